@@ -1,0 +1,42 @@
+# Two commands for a newcomer: `make demo` and `make test`. Both set everything up first, in a virtual environment of the project's own.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+# A folder with the benchmark data in PyG's raw layout, if it lies beside the project. The package itself knows only the variable.
+ifneq ($(wildcard ../shared/data),)
+export ISTHMUS_DATA ?= $(abspath ../shared/data)
+endif
+
+.PHONY: setup demo test lint types check bench clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "isthmus needs Python 3.11 or newer; set PYTHON=...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	# torch first and by exact version: a range would pull accelerator packages of several gigabytes.
+	$(BIN)/pip install --quiet $$(grep '^torch==' constraints.txt)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+demo: setup
+	$(BIN)/isthmus demo
+
+test: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: setup
+	$(BIN)/ruff check src tests benchmarks
+
+types: setup
+	$(BIN)/mypy
+
+check: lint types test
+
+bench: setup
+	$(BIN)/python benchmarks/local_loop.py
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
