@@ -1,0 +1,22 @@
+"""Isthmus: federated graph learning over graphs that are split between owners."""
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "resume", "run"]
+
+# torch says so at the first CSR tensor of a process; we use only what our tests cover, and a user can do nothing about it.
+warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
+
+if TYPE_CHECKING:
+    from isthmus.experiments.run import resume, run
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on first use, so that `isthmus.errors` or `isthmus --help` does not wait for torch.
+    if name in ("run", "resume"):
+        from isthmus.experiments import run as module
+
+        return getattr(module, name)
+    raise AttributeError(f"module 'isthmus' has no attribute {name!r}")

@@ -1,0 +1,215 @@
+"""Wire codec: one safetensors buffer per record; its JSON header carries the tree. Never pickle.
+
+Layout: 8-byte header length, JSON header (padded to 8 bytes), raw tensors. Tensor ``f`` holds all floats, ``i`` all integers and
+bools, ``y0, y1, ...`` byte strings, ``0, 1, ...`` the tensors; ``__metadata__.isthmus`` the tree (see ``schema.py``).
+
+We write the buffer ourselves and read it with the safetensors library: writing by one function makes :func:`size` exact without
+encoding, reading by the library keeps the validated parser between us and another party's bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from isthmus.errors import ProtocolError
+from isthmus.federation.messages import Kind, Message, kinds_of
+from isthmus.federation.schema import Json, Sink, Source, schema
+from isthmus.records import Record
+
+R = TypeVar("R", bound=Record)
+
+assert sys.byteorder == "little", "the wire format is little-endian"
+
+_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
+    torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL", torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64",
+}  # fmt: skip
+FINITE = (Kind.MODEL, Kind.GRADIENT, Kind.EMBEDDING)
+_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"')
+_BRACKETS = re.compile(r"[\[\]{}]")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a receiver accepts before it looks any closer."""
+
+    max_bytes: int = 2**30
+    max_tensors: int = 100_000
+    max_rank: int = 8
+    max_header: int = 16 * 2**20
+    max_depth: int = 32
+
+
+LIMITS = Limits()
+
+
+def encode(record: Record) -> bytes:
+    """The bytes of a record."""
+    header, parts = _layout(record)
+    return b"".join([len(header).to_bytes(8, "little"), header, *(_raw(part) for part in parts)])
+
+
+def size(record: Record) -> int:
+    """Exactly ``len(encode(record))``, without copying a tensor. Does not depend on the values of numbers."""
+    header, parts = _layout(record)
+    return 8 + len(header) + sum(part.numel() * part.element_size() for part in parts)
+
+
+def measure(message: Message) -> tuple[int, dict[str, int]]:
+    """Size of a message, and how many of its bytes carry which kind (the rest is header)."""
+    header, parts = _layout(message)
+    by_kind: dict[str, int] = {}
+    _by_kind(message, by_kind)
+    return 8 + len(header) + sum(part.numel() * part.element_size() for part in parts), by_kind
+
+
+def finite(message: Message) -> bool:
+    """Whether all models, gradients and embeddings in a message are finite numbers."""
+    kinds = kinds_of(type(message))
+    for name, node in schema(type(message)).fields.items():
+        value = getattr(message, name)
+        if isinstance(value, Message):
+            if not finite(value):
+                return False
+        elif kinds.get(name) in FINITE:
+            sink = Sink()
+            node.write(value, sink)
+            if not all(_finite(tensor) for tensor in sink.tensors if tensor.is_floating_point()):
+                return False
+    return True
+
+
+def _finite(tensor: Tensor) -> bool:
+    # A sum is cheap and finite almost always; only if it is not is every element looked at.
+    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+
+
+def _by_kind(message: Message, by_kind: dict[str, int]) -> None:
+    kinds = kinds_of(type(message))
+    for name, node in schema(type(message)).fields.items():
+        value = getattr(message, name)
+        if name in kinds:
+            sink = Sink()
+            node.write(value, sink)
+            size = sum(t.numel() * t.element_size() for t in sink.tensors) + sum(map(len, sink.blobs)) + 8 * (len(sink.floats) + len(sink.integers))
+            by_kind[kinds[name]] = by_kind.get(kinds[name], 0) + size
+        else:
+            _by_kind(value, by_kind)
+
+
+def decode(data: bytes, expected: type[R], limits: Limits = LIMITS) -> R:
+    """Read a record of exactly the type the receiver declares; anything else is a :class:`ProtocolError`."""
+    tree, tensors = _open(data, limits)
+    source = _source(tensors)
+    node = schema(expected)
+    try:
+        record = node.read(tree, source)
+    except (IndexError, TypeError, ValueError, RecursionError) as error:
+        raise ProtocolError(f"malformed {expected.__name__}: {type(error).__name__}") from None
+    if not source.finished():
+        raise ProtocolError(f"malformed {expected.__name__}: values left over")
+    assert isinstance(record, expected)
+    return record
+
+
+def copy(record: R) -> R:
+    """A checked deep copy: what :func:`decode` of :func:`encode` gives, bit for bit, without the bytes."""
+    duplicate = schema(type(record)).copy(record)
+    assert isinstance(duplicate, type(record))
+    return duplicate
+
+
+def _layout(record: Record) -> tuple[bytes, list[Tensor]]:
+    sink = Sink()
+    tree = schema(type(record)).write(record, sink)
+    named = {str(i): tensor for i, tensor in enumerate(sink.tensors)}
+    named |= {f"y{i}": torch.from_numpy(np.frombuffer(blob, dtype=np.uint8).copy()) for i, blob in enumerate(sink.blobs)}
+    if sink.floats:
+        named["f"] = torch.tensor(sink.floats, dtype=torch.float64)
+    if sink.integers:
+        named["i"] = torch.tensor(sink.integers, dtype=torch.int64)
+    # Widest elements first keeps every tensor aligned in the buffer.
+    ordered = sorted(named.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    header: dict[str, object] = {"__metadata__": {"isthmus": json.dumps(tree, separators=(",", ":"), ensure_ascii=True)}}
+    offset = 0
+    for name, tensor in ordered:
+        if tensor.dtype not in _DTYPES:
+            raise ProtocolError(f"tensors of type {tensor.dtype} do not travel")
+        end = offset + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return text + b" " * (-len(text) % 8), [tensor for _, tensor in ordered]
+
+
+def _raw(tensor: Tensor) -> bytes:
+    flat = tensor.contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def _open(data: bytes, limits: Limits) -> tuple[Json, dict[str, Tensor]]:
+    if len(data) > limits.max_bytes:
+        raise ProtocolError(f"message of {len(data)} bytes exceeds the limit of {limits.max_bytes}")
+    length = int.from_bytes(data[:8], "little") if len(data) >= 8 else -1
+    if not 0 < length <= min(len(data) - 8, limits.max_header):
+        raise ProtocolError("message is truncated or has no valid header")
+    try:
+        header = json.loads(data[8 : 8 + length], object_pairs_hook=_no_duplicates)
+        text = header.pop("__metadata__")["isthmus"]
+        if len(header) > limits.max_tensors or any(len(entry["shape"]) > limits.max_rank for entry in header.values()):
+            raise ProtocolError(f"message has more than {limits.max_tensors} tensors or a tensor of more than {limits.max_rank} dimensions")
+        if _depth(text) > limits.max_depth:
+            raise ProtocolError(f"message is nested deeper than {limits.max_depth}")
+        tree = json.loads(text, object_pairs_hook=_no_duplicates)
+        tensors = safetensors.torch.load(data)
+    except ProtocolError:
+        raise
+    except Exception as error:
+        raise ProtocolError(f"message is not a valid safetensors buffer ({type(error).__name__})") from None
+    return tree, tensors
+
+
+def _no_duplicates(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
+        raise ProtocolError("message header repeats a key")
+    return entries
+
+
+def _depth(text: str) -> int:
+    """Deepest bracket level, counted before the JSON parser recurses."""
+    level = deepest = 0
+    for character in _BRACKETS.findall(_STRINGS.sub("", text)):
+        level += 1 if character in "[{" else -1
+        deepest = max(deepest, level)
+    return deepest
+
+
+def _source(tensors: dict[str, Tensor]) -> Source:
+    tensors = dict(tensors)
+    floats, integers = tensors.pop("f", None), tensors.pop("i", None)
+    if floats is not None and (floats.dtype != torch.float64 or floats.dim() != 1):
+        raise ProtocolError("malformed message: numbers")
+    if integers is not None and (integers.dtype != torch.int64 or integers.dim() != 1):
+        raise ProtocolError("malformed message: integers")
+    blobs = []
+    for i in range(sum(name.startswith("y") for name in tensors)):
+        blob = tensors.pop(f"y{i}", None)
+        if blob is None or blob.dtype != torch.uint8 or blob.dim() != 1:
+            raise ProtocolError("malformed message: bytes")
+        blobs.append(blob.numpy().tobytes())
+    if set(tensors) != {str(i) for i in range(len(tensors))}:
+        raise ProtocolError("malformed message: unexpected tensor names")
+    return Source(
+        [tensors[str(i)] for i in range(len(tensors))], blobs,
+        [] if floats is None else floats.tolist(), [] if integers is None else integers.tolist(),
+    )  # fmt: skip

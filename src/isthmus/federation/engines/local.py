@@ -1,0 +1,160 @@
+"""Everything in one process. The default engine.
+
+Parties are isolated by copying every message at the wall; with ``wire=True`` each message also goes through the full wire codec, with the same
+bits as a result. With ``cohort=True`` clients whose class offers it are trained together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from isthmus.data.nodes import NodeData
+from isthmus.federation.interface import Stacked
+from isthmus.federation.messages import ClientId, Message, PartyId
+from isthmus.federation.party import Invocation, Outcome, Parcel, Party, Store, readdress, transfer_copy, transfer_wire
+from isthmus.federation.roles import Client, Cohort, RoleTable
+from isthmus.seeds import Stream
+
+
+class LocalEngine:
+    """All parties of a federation in this process.
+
+    Args:
+        parts: Each client's data.
+        table: Roles of the method.
+        config: The method's config, handed to every party.
+        stream: Root of the parties' random streams.
+        wire: Send every message through the wire codec.
+        cohort: Train clients together where their class offers it.
+    """
+
+    def __init__(self, parts: Mapping[ClientId, NodeData], table: RoleTable, config: Any, stream: Stream, *, wire: bool = False,
+                 cohort: bool = False) -> None:  # fmt: skip
+        self._transfer = transfer_wire if wire else transfer_copy
+        self._cohort_wanted = cohort
+        self._cohorts: dict[str, Cohort[Any]] = {}
+        self._with_cohort: set[str] = set()
+        self._parties: dict[str, dict[PartyId, Party]] = {}
+        for role, entry in table.roles.items():
+            suffix = "" if role == "client" else f"/{role}s"
+            self._parties[role] = {}
+            for client in sorted(parts):
+                name = client + suffix
+                make = _maker(entry.cls, name, entry.holds(parts[client]), config, stream.child(name))
+                self._parties[role][name] = Party(name, role, make, table)
+
+    def parties(self, role: str) -> tuple[PartyId, ...]:
+        return tuple(self._parties.get(role, {}))
+
+    def party(self, name: PartyId) -> Party:
+        """One party's runtime (for its owner: export of models, tests)."""
+        self._release()
+        return next(group[name] for group in self._parties.values() if name in group)
+
+    def dispatch(self, calls: Sequence[Invocation], timeout: float | None) -> Mapping[PartyId, Outcome] | Stacked[Any]:
+        together = self._together(calls)
+        if together is not None:
+            return together
+        self._release()
+        return {call.party: self._invoke(call) for call in calls}
+
+    def _invoke(self, call: Invocation) -> Outcome:
+        argument = self._transfer(call.argument) if call.argument is not None else None
+        parcels = tuple(self._cross(parcel) for parcel in call.parcels) if call.parcels is not None else None
+        outcome = self._parties[call.role][call.party].invoke(readdress(call, argument, parcels))
+        if isinstance(outcome, Message):
+            return self._transfer(outcome)
+        return tuple(self._cross(parcel) for parcel in outcome) if isinstance(outcome, tuple) else outcome
+
+    def _cross(self, parcel: Parcel) -> Parcel:
+        return Parcel(parcel.sender, parcel.receiver, self._transfer(parcel.content))
+
+    # -- clients trained together --------------------------------------------------------------------------------------------
+
+    def _together(self, calls: Sequence[Invocation]) -> Stacked[Any] | dict[PartyId, Outcome] | None:
+        role, handler = calls[0].role, calls[0].handler
+        if not self._cohort_wanted or calls[0].parcels is not None or len(calls) != len(self._parties[role]):
+            return None
+        cohort = self._cohort(role)
+        function = getattr(cohort, handler, None)
+        if cohort is None or function is None:
+            return None
+        if role not in self._with_cohort:
+            cohort.load()
+            self._with_cohort.add(role)
+        for call in calls:
+            party = self._parties[role][call.party]
+            party.begin(call.turn)
+            party.client.enter(call.turn.phase, call.turn.round, call.sequence)
+        result = function(*self._requests(calls))
+        if result is None:
+            return {call.party: None for call in calls}
+        assert isinstance(result, Stacked)
+        return result
+
+    def _requests(self, calls: Sequence[Invocation]) -> tuple[Any, ...]:
+        if calls[0].argument is None:
+            return ()
+        if all(call.argument is calls[0].argument for call in calls):
+            return (self._transfer(calls[0].argument),)
+        return ([self._transfer(call.argument) for call in calls if call.argument is not None],)
+
+    def _cohort(self, role: str) -> Cohort[Any] | None:
+        if role not in self._cohorts:
+            clients = [party.client for party in self._parties[role].values()]
+            kind = clients[0].cohort
+            if kind is None or not kind.worthwhile(clients):
+                return None
+            self._cohorts[role] = kind(clients)
+        return self._cohorts[role]
+
+    @property
+    def execution(self) -> Literal["each", "cohort"]:
+        """``cohort`` if clients are trained together, else ``each``."""
+        return "cohort" if self._cohort_wanted and self._cohort("client") is not None else "each"
+
+    def _release(self) -> None:
+        """Give the clients their state back before anybody else touches them."""
+        for role in self._with_cohort:
+            self._cohorts[role].store()
+        self._with_cohort.clear()
+
+    # -- transactions --------------------------------------------------------------------------------------------------------
+
+    def _all(self) -> list[Party]:
+        return [party for group in self._parties.values() for party in group.values()]
+
+    def commit(self, step: int) -> None:
+        for role in self._with_cohort:
+            self._cohorts[role].store()
+        for party in self._all():
+            party.commit(step)
+
+    def tags(self) -> tuple[int, ...]:
+        common = set.intersection(*(set(party.tags()) for party in self._all()))
+        return tuple(sorted(common))
+
+    def rollback(self, step: int) -> None:
+        self._with_cohort.clear()
+        self._cohorts.clear()
+        for party in self._all():
+            party.rollback(step)
+
+    def select(self) -> None:
+        for role in self._with_cohort:
+            self._cohorts[role].store()
+        for party in self._all():
+            party.select()
+
+    def keep_tags(self, store: Callable[[PartyId], Store]) -> None:
+        """From now on parties keep their tags in stores of their own."""
+        for party in self._all():
+            party.store = store(party.name)
+
+    def close(self) -> None:
+        self._release()
+
+
+def _maker(cls: type[Client[Any, Any]], name: PartyId, data: Any, config: Any, stream: Stream) -> Callable[[], Client[Any, Any]]:
+    return lambda: cls(name, data, config, stream)

@@ -1,0 +1,61 @@
+"""Faults on purpose: an engine that loses calls and parties as a plan says. For tests of recovery, ours and method authors'."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from isthmus.federation.engines.local import LocalEngine
+from isthmus.federation.interface import Failure, FailureKind, Stacked
+from isthmus.federation.messages import PartyId
+from isthmus.federation.party import Invocation, Outcome
+
+
+@dataclass(frozen=True)
+class Fault:
+    """At this party, in this phase and round, the call to ``handler`` fails ``times`` times.
+
+    ``after=True`` loses the *answer* instead of the call: the handler has run, as after a broken connection. A ``crashed`` party stays away
+    until the federation rolls back.
+    """
+
+    party: PartyId
+    phase: str
+    round: int
+    handler: str
+    kind: FailureKind = "unavailable"
+    times: int = 1
+    after: bool = False
+
+
+class FaultyEngine(LocalEngine):
+    """The local engine with a plan of faults."""
+
+    def __init__(self, *args: Any, plan: Sequence[Fault] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._left = {fault: fault.times for fault in plan}
+        self._down: set[PartyId] = set()
+        self.rollbacks = 0
+
+    def dispatch(self, calls: Sequence[Invocation], timeout: float | None) -> Mapping[PartyId, Outcome] | Stacked[Any]:
+        self._release()
+        return {call.party: self._faulty(call) for call in calls}
+
+    def _faulty(self, call: Invocation) -> Outcome:
+        if call.party in self._down:
+            return Failure("crashed", "party is down")
+        for fault, left in self._left.items():
+            if left and (fault.party, fault.phase, fault.round, fault.handler) == (call.party, call.turn.phase, call.turn.round, call.handler):
+                self._left[fault] -= 1
+                if fault.after:
+                    self._invoke(call)
+                if fault.kind == "crashed":
+                    self._down.add(call.party)
+                return Failure(fault.kind, "planned")
+        return self._invoke(call)
+
+    def rollback(self, step: int) -> None:
+        self._down.clear()
+        self.rollbacks += 1
+        super().rollback(step)

@@ -1,0 +1,146 @@
+"""The ledger: every message between parties, and what follows from it.
+
+One line per batch (one direction of one verb), with a column entry per message. Bytes are codec bytes on every engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from isthmus.federation.messages import Kind, Message, PartyId, kinds_of, role_of
+
+Protection = Literal["clear", "summed", "masked", "sealed"]
+PROTECTIONS: dict[str, str] = {
+    "clear": "the receiver reads each message",
+    "summed": "the receiver's program is given only the total; the messages themselves travel unmasked",
+    "masked": "the receiver can read only the total",
+    "sealed": "encrypted to the receiver; whoever relays it sees sizes and addresses",
+}
+CHANNELS = ("up", "down", "peer", "device")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A batch of messages of one type. ``sender`` or ``receiver`` may hold one address that stands for all."""
+
+    attempt: int
+    phase: str
+    round: int
+    sequence: int
+    handler: str
+    message: str
+    kinds: Mapping[str, str]
+    protection: Protection
+    sender: tuple[PartyId, ...]
+    receiver: tuple[PartyId, ...]
+    bytes: tuple[int, ...]
+    by_kind: Mapping[str, int]
+    """Bytes of the whole batch by kind of content; what is missing to the total is framing."""
+
+    @classmethod
+    def of(cls, message: type[Message], **columns: Any) -> Entry:
+        return cls(message=message.__name__, kinds={name: str(kind) for name, kind in kinds_of(message).items()}, **columns)
+
+    @classmethod
+    def from_json(cls, line: str) -> Entry:
+        raw: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in json.loads(line).items()}
+        return cls(**raw)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @property
+    def roles(self) -> tuple[str, str]:
+        return role_of(self.sender[0]), role_of(self.receiver[0])
+
+    @property
+    def channel(self) -> str:
+        """``up`` and ``down`` between client and server, ``peer`` between clients, ``device`` where a device is an end."""
+        sender, receiver = self.roles
+        if "device" in (sender, receiver):
+            return "device"
+        if receiver == "server":
+            return "up"
+        return "down" if sender == "server" else "peer"
+
+    @property
+    def total(self) -> int:
+        return sum(self.bytes)
+
+
+class Ledger:
+    """Entries of the current round, handed over when it is committed; running totals by phase and channel."""
+
+    def __init__(self) -> None:
+        self.round: list[Entry] = []
+
+    def add(self, entry: Entry) -> None:
+        self.round.append(entry)
+
+    def take(self) -> list[Entry]:
+        """The entries since the last call."""
+        entries, self.round = self.round, []
+        return entries
+
+
+def channel_totals(entries: Iterable[Entry]) -> dict[str, int]:
+    """Bytes by channel."""
+    totals = dict.fromkeys(CHANNELS, 0)
+    for entry in entries:
+        totals[entry.channel] += entry.total
+    return totals
+
+
+@dataclass(frozen=True)
+class Disclosure:
+    """One line of a disclosure sheet: in this phase, this role shows that role these kinds of things, under this protection."""
+
+    phase: str
+    sender: str
+    receiver: str
+    message: type[Message]
+    protection: Protection = "clear"
+
+    @property
+    def key(self) -> tuple[str, str, str, str, str]:
+        return self.phase, self.sender, self.receiver, self.message.__name__, self.protection
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        return tuple(sorted(set(kinds_of(self.message).values())))
+
+
+class Sheet:
+    """The disclosure sheet of a run, gathered from the ledger as rounds are committed."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str, str, str, str], dict[str, Any]] = {}
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            sender, receiver = entry.roles
+            key = (entry.phase, sender, receiver, entry.message, entry.protection)
+            row = self._rows.setdefault(key, {"kinds": sorted(set(entry.kinds.values())), "times": 0, "bytes": 0, "bytes_by_kind": {}})
+            row["times"] += len(entry.bytes)
+            row["bytes"] += entry.total
+            for kind, size in entry.by_kind.items():
+                row["bytes_by_kind"][kind] = row["bytes_by_kind"].get(kind, 0) + size
+
+    def keys(self) -> set[tuple[str, str, str, str, str]]:
+        return set(self._rows)
+
+    def rows(self) -> list[dict[str, Any]]:
+        names = ("phase", "sender", "receiver", "message", "protection")
+        return [dict(zip(names, key, strict=True)) | row for key, row in self._rows.items()]
+
+
+def differences(sheet: Sheet, declared: Sequence[Disclosure]) -> list[str]:
+    """What a run showed that was not declared, and what was declared but never shown; empty if the sheet is honest."""
+    stated = {line.key for line in declared}
+    show = " / ".join
+    return [f"shown but not declared: {show(key)}" for key in sorted(sheet.keys() - stated)] + [
+        f"declared but never shown: {show(key)}" for key in sorted(stated - sheet.keys())
+    ]

@@ -1,0 +1,240 @@
+"""The runtime of one party: the only door to its client object.
+
+It holds the allow-list, answers a repeated sequence from memory, keeps the party's last two tags and rolls back to them. Engines differ in how a
+call reaches this class, never in what happens here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, Literal, Protocol
+
+from isthmus.errors import DataError, ProtocolError
+from isthmus.federation import codec
+from isthmus.federation.interface import Failure, total
+from isthmus.federation.messages import Message, PartyId
+from isthmus.federation.roles import Client, RoleTable, Signature
+from isthmus.records import Record, make_record
+
+logger = logging.getLogger(__name__)
+
+Combine = Literal["each", "sum"]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Which round is being played. ``incarnation`` grows with every restart of the server: calls of an older one are refused."""
+
+    incarnation: int
+    phase: str
+    round: int
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Mail between parties. The clear header (type, kinds through the type, size) is what a relay may see."""
+
+    sender: PartyId
+    receiver: PartyId
+    content: Message
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """One call to one party: ``argument`` for ``call`` and ``send``, ``parcels`` for ``receive``."""
+
+    party: PartyId
+    role: str
+    handler: str
+    turn: Turn
+    sequence: int
+    argument: Message | None = None
+    parcels: tuple[Parcel, ...] | None = None
+    combine: Combine = "each"
+
+
+Outcome = Message | tuple[Parcel, ...] | Failure | None
+
+
+class Store(Protocol):
+    """Where a party keeps its tags across restarts."""
+
+    def save(self, step: int, state: Record) -> None: ...
+    def load(self, step: int, record: type[Record]) -> Record: ...
+    def steps(self) -> tuple[int, ...]: ...
+    def forget(self, keep: Sequence[int]) -> None: ...
+
+
+class Party:
+    """One party: a client object behind its runtime.
+
+    Args:
+        make: Builds the client object from data and config, nothing else; called again after a crash.
+
+    ``store`` keeps tags across restarts; without one they live in memory.
+    """
+
+    def __init__(self, name: PartyId, role: str, make: Callable[[], Client[Any, Any]], table: RoleTable) -> None:
+        self.name, self.role, self.table = name, role, table
+        self.store: Store | None = None
+        self._make = make
+        self._tags: dict[int, Record] = {}
+        self._selected: Record | None = None
+        self._turn: Turn | None = None
+        self._memory: dict[int, Outcome] = {}
+        self.client = make()
+        self.client.setup()
+        self.client.enter("init", 0, 0)
+        self.client.state = self.client.initial_state()
+        self.state_type: type[Record] = type(self.client.state)
+
+    # -- calls ---------------------------------------------------------------------------------------------------------------
+
+    def invoke(self, call: Invocation) -> Outcome:
+        """Run an allowed handler. A handler that raises leaves the party's state as it was."""
+        try:
+            signature = self._admit(call)
+        except ProtocolError as error:
+            return Failure("protocol", type(error).__name__, error)
+        if call.sequence in self._memory:
+            return self._memory[call.sequence]
+        before = self.client.state
+        self.client.enter(call.turn.phase, call.turn.round, call.sequence)
+        try:
+            outcome = self._run(call, signature)
+        except Exception as error:  # whatever a method's code raises becomes a failure of this party, not of the process
+            self.client.state = before
+            logger.debug("%s: handler %s failed", self.name, call.handler, exc_info=True)
+            return Failure("protocol" if isinstance(error, ProtocolError) else "handler", type(error).__name__, error)
+        self._memory[call.sequence] = outcome
+        return outcome
+
+    def _admit(self, call: Invocation) -> Signature:
+        if call.party != self.name or call.role != self.role:
+            raise ProtocolError(f"a call for {call.role} {call.party} reached {self.role} {self.name}")
+        signature = self.table.signature(call.role, call.handler)
+        self.begin(call.turn)
+        return signature
+
+    def begin(self, turn: Turn) -> None:
+        """Enter a round. Scratch and remembered answers of the last one are dropped."""
+        if turn == self._turn:
+            return
+        if self._turn is not None and turn.incarnation < self._turn.incarnation:
+            raise ProtocolError(f"{self.name}: call of incarnation {turn.incarnation}, already serving {self._turn.incarnation}")
+        self._turn = turn
+        self._memory.clear()
+        self.client.scratch = SimpleNamespace()
+
+    def _run(self, call: Invocation, signature: Signature) -> Outcome:
+        function = getattr(self.client, call.handler)
+        if call.parcels is not None:
+            result = function(self._inbox(call, signature))
+        elif signature.request is None:
+            if call.argument is not None:
+                raise ProtocolError(f"handler {call.handler} takes no message, got {type(call.argument).__name__}")
+            result = function()
+        else:
+            _expect(call.argument, signature.request, call.handler)
+            result = function(call.argument)
+        return self._outcome(result, call, signature)
+
+    def _inbox(self, call: Invocation, signature: Signature) -> Mapping[PartyId, Message] | Message | None:
+        assert call.parcels is not None and signature.request is not None
+        for parcel in call.parcels:
+            _expect(parcel.content, signature.request, call.handler)
+            if parcel.receiver != self.name:
+                raise ProtocolError(f"mail for {parcel.receiver} reached {self.name}")
+        ordered = sorted(call.parcels, key=lambda parcel: parcel.sender)
+        if call.combine == "sum":
+            return total([parcel.content for parcel in ordered]) if ordered else None
+        return {parcel.sender: parcel.content for parcel in ordered}
+
+    def _outcome(self, result: object, call: Invocation, signature: Signature) -> Outcome:
+        if signature.reply is None:
+            if result is not None:
+                raise ProtocolError(f"handler {call.handler} declares no reply but returned {type(result).__name__}")
+            return None
+        if not signature.sends:
+            _expect(result, signature.reply, call.handler)
+            assert isinstance(result, Message)
+            return result
+        if not isinstance(result, Mapping):
+            raise ProtocolError(f"handler {call.handler} must return a mapping from party to message")
+        parcels = []
+        for receiver, content in sorted(result.items()):
+            _expect(content, signature.reply, call.handler)
+            parcels.append(Parcel(self.name, receiver, content))
+        return tuple(parcels)
+
+    # -- tags ----------------------------------------------------------------------------------------------------------------
+
+    def commit(self, step: int) -> None:
+        """Tag the present state; the last two tags are kept."""
+        self._tags[step] = self.client.state
+        if self.store is not None:
+            fields: dict[str, Any] = {"state": self.client.state, "selected": self._selected}
+            self.store.save(step, _snapshot_type(self.state_type)(**fields))
+        for old in sorted(self._tags)[:-2]:
+            del self._tags[old]
+        if self.store is not None:
+            self.store.forget(keep=sorted(self._tags))
+
+    def tags(self) -> tuple[int, ...]:
+        return tuple(sorted(set(self._tags) | set(self.store.steps() if self.store is not None else ())))
+
+    def rollback(self, step: int) -> None:
+        """Return to a tag, as if nothing had happened since."""
+        if step not in self._tags:
+            if self.store is None:
+                raise DataError(f"{self.name} holds no tag {step}; start the run again")
+            snapshot: Any = self.store.load(step, _snapshot_type(self.state_type))
+            self._tags[step], self._selected = snapshot.state, snapshot.selected
+        self.client = self._make()
+        self.client.setup()
+        self.client.state = self._tags[step]
+        self._tags = {tag: state for tag, state in self._tags.items() if tag <= step}
+        self._turn = None
+        self._memory.clear()
+
+    def select(self) -> None:
+        """Remember the present state as the one validation picked."""
+        self._selected = self.client.state
+
+    def restore_selected(self) -> None:
+        if self._selected is not None:
+            self.client.state = self._selected
+
+
+def _snapshot_type(state: type[Record]) -> type[Record]:
+    """What a tag holds on disk: the state, and the state validation has picked so far."""
+    if state not in _SNAPSHOTS:
+        _SNAPSHOTS[state] = make_record(f"Snapshot[{state.__name__}]", state=state, selected=state | None)
+    return _SNAPSHOTS[state]
+
+
+_SNAPSHOTS: dict[type[Record], type[Record]] = {}
+
+
+def _expect(message: object, wanted: type[Message] | None, handler: str) -> None:
+    if wanted is None or type(message) is not wanted:
+        name = "no message" if wanted is None else wanted.__name__
+        raise ProtocolError(f"handler {handler} deals in {name}, got {type(message).__name__}")
+
+
+def transfer_copy(message: Message) -> Message:
+    """Cross a wall inside one process: a checked copy."""
+    return codec.copy(message)
+
+
+def transfer_wire(message: Message) -> Message:
+    """Cross a wall through the full wire codec: the same bits as :func:`transfer_copy`."""
+    return codec.decode(codec.encode(message), type(message))
+
+
+def readdress(call: Invocation, argument: Message | None, parcels: tuple[Parcel, ...] | None) -> Invocation:
+    """The same call with contents that have crossed a wall."""
+    return replace(call, argument=argument, parcels=parcels)

@@ -1,0 +1,188 @@
+"""Roles: what runs at a party, and which of its functions others may call.
+
+A method gives one class per role (``client``, and below it ``device``). Only functions marked :func:`handler` can be called from
+outside; what they take and return is read from their annotations, so a message of another type is refused before the function runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin, get_type_hints
+
+from isthmus.data.nodes import NodeData
+from isthmus.errors import ProtocolError, unknown
+from isthmus.federation.messages import Message, PartyId
+from isthmus.records import Record
+from isthmus.seeds import Stream
+from isthmus.tensors import Weights
+
+ConfigT = TypeVar("ConfigT")
+StateT = TypeVar("StateT", bound=Record)
+ClientT = TypeVar("ClientT", bound="Client[Any, Any]")
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MARK = "__isthmus_handler__"
+
+
+def handler(function: F) -> F:
+    """Mark a role's function as callable from other parties. Everything unmarked is out of reach."""
+    setattr(function, _MARK, True)
+    return function
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a handler takes and gives.
+
+    ``request``: message type of its argument, or None if it takes none. ``mail``: True if the argument is
+    ``Mapping[PartyId, request]`` (a receiver of mail). ``reply``: message type it returns, or None. ``sends``: True if it returns
+    ``Mapping[PartyId, reply]`` (a sender of mail).
+    """
+
+    request: type[Message] | None
+    mail: bool
+    reply: type[Message] | None
+    sends: bool
+
+
+def signature_of(function: Callable[..., Any]) -> Signature:
+    """Read a handler's signature from its annotations; a mistake in them is reported to the author by name."""
+    hints = get_type_hints(function)
+    parameters = list(inspect.signature(function).parameters)[1:]
+    name = function.__qualname__
+    if len(parameters) > 1:
+        raise TypeError(f"handler {name} must take at most one argument besides self: one message")
+    request, mail = _message_type(hints[parameters[0]], name) if parameters else (None, False)
+    reply, sends = _message_type(hints.get("return", type(None)), name)
+    return Signature(request, mail, reply, sends)
+
+
+def _message_type(hint: Any, name: str) -> tuple[type[Message] | None, bool]:
+    if hint in (None, type(None)):
+        return None, False
+    origin, arguments = get_origin(hint), get_args(hint)
+    if isinstance(origin, type) and issubclass(origin, Mapping) and arguments[0] is str:
+        inner, nested = _message_type(arguments[1], name)
+        if inner is not None and not nested:
+            return inner, True
+    elif origin is not None and type(None) in arguments and len(arguments) == 2:
+        return _message_type(next(argument for argument in arguments if argument is not type(None)), name)
+    elif isinstance(hint, type) and issubclass(hint, Message):
+        return hint, False
+    raise TypeError(f"handler {name}: {hint!r} cannot travel; use a Message, Mapping[PartyId, Message] or None")
+
+
+class Client(Generic[ConfigT, StateT]):
+    """One party of a role. Its data stays in ``self.data``; only what handlers return leaves.
+
+    ``self.state`` is everything it remembers between rounds: one frozen record, replaced as a whole, never modified in place. What
+    :meth:`setup` derives from data and config may be kept on ``self`` (it is recomputed after a restart). ``self.scratch`` lives for one
+    round and is empty at the start of the next.
+    """
+
+    cohort: ClassVar[type[Cohort[Any]] | None] = None
+    """Class that runs handlers of many such clients in one set of kernels, or None."""
+
+    def __init__(self, party: PartyId, data: Any, config: ConfigT, stream: Stream) -> None:
+        self.party = party
+        self.data: NodeData = data
+        self.config = config
+        self.common = Stream(stream.seed, ("common",))
+        """Randomness all parties share, e.g. first weights; nothing private may depend on it."""
+        self.scratch = SimpleNamespace()
+        self.state: StateT
+        self._stream = stream
+        self._turn = stream
+
+    def setup(self) -> None:
+        """Derive what is constant over the run from data and config alone."""
+
+    def initial_state(self) -> StateT:
+        """State before the first round. Draw from ``self.stream(...)`` only."""
+        raise TypeError(f"{type(self).__name__} must define initial_state()")
+
+    def export(self) -> Weights:
+        """The model this party ends with (written to its own ``models/`` file); empty for parties without one."""
+        return {}
+
+    def stream(self, purpose: str) -> Stream:
+        """Random stream of this party for one purpose in the current call."""
+        return self._turn.child(purpose)
+
+    def enter(self, phase: str, round: int, sequence: int) -> None:
+        """Called by the party's runtime before a handler: random streams follow the call."""
+        self._turn = self._stream.child(phase, round, sequence)
+
+
+class Cohort(Generic[ClientT]):
+    """Many clients of one process, trained together. A method named like a handler replaces it for the whole group.
+
+    It takes the clients' requests (one message, or a list of them) and returns a :class:`~isthmus.federation.interface.Stacked`
+    message. While a cohort works, it owns the clients' state: :meth:`load` takes it over, :meth:`store` gives it back.
+    """
+
+    def __init__(self, clients: Sequence[ClientT]) -> None:
+        self.clients = clients
+
+    @classmethod
+    def worthwhile(cls, clients: Sequence[ClientT]) -> bool:
+        """Whether training these clients together pays."""
+        return len(clients) > 1
+
+    def load(self) -> None:
+        """Take over the state of all clients."""
+
+    def store(self) -> None:
+        """Write back the state of all clients, as copies the cohort will not touch again."""
+
+
+def everything(data: NodeData) -> NodeData:
+    return data
+
+
+@dataclass(frozen=True)
+class Role:
+    """A class and what of a client's data a party of this role holds (``holds`` is applied once, before construction)."""
+
+    cls: type[Client[Any, Any]]
+    holds: Callable[[NodeData], Any] = everything
+
+
+@dataclass(frozen=True)
+class RoleTable:
+    """All roles of a method, with the allow-list of handlers that follows from the marks."""
+
+    roles: Mapping[str, Role]
+    handlers: Mapping[str, Mapping[str, Signature]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        table = {role: dict(_marked(entry.cls)) for role, entry in self.roles.items()}
+        object.__setattr__(self, "handlers", table)
+
+    def locate(self, function: Callable[..., Any]) -> tuple[str, str]:
+        """Role and name of a handler given as the function itself, also one inherited or overridden by a role's class."""
+        name = function.__name__
+        if not getattr(function, _MARK, False):
+            raise TypeError(f"{function.__qualname__} is not marked @handler, so no party may be asked to run it")
+        for role, entry in self.roles.items():
+            if any(vars(base).get(name) is function for base in entry.cls.__mro__):
+                return role, name
+        raise TypeError(f"{function.__qualname__} belongs to no role of this method ({', '.join(self.roles)})")
+
+    def signature(self, role: str, name: str) -> Signature:
+        """Signature of an allowed handler; anything else is refused."""
+        try:
+            return self.handlers[role][name]
+        except KeyError:
+            raise unknown("handler", f"{role}.{name}", [f"{r}.{n}" for r, ns in self.handlers.items() for n in ns], error=ProtocolError) from None
+
+
+def _marked(cls: type) -> list[tuple[str, Signature]]:
+    found = []
+    for name, function in inspect.getmembers(cls, inspect.isfunction):
+        if any(getattr(vars(base).get(name), _MARK, False) for base in cls.__mro__):
+            found.append((name, signature_of(function)))
+    return found

@@ -1,0 +1,278 @@
+"""The verbs of :class:`~isthmus.federation.interface.Federation`, once, on top of any engine.
+
+An engine only carries invocations to parties and brings outcomes back. Addressing, quorum, retries, sums, mail and the ledger are here, so
+they cannot differ between engines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from isthmus.errors import ProtocolError, RunError, unknown
+from isthmus.federation import codec
+from isthmus.federation.interface import Failure, PerClient, QuorumError, Replies, Stacked, total
+from isthmus.federation.ledger import Entry, Ledger, Protection
+from isthmus.federation.messages import SERVER, Message, PartyId, role_of
+from isthmus.federation.party import Combine, Invocation, Outcome, Parcel, Turn
+from isthmus.federation.roles import RoleTable
+from isthmus.seeds import Stream
+
+_Outcomes = Mapping[PartyId, Outcome] | Stacked[Any]
+RETRIED = ("unavailable", "crashed")
+
+
+class Engine(Protocol):
+    """Carries calls to parties. Implementations: in process, many cores, separate organisations."""
+
+    def parties(self, role: str) -> tuple[PartyId, ...]:
+        """Addresses of a role's parties, sorted."""
+        ...
+
+    def dispatch(self, calls: Sequence[Invocation], timeout: float | None) -> Mapping[PartyId, Outcome] | Stacked[Any]:
+        """Run calls of one handler, one per party; every party gets an outcome, a failure at worst."""
+        ...
+
+    def commit(self, step: int) -> None:
+        """Tag the state of every party."""
+        ...
+
+    def tags(self) -> tuple[int, ...]:
+        """Tags that all parties hold, sorted."""
+        ...
+
+    def rollback(self, step: int) -> None:
+        """Take every party back to a tag; parties that were lost are started again."""
+        ...
+
+    def select(self) -> None:
+        """Every party remembers its present state as the one validation picked."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Clock:
+    """Turn and sequence shared by all tiers of a session."""
+
+    def __init__(self, incarnation: int, seed: int) -> None:
+        self.seed = seed
+        self.incarnation = incarnation
+        self.turn = Turn(incarnation, "init", 0)
+        self.sequence = 0
+
+    def begin(self, phase: str, round: int) -> None:
+        self.turn = Turn(self.incarnation, phase, round)
+        self.sequence = 0
+
+    def next(self) -> int:
+        self.sequence += 1
+        return self.sequence
+
+
+class Session:
+    """A federation over an engine; implements :class:`~isthmus.federation.interface.Federation`."""
+
+    def __init__(self, engine: Engine, table: RoleTable, *, seed: int = 0, incarnation: int = 0, role: str = "client",
+                 shared: tuple[Clock, Ledger] | None = None) -> None:  # fmt: skip
+        self.engine, self.table, self.role = engine, table, role
+        self.clock, self.ledger = shared if shared is not None else (Clock(incarnation, seed), Ledger())
+
+    @property
+    def clients(self) -> tuple[PartyId, ...]:
+        return self.engine.parties(self.role)
+
+    def stream(self, purpose: str) -> Stream:
+        return Stream(self.clock.seed, (SERVER, self.clock.turn.phase, self.clock.turn.round, purpose))
+
+    def tier(self, role: str) -> Session:
+        if role not in self.table.roles:
+            raise unknown("role", role, self.table.roles, error=ProtocolError)
+        return Session(self.engine, self.table, role=role, shared=(self.clock, self.ledger))
+
+    # -- verbs ---------------------------------------------------------------------------------------------------------------
+
+    def call(self, handler: Callable[..., Any], request: Any = None, *, to: Iterable[PartyId] | None = None,
+             quorum: float = 1.0, timeout: float | None = None) -> Replies[Any]:  # fmt: skip
+        """Ask parties and collect their replies; below quorum the round is lost."""
+        if not 0.0 < quorum <= 1.0:
+            raise ValueError(f"quorum must lie in (0, 1], got {quorum}")
+        calls, name = self._calls(handler, request, to)
+        outcome, failures = self._dispatch(calls, timeout)
+        self._require(name, len(calls), failures, quorum)
+        self._note_replies(name, outcome, "clear")
+        _check_finite(name, outcome)
+        return Replies(outcome if isinstance(outcome, Stacked) else _messages(outcome), failures)
+
+    def sum(self, handler: Callable[..., Any], request: Any = None, *, to: Iterable[PartyId] | None = None) -> Any:
+        """Ask parties for messages of which the method sees only the total. Everyone must answer."""
+        calls, name = self._calls(handler, request, to)
+        outcome, failures = self._dispatch(calls, None)
+        self._require(name, len(calls), failures, 1.0)
+        self._note_replies(name, outcome, "summed")
+        if isinstance(outcome, Stacked):
+            summed = outcome.total()
+        else:
+            messages = [reply for reply in _messages(outcome).values() if reply is not None]
+            if len(messages) != len(calls):
+                raise ProtocolError(f"{name} returned no message; a handler called through sum() must return one")
+            summed = total(messages)
+        if not codec.finite(summed):  # the total tells whether a closer look is needed
+            _check_finite(name, outcome)
+        return summed
+
+    def exchange(self, send: Callable[..., Any], receive: Callable[..., Any] | Sequence[Callable[..., Any]], request: Any = None, *,
+                 to: Iterable[PartyId] | None = None, combine: Literal["each", "sum"] = "each") -> Replies[Any]:  # fmt: skip
+        """Mail between parties.
+
+        ``send`` runs at the parties in ``to`` and returns ``{party: message}``; ``receive`` runs at every party of its role that sent or got
+        mail (one handler per receiving role). With ``combine="sum"`` a receiver is given one message, the sum, or None. Mail to ``server``
+        is returned in ``Replies.mail`` (summed: under the key ``sum``). Mail to oneself is delivered but is no traffic.
+        """
+        calls, name = self._calls(send, request, to)
+        outcome, failures = self._dispatch(calls, None)
+        self._require(name, len(calls), failures, 1.0)
+        assert not isinstance(outcome, Stacked)
+        parcels = [parcel for sent in outcome.values() if isinstance(sent, tuple) for parcel in sent]
+        self._note_mail(name, parcels, combine)
+        handlers = dict(self.table.locate(function) for function in ([receive] if callable(receive) else receive))
+        self._check_addresses(parcels, set(handlers))
+        replies: dict[PartyId, Any] = {}
+        for role, handler in handlers.items():
+            replies |= self._deliver(role, handler, parcels, set(outcome), combine)
+        to_server = [parcel for parcel in parcels if parcel.receiver == SERVER]
+        return Replies(replies, {}, _server_mail(to_server, combine))
+
+    def _deliver(self, role: str, handler: str, parcels: Sequence[Parcel], senders: set[PartyId], combine: Combine) -> dict[PartyId, Any]:
+        inbox: dict[PartyId, list[Parcel]] = {party: [] for party in sorted(senders) if role_of(party) == role}
+        for parcel in parcels:
+            if parcel.receiver != SERVER and role_of(parcel.receiver) == role:
+                inbox.setdefault(parcel.receiver, []).append(parcel)
+        sequence = self.clock.next()
+        calls = [
+            Invocation(party, role, handler, self.clock.turn, sequence, parcels=tuple(mail), combine=combine)
+            for party, mail in sorted(inbox.items())
+        ]
+        if not calls:
+            return {}
+        outcome, failures = self._dispatch(calls, None)
+        self._require(handler, len(calls), failures, 1.0)
+        self._note_replies(handler, outcome, "clear")
+        return dict(_messages(outcome)) if not isinstance(outcome, Stacked) else {}
+
+    def _check_addresses(self, parcels: Sequence[Parcel], roles: set[str]) -> None:
+        known = {party for role in roles for party in self.engine.parties(role)} | {SERVER}
+        for parcel in parcels:
+            if parcel.receiver not in known:
+                raise unknown("receiver", parcel.receiver, known, error=ProtocolError)
+
+    # -- shared steps --------------------------------------------------------------------------------------------------------
+
+    def _calls(self, function: Callable[..., Any], request: Any, to: Iterable[PartyId] | None) -> tuple[list[Invocation], str]:
+        role, name = self.table.locate(function)
+        if role != self.role:
+            raise ProtocolError(f"{name} is a handler of role {role!r}; use federation.tier({role!r})")
+        everyone = self.clients
+        parties = everyone if to is None else tuple(sorted(set(to)))
+        for party in parties:
+            if party not in everyone:
+                raise unknown("party", party, everyone, error=ProtocolError)
+        if not parties:
+            raise ProtocolError(f"{name}: nobody to call")
+        signature, sequence = self.table.signature(role, name), self.clock.next()
+        arguments = {p: request.messages[p] for p in parties} if isinstance(request, PerClient) else dict.fromkeys(parties, request)
+        for party, argument in arguments.items():
+            if type(argument) is not (signature.request or type(None)):
+                wanted = signature.request.__name__ if signature.request else "no message"
+                raise ProtocolError(f"{name} takes {wanted}, got {type(argument).__name__} for {party}")
+        self._note_requests(name, arguments, broadcast=not isinstance(request, PerClient))
+        return [Invocation(p, role, name, self.clock.turn, sequence, argument=arguments[p]) for p in parties], name
+
+    def _dispatch(self, calls: Sequence[Invocation], timeout: float | None) -> tuple[_Outcomes, dict[PartyId, Failure]]:
+        """One retry for parties that were away; a repeated sequence is answered from memory, so nobody trains twice."""
+        outcome = self.engine.dispatch(calls, timeout)
+        if isinstance(outcome, Stacked):
+            return outcome, {}
+        again = [call for call in calls if isinstance(failure := outcome[call.party], Failure) and failure.kind in RETRIED]
+        if again:
+            second = self.engine.dispatch(again, timeout)
+            outcome = {**outcome, **(second if not isinstance(second, Stacked) else {})}
+        failures = {party: result for party, result in outcome.items() if isinstance(result, Failure)}
+        return {party: result for party, result in outcome.items() if party not in failures}, failures
+
+    def _require(self, name: str, asked: int, failures: Mapping[PartyId, Failure], quorum: float) -> None:
+        answered = asked - len(failures)
+        if answered < math.ceil(quorum * asked - 1e-9):
+            raise QuorumError(f"{self.clock.turn.phase} round {self.clock.turn.round}, {name}", failures, answered, asked)
+
+    # -- ledger --------------------------------------------------------------------------------------------------------------
+
+    def _entry(self, message: type[Message], handler: str, protection: Protection, sender: Sequence[PartyId], receiver: Sequence[PartyId],
+               sizes: Sequence[int], by_kind: Mapping[str, int]) -> None:  # fmt: skip
+        turn = self.clock.turn
+        self.ledger.add(Entry.of(
+            message, attempt=turn.incarnation, phase=turn.phase, round=turn.round, sequence=self.clock.sequence, handler=handler,
+            protection=protection, sender=tuple(sender), receiver=tuple(receiver), bytes=tuple(sizes), by_kind=dict(by_kind),
+        ))  # fmt: skip
+
+    def _note_requests(self, name: str, arguments: Mapping[PartyId, Message | None], *, broadcast: bool) -> None:
+        messages = [(party, argument) for party, argument in arguments.items() if argument is not None]
+        if not messages:
+            return
+        if broadcast:
+            receivers = [party for party, _ in messages]
+            self._note_alike(name, "clear", messages[0][1], [SERVER], receivers, len(receivers))
+        else:
+            self._note_batch(name, "clear", [(SERVER, party, message) for party, message in messages])
+
+    def _note_replies(self, name: str, outcome: Mapping[PartyId, Outcome] | Stacked[Any], protection: Protection) -> None:
+        if isinstance(outcome, Stacked):
+            # Sizes do not depend on values, so one row speaks for all.
+            self._note_alike(name, protection, outcome.row(0), outcome.parties, [SERVER], len(outcome.parties))
+        else:
+            self._note_batch(name, protection, [(party, SERVER, reply) for party, reply in outcome.items() if isinstance(reply, Message)])
+
+    def _note_mail(self, name: str, parcels: Sequence[Parcel], combine: Combine) -> None:
+        protection: Protection = "summed" if combine == "sum" else "clear"
+        by_roles: dict[tuple[str, str], list[tuple[PartyId, PartyId, Message]]] = {}
+        for parcel in parcels:
+            if parcel.sender != parcel.receiver:
+                roles = role_of(parcel.sender), role_of(parcel.receiver)
+                by_roles.setdefault(roles, []).append((parcel.sender, parcel.receiver, parcel.content))
+        for batch in by_roles.values():
+            self._note_batch(name, protection, batch)
+
+    def _note_alike(self, name: str, protection: Protection, message: Message, sender: Sequence[PartyId], receiver: Sequence[PartyId], n: int) -> None:
+        size, by_kind = codec.measure(message)
+        self._entry(type(message), name, protection, sender, receiver, [size] * n, {kind: value * n for kind, value in by_kind.items()})
+
+    def _note_batch(self, name: str, protection: Protection, batch: Sequence[tuple[PartyId, PartyId, Message]]) -> None:
+        if not batch:
+            return
+        sizes, by_kind = [], dict[str, int]()
+        for _, _, message in batch:
+            size, kinds = codec.measure(message)
+            sizes.append(size)
+            for kind, value in kinds.items():
+                by_kind[kind] = by_kind.get(kind, 0) + value
+        self._entry(type(batch[0][2]), name, protection, [s for s, _, _ in batch], [r for _, r, _ in batch], sizes, by_kind)
+
+
+def _check_finite(name: str, outcome: _Outcomes) -> None:
+    """Models, gradients and embeddings must be numbers: one NaN would silently become everybody's."""
+    replies = Replies[Any](outcome, {}) if isinstance(outcome, Stacked) else _messages(outcome)
+    for party, reply in replies.items():
+        if reply is not None and not codec.finite(reply):
+            raise RunError(f"{name}: what {party} returned is not finite; training has diverged: lower lr or check the features of {party}")
+
+
+def _messages(outcome: Mapping[PartyId, Outcome]) -> dict[PartyId, Message | None]:
+    return {party: reply if isinstance(reply, Message) else None for party, reply in outcome.items()}
+
+
+def _server_mail(parcels: Sequence[Parcel], combine: Combine) -> dict[PartyId, Message]:
+    ordered = sorted(parcels, key=lambda parcel: parcel.sender)
+    if combine == "sum" and ordered:
+        return {"sum": total([parcel.content for parcel in ordered])}
+    return {parcel.sender: parcel.content for parcel in ordered}

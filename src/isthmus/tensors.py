@@ -1,0 +1,67 @@
+"""Weights as named tensors: read from a module, write to it, average, measure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from isthmus.errors import ProtocolError
+
+Weights = Mapping[str, Tensor]
+"""A model's numbers, by parameter name. Treated as immutable: whoever changes weights makes new ones."""
+
+
+def get_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Detached copies of a module's parameters."""
+    return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+
+
+def set_weights(module: nn.Module, weights: Weights) -> None:
+    """Copy ``weights`` into ``module``. Names and shapes must match exactly: a silent partial load is a bug."""
+    parameters = dict(module.named_parameters())
+    check_same_names(parameters, weights)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            if parameter.shape != weights[name].shape:
+                raise ProtocolError(f"weight {name!r} has shape {tuple(weights[name].shape)}, the model needs {tuple(parameter.shape)}")
+            parameter.copy_(weights[name])
+
+
+def check_same_names(expected: Iterable[str], given: Iterable[str]) -> None:
+    """Raise unless both hold the same parameter names."""
+    missing, extra = set(expected) - set(given), set(given) - set(expected)
+    if missing or extra:
+        raise ProtocolError(f"weights do not fit the model: missing {sorted(missing)}, unexpected {sorted(extra)}")
+
+
+def scaled(weights: Weights, factor: float) -> dict[str, Tensor]:
+    """``factor * W``, tensor by tensor."""
+    return {name: tensor * factor for name, tensor in weights.items()}
+
+
+def weighted_mean(items: Sequence[Weights], shares: Sequence[float]) -> dict[str, Tensor]:
+    """``sum_k share_k W_k`` in the given order, one at a time so that only one sum is held in memory."""
+    total = {name: tensor * shares[0] for name, tensor in items[0].items()}
+    for weights, share in zip(items[1:], shares[1:], strict=True):
+        check_same_names(total, weights)
+        for name, tensor in weights.items():
+            total[name].add_(tensor, alpha=share)
+    return total
+
+
+def num_values(weights: Weights) -> int:
+    """How many numbers the weights hold."""
+    return sum(tensor.numel() for tensor in weights.values())
+
+
+def equal_weights(a: Weights, b: Weights) -> bool:
+    """Bit equality, names included."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def max_difference(a: Weights, b: Weights) -> float:
+    """Largest absolute difference of two weights with the same names."""
+    check_same_names(a, b)
+    return max((float((a[name] - b[name]).abs().max()) for name in a if a[name].numel()), default=0.0)
