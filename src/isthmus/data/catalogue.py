@@ -1,0 +1,138 @@
+"""What there is, whether it is here and intact: the functions behind ``isthmus data list|get|verify``, ``datasets``, ``partitions``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from isthmus.data import convert, store
+from isthmus.data.datasets import find, load_nodes, node_sets
+from isthmus.data.generators import GENERATORS, GRAPH_GENERATORS
+from isthmus.data.graphscenario import GRAPH_PARTITIONS, task_of
+from isthmus.data.graphsets import SETTINGS, find_graphs, graph_sets, load_graphs
+from isthmus.data.partition import PARTITIONS
+from isthmus.data.split import SPLITS
+from isthmus.errors import DataError
+from isthmus.seeds import Stream
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the list of data sets.
+
+    Args:
+        name: What ``--dataset`` takes.
+        task: ``node`` or ``graph``.
+        kind: ``data set``, ``setting`` (several data sets, one client each) or ``generator``.
+        size: Counts, or for a setting its data sets, or for a generator its parameters with their defaults.
+        where: ``mirror``, ``cache`` or ``generated`` if it can be used now without a network, else None.
+    """
+
+    name: str
+    task: str
+    kind: str
+    size: Mapping[str, Any]
+    where: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict."""
+        return {**vars(self), "size": dict(self.size)}
+
+
+def list_datasets() -> list[Entry]:
+    """Everything ``--dataset`` takes: node sets, sets of graphs, settings, generators. Nothing is opened or fetched."""
+    entries = [Entry(name, "node", "data set", vars(item.counts), _where(name)) for name, item in node_sets().items()]
+    entries += [Entry(name, "graph", "data set", vars(item.counts), _where(name)) for name, item in graph_sets().items()]
+    for name, members in SETTINGS.items():
+        places = {_where(member) for member in members}
+        where = None if None in places else "mirror" if places == {"mirror"} else "cache"
+        entries.append(Entry(name, "graph", "setting", {"data sets": list(members), "clients": len(members)}, where))
+    for task, kinds in (("node", GENERATORS), ("graph", GRAPH_GENERATORS)):
+        entries += [Entry(name, task, "generator", vars(cls()), "generated") for name, cls in kinds.items()]
+    return entries
+
+
+def get(name: str) -> list[tuple[str, str]]:
+    """Make a data set (or all of a setting) usable offline: fetch it if need be, verify, convert. Returns (name, source) of each."""
+    if task_of(name) == "node":
+        item = find(name)
+        return [(item.name, load_nodes(item.name, Stream(0)).source)]
+    names = SETTINGS.get(name.lower(), (name,))
+    return [(find_graphs(each).name, load_graphs(each)[1]) for each in names]
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What became of one data set in `verify`: ``status`` is ``ok``, ``damaged`` or ``not here``."""
+
+    name: str
+    status: str
+    source: str | None
+    problems: tuple[str, ...] = ()
+
+
+def verify(names: Iterable[str] = ()) -> list[Verified]:
+    """Check the SHA-256 of every raw file that is here (all data sets, or the given ones). Nothing is fetched."""
+    chosen = list(names)
+    raws = _raws()
+    if chosen:
+        wanted = [member for name in chosen for member in _names(name)]
+        raws = {name: raws[name] for name in wanted}
+    return [_verify(name, candidates) for name, candidates in raws.items()]
+
+
+def list_partitions() -> list[dict[str, str]]:
+    """Name, task and first line of the description of every partition and split, for ``isthmus partitions``."""
+    rows = [{"kind": "partition", "name": name, "task": "node", "what": _first_line(cls)} for name, cls in PARTITIONS.items()]
+    rows += [{"kind": "partition", "name": name, "task": "graph", "what": _first_line(cls)} for name, cls in GRAPH_PARTITIONS.items()]
+    rows += [{"kind": "split", "name": name, "task": "node", "what": ""} for name in SPLITS]
+    rows += [{"kind": "split", "name": name, "task": "graph", "what": ""} for name in ("fedstar", "stratified:80/10/10")]
+    return rows
+
+
+def _raws() -> dict[str, tuple[store.RawFiles, ...]]:
+    return {**{name: (item.raw,) for name, item in node_sets().items()}, **{name: item.raws for name, item in graph_sets().items()}}
+
+
+def _names(name: str) -> tuple[str, ...]:
+    if task_of(name) == "node":
+        return (find(name).name,)
+    return SETTINGS.get(name.lower()) or (find_graphs(name).name,)
+
+
+def _where(name: str) -> str | None:
+    for raw in _raws()[name]:
+        found = store.locate(raw, network=False)
+        if found is not None:
+            return "mirror" if found.source == "mirror" else "cache"
+        if convert.is_cached(name, raw.key()):
+            return "cache"
+    variant = node_sets()[name].variant if name in node_sets() else None
+    if variant is not None and store.package_copy(variant.package, into=variant.package.folder, network=False) is not None:
+        return "cache"
+    return None
+
+
+def _verify(name: str, raws: tuple[store.RawFiles, ...]) -> Verified:
+    for raw in raws:
+        found = store.locate(raw, network=False)
+        if found is None:
+            continue
+        problems = []
+        for file in raw.files:
+            expected = store.checksums().get(f"{raw.folder}/{file}")
+            if expected is None or (not raw.pinned and found.source != "mirror"):
+                continue
+            try:
+                actual = store.sha256(found.folder / file)
+            except OSError as error:
+                raise DataError(f"{file} of {name} cannot be read ({error.strerror}): check its permissions") from error
+            if actual != expected:
+                problems.append(f"{file} has SHA-256 {actual}, expected {expected}")
+        return Verified(name, "damaged" if problems else "ok", found.source, tuple(problems))
+    return Verified(name, "not here", None)
+
+
+def _first_line(cls: type[object]) -> str:
+    return (cls.__doc__ or "").strip().split("\n", 1)[0]

@@ -1,0 +1,86 @@
+"""Our own converted form of a data set: a safetensors file in the cache, sparse where the data are sparse, never a pickle.
+
+PyG keeps features dense (1.2 GB for Physics) and reopens its caches with pickle. We convert once; afterwards loading takes milliseconds.
+A cached file that cannot be read, or has other counts than the data set, is ignored and made anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from isthmus.data import store
+
+log = logging.getLogger(__name__)
+
+VERSION = 1  # of the conversion: raise it when converted files of older versions must not be used
+SPARSE_BELOW = 0.15  # density under which CSR products beat dense ones (measured on bag-of-words features)
+
+
+def sparsify(x: Tensor) -> Tensor:
+    """Features as CSR where few entries are non-zero, dense float32 otherwise."""
+    x = x.to(torch.float32)
+    if int(x.count_nonzero()) >= SPARSE_BELOW * x.numel():
+        return x.contiguous()
+    return x.to_sparse_csr()
+
+
+def pack(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """A tensor under one name, or a CSR matrix under four."""
+    if tensor.layout != torch.sparse_csr:
+        return {name: tensor.contiguous()}
+    return {
+        f"{name}.crow": tensor.crow_indices(),
+        f"{name}.col": tensor.col_indices(),
+        f"{name}.values": tensor.values(),
+        f"{name}.size": torch.tensor(tensor.shape),
+    }
+
+
+def unpack(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+    """The inverse of `pack`."""
+    if name in tensors:
+        return tensors[name]
+    size = [int(value) for value in tensors[f"{name}.size"]]
+    parts = (tensors[f"{name}.crow"], tensors[f"{name}.col"], tensors[f"{name}.values"])
+    return torch.sparse_csr_tensor(*parts, size=size, check_invariants=True)
+
+
+def read_cached(name: str, key: str) -> tuple[dict[str, Tensor], str] | None:
+    """Tensors and source of a converted data set, or None."""
+    try:
+        with safe_open(_path(name, key), framework="pt") as file:
+            source = (file.metadata() or {}).get("source", "")
+            return {field: file.get_tensor(field) for field in file.keys()}, source  # noqa: SIM118 (not a mapping)
+    except (OSError, SafetensorError):
+        return None
+
+
+def write_cached(name: str, key: str, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Keep a converted data set. A cache that cannot be written costs time later, not the run."""
+    path = _path(name, key)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".partial")
+        os.close(handle)
+        save_file(dict(tensors), temporary, metadata={"source": source})
+        Path(temporary).replace(path)  # one step, so that a reader never sees half a file
+    except OSError as error:
+        log.warning("the converted data set %s could not be cached (%s)", name, error.strerror or type(error).__name__)
+
+
+def _path(name: str, key: str) -> Path:
+    return store.cache() / "converted" / f"{name}-{key}-v{VERSION}.safetensors"
+
+
+def is_cached(name: str, key: str) -> bool:
+    """Whether a converted copy lies in the cache (it is not opened)."""
+    return _path(name, key).is_file()

@@ -1,0 +1,87 @@
+"""One whole graph as it is loaded, before partition and split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+
+from isthmus.data.nodes import NodeData
+from isthmus.graph.normalise import from_torch_csr, to_torch_csr
+
+
+@dataclass(frozen=True)
+class PublicSplits:
+    """Published masks (n, S): S splits side by side."""
+
+    train: Tensor
+    val: Tensor
+    test: Tensor
+
+    @property
+    def num_splits(self) -> int:
+        return int(self.train.shape[1])
+
+    def rows(self, keep: Tensor) -> PublicSplits:
+        """The masks of some nodes."""
+        return PublicSplits(self.train[keep], self.val[keep], self.test[keep])
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """One graph, before partition and split.
+
+    Args:
+        data: The whole graph; all masks False. A node with ``y < 0`` has no label: it is in no split part.
+        source: Where it came from, in words fit for a result.
+        public: Published splits, if any.
+        owner: Who owns each node where the data say so themselves (n,), else None.
+        name: Name in the registry, if it has one.
+    """
+
+    data: NodeData
+    source: str
+    public: PublicSplits | None = None
+    owner: Tensor | None = None
+    name: str = ""
+
+    def restricted(self, keep: Tensor) -> Loaded:
+        """The subgraph induced by the rows ``keep`` (ascending), renumbered from 0."""
+        rows = torch.full((self.data.num_nodes,), -1)
+        rows[keep] = torch.arange(keep.numel())
+        ends = rows[self.data.edge_index]
+        data = replace(
+            self.data,
+            x=select_rows(self.data.x, keep),
+            edge_index=ends[:, (ends >= 0).all(dim=0)],
+            y=self.data.y[keep],
+            node_id=torch.arange(keep.numel()),
+            train=self.data.train[keep],
+            val=self.data.val[keep],
+            test=self.data.test[keep],
+        )
+        owner = None if self.owner is None else self.owner[keep]
+        return replace(self, data=data, public=None if self.public is None else self.public.rows(keep), owner=owner)
+
+
+class MaskFields(TypedDict):
+    """The masks of `NodeData`, as keyword arguments."""
+
+    train: Tensor
+    val: Tensor
+    test: Tensor
+
+
+def empty_masks(num_nodes: int) -> MaskFields:
+    """Masks that hold no node."""
+    none = torch.zeros(num_nodes, dtype=torch.bool)
+    return {"train": none, "val": none.clone(), "test": none.clone()}
+
+
+def select_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """Rows of a dense or CSR matrix, in the same layout."""
+    if x.layout != torch.sparse_csr:
+        return x[rows]
+    return to_torch_csr(from_torch_csr(x)[rows.numpy()])

@@ -1,0 +1,109 @@
+"""A scenario: data set + partition + split + seed, before anything is trained.
+
+Every draw has its own stream, so all methods see the same nodes at the same owners with the same labels, whatever they do later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from isthmus.data.datasets import canonical_name, load_nodes
+from isthmus.data.loaded import Loaded
+from isthmus.data.nodes import NodeData
+from isthmus.data.partition import Partitioner, check_owners, client_ids, number_of_clients, parse_partition
+from isthmus.data.parts import cut
+from isthmus.data.split import Split, check_masks, parse_split
+from isthmus.data.statistics import Statistics, describe
+from isthmus.errors import ConfigError, DataError
+from isthmus.seeds import Stream
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Data set, partition, split and seed, worked out.
+
+    Args:
+        dataset, partition, clients, split, seed: What was asked for; the data set under its registry name.
+        source: Where the data came from, in words fit for a result.
+        parts: Client id -> its data, with cross edges. Sorted by id.
+        whole: The union graph with all edges and the same split; its rows are the global node ids.
+        statistics: Sizes and skew.
+        original_id: Row in the data set of every global id; differs from 0 ... n-1 only where the partition leaves nodes out.
+    """
+
+    dataset: str
+    partition: str
+    clients: int
+    split: str
+    seed: int
+    source: str
+    parts: Mapping[str, NodeData]
+    whole: NodeData
+    statistics: Statistics
+    original_id: Tensor
+
+
+def build_scenario(
+    *, dataset: str, partition: str = "random", clients: int | None = None, split: str = "10/10/80", seed: int = 0
+) -> Scenario:
+    """Load, partition and split a named data set.
+
+    Args:
+        dataset: See `isthmus.data.datasets` and `isthmus.data.generators`.
+        partition: See `isthmus.data.partition`.
+        clients: Number of clients; by default what the partition brings itself (lists, owners), else 10.
+        split: See `isthmus.data.split`.
+        seed: Of all draws of the scenario.
+
+    Example:
+        >>> build_scenario(dataset="csbm:nodes=100", clients=3).whole.num_nodes
+        100
+    """
+    partitioner, splitter = parse_partition(partition), parse_split(split)  # complain about names before loading anything
+    graph = load_nodes(dataset, Stream(seed, ("data",)))
+    return scenario_of(
+        graph,
+        partitioner,
+        splitter,
+        dataset=canonical_name(dataset),
+        partition=partition,
+        clients=clients,
+        split=split,
+        seed=seed,
+    )
+
+
+def scenario_of(
+    graph: Loaded, partitioner: Partitioner, splitter: Split, *, dataset: str, partition: str, clients: int | None, split: str, seed: int
+) -> Scenario:
+    """The same for a graph, a partitioner and a split given as objects; the names are for results."""
+    clients = number_of_clients(partitioner, graph, clients, partition)
+    if clients < 1:
+        raise ConfigError(f"a scenario needs at least 1 client, got {clients}")
+    if clients > graph.data.num_nodes:
+        raise DataError(f"{clients} clients cannot share {graph.data.num_nodes} nodes: use at most as many clients as nodes")
+    owner = partitioner.assign(graph, clients, Stream(seed, ("partition",)))
+    check_owners(owner, clients, partition)
+    kept = torch.nonzero(owner >= 0).flatten()
+    if kept.numel() < owner.numel():
+        graph, owner = graph.restricted(kept), owner[kept]
+    masks = splitter.draw(graph, owner, Stream(seed, ("split",)))
+    check_masks(masks, split)
+    whole = replace(graph.data, train=masks.train, val=masks.val, test=masks.test)
+    parts = cut(whole, owner, client_ids(clients))
+    return Scenario(
+        dataset=dataset,
+        partition=partition,
+        clients=clients,
+        split=split,
+        seed=seed,
+        source=graph.source,
+        parts=parts,
+        whole=whole,
+        statistics=describe(whole, owner, parts),
+        original_id=kept,
+    )

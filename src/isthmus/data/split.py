@@ -1,0 +1,237 @@
+"""Which nodes are trained on, selected on, tested on.
+
+A split is a small frozen object made from a string (`parse_split`); ``draw`` gives three boolean masks that never overlap. Nodes without
+a label (``y < 0``) are in none of them.
+
+    10/10/80                any shares, uniform over all nodes of the graph (FedStruct)
+    client:40/30/30         any shares, drawn inside every client (FedSpray, HiFGL)
+    stratified:60/20/20     any shares, drawn inside every class
+    fsg                     the fixed number per class FederatedScope-GNN trains on; not 60/20/20 by class (FedGGR, section 9.1)
+    public                  as published; of several published splits the one with the number ``seed mod count``, or ``public:3``
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from isthmus.data.loaded import Loaded
+from isthmus.errors import ConfigError, DataError, unknown
+from isthmus.seeds import Stream
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Three boolean masks (n,)."""
+
+    train: Tensor
+    val: Tensor
+    test: Tensor
+
+
+class Split(Protocol):
+    """A rule that picks training, validation and test nodes."""
+
+    def draw(self, graph: Loaded, owner: Tensor, stream: Stream) -> Masks:
+        """Masks over all nodes; ``owner`` (n,) is the client of each node, for rules that work inside a client."""
+        ...
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Percentages of training, validation and test nodes; they add up to 100."""
+
+    train: Fraction
+    val: Fraction
+    test: Fraction
+
+    @classmethod
+    def parse(cls, text: str) -> Shares:
+        try:
+            train, val, test = (Fraction(part) for part in text.split("/"))
+        except (ValueError, ZeroDivisionError):
+            raise ConfigError(f"split {text!r} is not train/val/test in percent, such as 10/10/80") from None
+        if min(train, val, test) < 0 or train + val + test != 100:
+            raise ConfigError(f"split {text!r}: the three percentages must not be negative and must add up to 100")
+        return cls(train, val, test)
+
+    def __str__(self) -> str:
+        return "/".join(f"{float(share):g}" for share in (self.train, self.val, self.test))
+
+
+@dataclass(frozen=True)
+class UniformSplit:
+    """Uniform over all nodes of the graph; sizes of train and test are floored, the remainder validates (FedStruct, section 9)."""
+
+    shares: Shares
+
+    def draw(self, graph: Loaded, owner: Tensor, stream: Stream) -> Masks:
+        nodes = labelled(graph)
+        nodes = nodes[torch.randperm(nodes.numel(), generator=stream.torch())]
+        train = int(nodes.numel() * self.shares.train / 100)
+        test = int(nodes.numel() * self.shares.test / 100)
+        return masks_of(graph, nodes[:train], nodes[train : nodes.numel() - test], nodes[nodes.numel() - test :])
+
+    def __str__(self) -> str:
+        return str(self.shares)
+
+
+@dataclass(frozen=True)
+class ClientSplit:
+    """Drawn inside every client: a permutation cut at truncated cut points, train then validation then test (FedSpray, section 6.4)."""
+
+    shares: Shares
+
+    def draw(self, graph: Loaded, owner: Tensor, stream: Stream) -> Masks:
+        nodes = labelled(graph)
+        nodes = nodes[torch.randperm(nodes.numel(), generator=stream.torch())]
+        return _cut_inside(graph, nodes, owner[nodes], self.shares, rounded=False)
+
+    def __str__(self) -> str:
+        return f"client:{self.shares}"
+
+
+@dataclass(frozen=True)
+class StratifiedSplit:
+    """Drawn inside every class, cut at rounded cut points: a class of five or more nodes is in every part of 60/20/20."""
+
+    shares: Shares
+
+    def draw(self, graph: Loaded, owner: Tensor, stream: Stream) -> Masks:
+        nodes = labelled(graph)
+        nodes = nodes[torch.randperm(nodes.numel(), generator=stream.torch())]
+        return _cut_inside(graph, nodes, graph.data.y[nodes], self.shares, rounded=True)
+
+    def __str__(self) -> str:
+        return f"stratified:{self.shares}"
+
+
+@dataclass(frozen=True)
+class FsgSplit:
+    """The split of FederatedScope-GNN's Planetoid loader: ``floor(0.6 n / C)`` training nodes *per class*, 20 % validation, the rest test.
+
+    A class smaller than that is trained on entirely: no test node has it. Kept to compare with published tables; else use ``stratified``.
+    """
+
+    def draw(self, graph: Loaded, owner: Tensor, stream: Stream) -> Masks:
+        nodes = labelled(graph)
+        nodes = nodes[torch.randperm(nodes.numel(), generator=stream.torch())]
+        per_class = 6 * nodes.numel() // (10 * graph.data.num_classes)
+        chosen = rank_inside(graph.data.y[nodes]) < per_class
+        rest = nodes[~chosen]
+        val = (2 * nodes.numel() + 5) // 10  # a fifth, rounded
+        return masks_of(graph, nodes[chosen], rest[:val], rest[val:])
+
+    def __str__(self) -> str:
+        return "fsg"
+
+
+@dataclass(frozen=True)
+class PublicSplit:
+    """The published masks; ``number`` picks one of several, by default ``seed mod count``."""
+
+    number: int | None = None
+
+    def draw(self, graph: Loaded, owner: Tensor, stream: Stream) -> Masks:
+        if graph.public is None:
+            raise DataError(f"no split was published with this data set ({graph.source}): use another split, such as stratified:60/20/20")
+        count = graph.public.num_splits
+        number = stream.seed % count if self.number is None else self.number
+        if number >= count:
+            raise DataError(f"split public:{number} does not exist: {count} were published, numbered from 0")
+        return Masks(graph.public.train[:, number], graph.public.val[:, number], graph.public.test[:, number])
+
+    def __str__(self) -> str:
+        return "public" if self.number is None else f"public:{self.number}"
+
+
+@dataclass(frozen=True)
+class GivenSplit:
+    """Masks somebody made, over all nodes of the data set that take part."""
+
+    masks: Masks
+
+    def draw(self, graph: Loaded, owner: Tensor, stream: Stream) -> Masks:
+        for part in ("train", "val", "test"):
+            mask = getattr(self.masks, part)
+            if mask.shape != graph.data.y.shape or mask.dtype != torch.bool:
+                raise DataError(f"the {part} mask must be a boolean vector over {graph.data.num_nodes} nodes")
+        return self.masks
+
+    def __str__(self) -> str:
+        return "given"
+
+
+SPLITS = ("10/10/80", "client:40/30/30", "stratified:60/20/20", "fsg", "public")
+"""One example of every form."""
+
+
+def parse_split(text: str) -> Split:
+    """The split a string such as ``10/10/80`` or ``stratified:60/20/20`` describes."""
+    kind, colon, rest = text.strip().lower().partition(":")
+    if kind == "fsg" and not colon:
+        return FsgSplit()
+    if kind == "public":
+        if colon and not rest.isdecimal():
+            raise ConfigError(f"split {text!r}: public takes the number of a published split, such as public:0")
+        return PublicSplit(int(rest) if colon else None)
+    if kind in ("client", "stratified"):
+        shares = Shares.parse(rest)
+        return ClientSplit(shares) if kind == "client" else StratifiedSplit(shares)
+    if colon or "/" not in kind:
+        raise unknown("split", text, SPLITS)
+    return UniformSplit(Shares.parse(kind))
+
+
+def rank_inside(group: Tensor) -> Tensor:
+    """How many earlier entries belong to the same group (n,)."""
+    order = torch.argsort(group, stable=True)
+    sizes = torch.unique_consecutive(group[order], return_counts=True)[1]
+    begin = torch.repeat_interleave(torch.cumsum(sizes, 0) - sizes, sizes)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(group.numel()) - begin
+    return rank
+
+
+def _cut_inside(graph: Loaded, nodes: Tensor, group: Tensor, shares: Shares, *, rounded: bool) -> Masks:
+    """Cut the (already shuffled) nodes of every group at its shares."""
+    rank = rank_inside(group)
+    size = torch.unique(group, return_inverse=True, return_counts=True)
+    total = size[2][size[1]]
+    first, second = (_cut_point(total, share, rounded=rounded) for share in (shares.train, shares.train + shares.val))
+    return masks_of(graph, nodes[rank < first], nodes[(rank >= first) & (rank < second)], nodes[rank >= second])
+
+
+def _cut_point(total: Tensor, share: Fraction, *, rounded: bool) -> Tensor:
+    # Whole numbers throughout: 0.7 * 10 is 6.999... in floating point.
+    top, bottom = share.numerator, share.denominator * 100
+    return (2 * total * top + bottom) // (2 * bottom) if rounded else total * top // bottom
+
+
+def labelled(graph: Loaded) -> Tensor:
+    """Rows of nodes with a label."""
+    return torch.nonzero(graph.data.y >= 0).flatten()
+
+
+def masks_of(graph: Loaded, train: Tensor, val: Tensor, test: Tensor) -> Masks:
+    """Masks from three lists of rows."""
+
+    def mask(rows: Tensor) -> Tensor:
+        out = torch.zeros(graph.data.num_nodes, dtype=torch.bool)
+        out[rows] = True
+        return out
+
+    return Masks(mask(train), mask(val), mask(test))
+
+
+def check_masks(masks: Masks, split: str) -> None:
+    """Raise if a part is empty or two parts overlap."""
+    for part in ("train", "val", "test"):
+        if not bool(getattr(masks, part).any()):
+            raise DataError(f"split {split} leaves no {part} nodes: use other shares or a larger graph")
+    if bool((masks.train & masks.val | masks.train & masks.test | masks.val & masks.test).any()):
+        raise DataError(f"split {split} puts a node into two parts: give masks that do not overlap")

@@ -1,0 +1,49 @@
+"""Mean and spread over repeated runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and population standard deviation (ddof 0) of ``runs`` numbers; ``std`` is None for a single run."""
+
+    mean: float
+    std: float | None
+    runs: int
+
+
+def spread(values: Sequence[float | None]) -> Spread | None:
+    """Summary over seeds. None if any run has no score: a mean over the lucky seeds would flatter."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return None
+    mean = math.fsum(known) / len(known)
+    if len(known) == 1:
+        return Spread(mean, None, 1)
+    return Spread(mean, math.sqrt(math.fsum((value - mean) ** 2 for value in known) / len(known)), len(known))
+
+
+def std_of_client_means(scores: Sequence[Sequence[float]]) -> float | None:
+    """Population std over repeats of the score averaged over clients; ``scores[client][repeat]``."""
+    repeats = [sum(column) / len(column) for column in zip(*scores, strict=True)]
+    summary = spread(repeats)
+    return summary.std if summary else None
+
+
+def mean_of_client_stds(scores: Sequence[Sequence[float]]) -> float | None:
+    """Mean over clients of each client's *sample* std (ddof 1) over repeats, as FedStar prints it; ``scores[client][repeat]``.
+
+    Not the spread of the averaged score, which is several times smaller: report both, under these names.
+    """
+    if not scores or any(len(row) < 2 for row in scores):
+        return None
+    return sum(_sample_std(row) for row in scores) / len(scores)
+
+
+def _sample_std(values: Sequence[float]) -> float:
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))

@@ -1,0 +1,46 @@
+"""Scores on counts one can work out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from isthmus.errors import ConfigError
+from isthmus.metrics.scores import Count, client_mean, pooled_accuracy, weighted_mean_accuracy
+from isthmus.metrics.spread import mean_of_client_stds, spread, std_of_client_means
+
+COUNTS = {"a": Count(9, 10), "b": Count(0, 2), "c": Count(0, 0)}
+
+
+def test_three_readings_differ() -> None:
+    assert pooled_accuracy(COUNTS) == 9 / 12
+    assert client_mean(COUNTS) == pytest.approx(0.45)  # the client without test nodes does not count as zero
+    assert weighted_mean_accuracy(COUNTS, {"a": 1, "b": 3, "c": 100}) == pytest.approx(0.9 / 4)
+
+
+def test_undefined_is_none() -> None:
+    assert pooled_accuracy({"c": Count(0, 0)}) is None
+    assert client_mean({}) is None
+    assert weighted_mean_accuracy({"a": Count(1, 1)}, {"a": 0.0}) is None
+
+
+def test_bad_counts_and_weights() -> None:
+    with pytest.raises(ConfigError, match="correct <= total"):
+        Count(3, 2)
+    with pytest.raises(ConfigError, match="no weight for b, c"):
+        weighted_mean_accuracy(COUNTS, {"a": 1.0})
+
+
+def test_spread_is_population_std() -> None:
+    summary = spread([1.0, 3.0])
+    assert summary is not None and (summary.mean, summary.std, summary.runs) == (2.0, 1.0, 2)
+    one = spread([5.0])
+    assert one is not None and one.std is None
+    assert spread([]) is None
+    assert spread([1.0, None]) is None
+
+
+def test_two_stds_of_a_client_by_repeat_matrix() -> None:
+    scores = [[0.0, 2.0], [2.0, 0.0]]  # the mean over clients never moves, every client does
+    assert std_of_client_means(scores) == 0.0
+    assert mean_of_client_stds(scores) == pytest.approx(2**0.5)
+    assert mean_of_client_stds([[1.0]]) is None
