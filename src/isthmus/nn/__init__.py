@@ -1,0 +1,45 @@
+"""Backbones and the one local training loop.
+
+    build_backbone -> model           a shape of computation and its first weights
+    build_inputs(data, model, mask)   constant inputs of one client; stack_inputs joins many into a cohort
+    train_locally, gradients          a client's (or a cohort's) share of a round
+    predict                           logits
+"""
+
+from isthmus.nn.backbone import Backbone
+from isthmus.nn.cohort import stack_states, stack_weights, stacked_mean, unstack_states, unstack_weights
+from isthmus.nn.dropout import DropoutSource
+from isthmus.nn.inputs import Inputs, build_inputs, cohorts, stack_inputs
+from isthmus.nn.loss import get_loss, losses
+from isthmus.nn.memory import Workspace
+from isthmus.nn.optim import OptimizerState, fresh_state, optimizers
+from isthmus.nn.registry import backbones, build_backbone
+from isthmus.nn.train import ExtraGradient, TrainResult, gradients, predict, proximal, train_locally
+
+__all__ = [
+    "Backbone",
+    "DropoutSource",
+    "ExtraGradient",
+    "Inputs",
+    "OptimizerState",
+    "TrainResult",
+    "Workspace",
+    "backbones",
+    "build_backbone",
+    "build_inputs",
+    "cohorts",
+    "fresh_state",
+    "get_loss",
+    "gradients",
+    "losses",
+    "optimizers",
+    "predict",
+    "proximal",
+    "stack_inputs",
+    "stack_states",
+    "stack_weights",
+    "stacked_mean",
+    "train_locally",
+    "unstack_states",
+    "unstack_weights",
+]

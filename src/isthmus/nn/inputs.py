@@ -1,0 +1,190 @@
+"""What a backbone consumes: constant over rounds, computed once per client.
+
+Training needs only what training nodes can see. With L propagations the output rows are the training nodes, the rows of the layer
+before are what they hear from, and so on; the first propagation is multiplied into the features. Rows are ordered by distance from the
+training nodes, so the rows of a later layer are always the first rows of the layer before it. Evaluation keeps all rows in node order.
+
+A cohort is many clients side by side: every client's rows are padded to the largest client's, propagation matrices become
+block diagonal, weights get a leading client dimension. One forward then serves all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from isthmus.data.nodes import NodeData
+from isthmus.graph.normalise import from_torch_csr
+from isthmus.graph.reach import reach
+from isthmus.nn.operand import Operand, build_operand, stack_operands
+from isthmus.nn.sparse import Sparse, block_diagonal, canonical, vertical
+
+
+class InputSpec(Protocol):
+    """What `build_inputs` must know of a backbone."""
+
+    hops: int
+    """Number of propagations."""
+    input_norm: bool
+    first_terms: Mapping[str, bool]
+    """Name of each first-layer weight matrix -> whether its features are propagated."""
+
+    def propagation(self, edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
+        """M, so that ``M @ h`` is one propagation."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """Constant inputs of K clients. Level l is what layer l + 1 puts out; p_l rows per client, padding included.
+
+    Args:
+        clients: K.
+        first: First-layer operand by name of its weight.
+        hidden: ``hidden[l]`` propagates from level l to level l + 1, (K p_{l+1}, K p_l).
+        rows: ``rows[l][k]`` real rows of client k at level l.
+        padded: ``padded[l]`` = p_l, at least 1.
+        y: Class of each output row (K p_last,); 0 in padding.
+        weight: Loss weight of each output row (K p_last,): 1 / (number of training rows of its client) on those, 0 elsewhere.
+    """
+
+    clients: int
+    first: Mapping[str, Operand]
+    hidden: tuple[Sparse, ...]
+    rows: tuple[tuple[int, ...], ...]
+    padded: tuple[int, ...]
+    y: Tensor
+    weight: Tensor
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Real output rows of each client."""
+        return self.rows[-1]
+
+    def level(self, layer: int) -> int:
+        """The level layer ``layer`` (from 0) puts out; a layer that does not propagate stays on the last one."""
+        return min(layer, len(self.rows) - 1)
+
+    def unpad(self, out: Tensor) -> Tensor:
+        """The real output rows, client after client: (K p_last, C) -> (sum n_k, C)."""
+        padded = self.padded[-1]
+        if all(count == padded for count in self.counts):
+            return out
+        return torch.cat([out[k * padded : k * padded + count] for k, count in enumerate(self.counts)])
+
+    def split(self, out: Tensor) -> list[Tensor]:
+        """Unpadded output rows by client."""
+        return list(torch.split(out, list(self.counts)))
+
+
+def build_inputs(
+    data: NodeData, backbone: InputSpec, mask: Tensor | None = None, *, restrict: bool = True, dtype: torch.dtype = torch.float32
+) -> Inputs:
+    """Inputs of one client.
+
+    Args:
+        data: The client's nodes.
+        backbone: The model they are for.
+        mask: Training nodes (n,), or None for evaluation: all rows in node order, loss weights zero.
+        restrict: With a mask, keep only rows the loss depends on; output rows are then the nodes of the mask in node order. The
+            loss and its gradients are the same either way (without dropout, which draws one number per row).
+        dtype: Of all operands.
+    """
+    count = data.num_nodes
+    steps = backbone.propagation(data.edge_index, count) if backbone.hops else None
+    levels = max(1, backbone.hops)
+    if mask is not None and restrict:
+        orders = _orders(steps, mask.numpy(), levels)
+    else:
+        orders = [np.arange(count)] * levels
+    padded = tuple(max(1, len(order)) for order in orders)
+    x = from_torch_csr(data.x) if data.x.layout == torch.sparse_csr else sp.csr_matrix(data.x.numpy())
+    first = {
+        name: build_operand(x, steps if propagated else None, orders[0], padded[0], input_norm=backbone.input_norm, dtype=dtype)
+        for name, propagated in backbone.first_terms.items()
+    }
+    y, weight = torch.zeros(padded[-1], dtype=torch.int64), torch.zeros(padded[-1], dtype=dtype)
+    out = torch.from_numpy(orders[-1])
+    y[: len(out)] = data.y[out]
+    if mask is not None:
+        weight[: len(out)] = mask[out].to(dtype) / max(1, int(mask.sum()))
+    return Inputs(1, first, _hidden(steps, orders, padded, dtype), tuple((len(order),) for order in orders), padded, y, weight)
+
+
+def stack_inputs(items: Sequence[Inputs]) -> Inputs:
+    """Many clients' inputs (same backbone) as one cohort, in the given order."""
+    padded = tuple(max(item.padded[level] for item in items) for level in range(len(items[0].padded)))
+    clients = len(items)
+    hidden: list[Sparse] = []
+    for level in range(len(items[0].hidden)):
+        if level and all(item.hidden[level] is item.hidden[level - 1] for item in items):
+            hidden.append(hidden[-1])  # evaluation: every layer propagates over the same rows
+        else:
+            blocks = [item.hidden[level].csr for item in items]
+            hidden.append(Sparse(block_diagonal(blocks, padded[level + 1], padded[level])))
+    y, weight = items[0].y.new_zeros(clients, padded[-1]), items[0].weight.new_zeros(clients, padded[-1])
+    for k, item in enumerate(items):
+        y[k, : len(item.y)] = item.y
+        weight[k, : len(item.weight)] = item.weight
+    return Inputs(
+        clients=clients,
+        first={name: stack_operands([item.first[name] for item in items], padded[0]) for name in items[0].first},
+        hidden=tuple(hidden),
+        rows=tuple(tuple(item.rows[level][0] for item in items) for level in range(len(padded))),
+        padded=padded,
+        y=y.view(-1),
+        weight=weight.view(-1),
+    )
+
+
+def cohorts(items: Sequence[Inputs], *, waste: float = 1.0) -> list[list[int]]:
+    """Positions of ``items`` in groups of similar size, so that padding adds at most ``waste`` times the real first-level rows of a group.
+
+    Clients of a cohort do not influence each other, so the grouping changes no result, only memory and time. Groups and their
+    members are sorted by position.
+    """
+    sizes = [max(1, item.rows[0][0]) for item in items]
+    groups: list[list[int]] = []
+    total = 0
+    for position in sorted(range(len(items)), key=lambda k: (-sizes[k], k)):
+        if groups and len(groups[-1] + [position]) * sizes[groups[-1][0]] <= (1.0 + waste) * (total + sizes[position]):
+            groups[-1].append(position)
+            total += sizes[position]
+        else:
+            groups.append([position])
+            total = sizes[position]
+    return sorted(sorted(group) for group in groups)
+
+
+def _orders(steps: sp.csr_matrix | None, seeds: NDArray[np.bool_], levels: int) -> list[NDArray[np.int64]]:
+    """Rows needed at each level, nearest to the seeds first; each list starts with the next one."""
+    order = np.flatnonzero(seeds)
+    orders = [order]
+    for hops in range(1, levels):
+        assert steps is not None
+        needed = reach(steps, seeds, hops)
+        needed[order] = False
+        order = np.concatenate([order, np.flatnonzero(needed)])
+        orders.append(order)
+    return orders[::-1]
+
+
+def _hidden(
+    steps: sp.csr_matrix | None, orders: Sequence[NDArray[np.int64]], padded: Sequence[int], dtype: torch.dtype
+) -> tuple[Sparse, ...]:
+    matrices: list[Sparse] = []
+    for level in range(1, len(orders)):
+        assert steps is not None
+        if orders[level] is orders[level - 1] and matrices:
+            matrices.append(matrices[-1])
+            continue
+        part = steps[orders[level]][:, orders[level - 1]].tocsr()
+        matrices.append(Sparse(vertical([canonical(part, dtype)], padded[level], padded[level - 1])))
+    return tuple(matrices)

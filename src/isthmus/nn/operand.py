@@ -1,0 +1,314 @@
+r"""The first layer's input, which never changes.
+
+The first layer of every backbone multiplies something constant with a weight matrix: :math:`S W`, where S is X (an MLP, the root term
+of GraphSAGE) or M X (a propagated term). M X is multiplied out once per client where that leaves less to do per step than
+:math:`M (X W)`; on sparse features with many neighbours in common it does not, and the two stay apart. With a learnable layer norm
+on the input features,
+
+.. math::
+    \mathrm{LN}(x) = \gamma \odot (x - \mu)/\sigma + \beta, \qquad
+    M\,\mathrm{LN}(X)\,W = S\,(\gamma \odot W) - u\,(\gamma^\top W) + v\,(\beta^\top W),
+
+    S = M\,\mathrm{diag}(1/\sigma)\,X, \quad u = M(\mu/\sigma), \quad v = M\mathbf 1,
+
+which is exact and keeps S as sparse as M X (Ba, Kiros & Hinton, 2016, https://arxiv.org/abs/1607.06450; biased variance and eps 1e-5 as
+in torch).
+
+Shapes: K clients of p padded rows each, F features, H outputs; S (K p, F); weights (F, H), or (K, F, H) with one matrix per client.
+Where M stays apart (``after``), S stands for its inner part, diag(1/sigma) X with u = mu/sigma and v = 1, on the q rows M reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from isthmus.nn.kernels import AdamPlan, adam_rows, adam_rows_normed, spmm, spmm_into
+from isthmus.nn.memory import empty
+from isthmus.nn.sparse import Sparse, block_diagonal, canonical, spread, torch_dtype, vertical
+
+LAYER_NORM_EPS = 1e-5
+
+DENSE_ABOVE = 0.35
+"""Share of non-zeros above which an operand is stored dense: a dense product does about ten times the operations per second
+of a sparse one, and a CSR entry takes two to three times the memory of a dense one."""
+
+Norm = tuple[Tensor, Tensor]
+"""(gamma, beta) of the input norm, (F,) each, or (K, F)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """S of the module docstring for K clients, one above the other.
+
+    Args:
+        clients: K.
+        matrix: S (K p, F), or (K q, F) where M stays apart; dense tensor or scipy CSR. A row of padding is zero.
+        u, v: One value per row of ``matrix``, present with input norm only.
+        after: M (K p, K q), block diagonal, where it stays apart.
+    """
+
+    clients: int
+    matrix: Tensor | sp.csr_matrix
+    u: Tensor | None = None
+    v: Tensor | None = None
+    after: Sparse | None = None
+
+    @cached_property
+    def sparse(self) -> Sparse | None:
+        """S (K p, F) where it is sparse: for clients that share one weight matrix."""
+        return None if isinstance(self.matrix, Tensor) else Sparse(self.matrix)
+
+    @cached_property
+    def blocks(self) -> Sparse | None:
+        """S on a block diagonal (K p, K F) where it is sparse: one product then serves every client's own weight matrix."""
+        return None if isinstance(self.matrix, Tensor) else Sparse(spread(self.matrix, self.clients))
+
+    @property
+    def num_products(self) -> int:
+        """Multiplications per output column of a forward product."""
+        after = 0 if self.after is None else self.after.csr.nnz
+        return int(self.matrix.numel() if isinstance(self.matrix, Tensor) else self.matrix.nnz) + after
+
+    def product(self, weight: Tensor, norm: Norm | None = None) -> Tensor:
+        """``S W``, or with ``norm`` the product with normalised features, differentiable. (K p, H)"""
+        gamma, beta = norm or (None, None)
+        product: Tensor = _Product.apply(weight, gamma, beta, self)  # type: ignore[no-untyped-call]
+        return product
+
+    def forward(self, weight: Tensor, norm: Norm | None = None) -> Tensor:
+        """`product` without autograd. With norm, gamma and beta are per client exactly if the weight is."""
+        product = self._inner(weight, norm)
+        return product if self.after is None else spmm(self.after.csr, product)
+
+    def _inner(self, weight: Tensor, norm: Norm | None) -> Tensor:
+        if norm is None:
+            return self._times(weight, None)
+        gamma, beta = norm
+        product = self._times(weight, gamma)
+        sums = torch.stack([gamma, beta], dim=-2) @ weight  # (.., 2, H): gamma^T W and beta^T W
+        factors = torch.stack([-self._vector(self.u), self._vector(self.v)], dim=-1).view(*weight.shape[:-2], -1, 2)
+        rows = product.view(*weight.shape[:-2], -1, weight.shape[-1])
+        if weight.dim() == 2:
+            rows.addmm_(factors, sums)
+        else:
+            rows.baddbmm_(factors, sums)
+        return product
+
+    def backward(
+        self, grad: Tensor, weight: Tensor, norm: Norm | None = None, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Gradients of weight, gamma, beta given that of the product.
+
+        Args:
+            grad: (K p, H).
+            out: Where to write the gradient of the weight. With many clients it is the largest tensor of a step, and asking the
+                system for fresh memory every time costs more than the product itself.
+        """
+        grad = self._before_after(grad)
+        result = empty(tuple(weight.shape), weight.dtype) if out is None else out
+        self._transposed_times(grad, result)  # S^T G
+        if norm is None:
+            return result, None, None
+        gamma, beta = norm
+        u_grad, v_grad = self._row_sums(grad, weight.shape[:-2])
+        result.sub_(u_grad)  # now the gradient of gamma * W
+        gamma_grad = (result * weight).sum(-1)
+        beta_grad = (weight @ v_grad.mT).squeeze(-1)
+        result.mul_(gamma.unsqueeze(-1)).addcmul_(beta.unsqueeze(-1), v_grad)
+        return result, gamma_grad, beta_grad
+
+    def adam(
+        self, grad: Tensor, source: Tensor, weight: Tensor, moments: tuple[Tensor, Tensor], plan: AdamPlan, norm: Norm | None = None
+    ) -> tuple[Tensor, Tensor] | None:
+        """`backward` and Adam's step in one pass, for a sparse operand.
+
+        Args:
+            grad: Gradient of the product (K p, H).
+            source: The weight before the step, (K, F, H), or (F, H) where all clients start from the same.
+            weight: The weight after the step (K, F, H); may be ``source``.
+            moments: Both moments, changed in place.
+            plan: Which step of how many this is.
+            norm: gamma and beta, per client exactly if the source is.
+
+        Returns:
+            Gradients of gamma and beta with norm, else None.
+        """
+        if self.blocks is None:
+            raise ValueError("a dense operand has no sparse rows to step on; use backward")
+        grad = self._before_after(grad)
+        if norm is None:
+            adam_rows(self.blocks.transposed, grad, source, weight, *moments, plan)
+            return None
+        u_grad, v_grad = self._row_sums(grad, weight.shape[:-2])
+        gamma, beta = (tensor.expand(weight.shape[:-1]).contiguous() for tensor in norm)
+        return adam_rows_normed(self.blocks.transposed, grad, source, weight, *moments, plan, gamma, beta, u_grad, v_grad)
+
+    def _before_after(self, grad: Tensor) -> Tensor:
+        """The gradient of the inner product given that of the product."""
+        return grad if self.after is None else spmm(self.after.transposed, grad)
+
+    def _times(self, weight: Tensor, gamma: Tensor | None) -> Tensor:
+        """``S (gamma * W)``. Scaling the few values of S in place of the many of W is the same."""
+        if isinstance(self.matrix, Tensor):
+            scaled = weight if gamma is None else weight * gamma.unsqueeze(-1)
+            return torch.mm(self.matrix, scaled) if weight.dim() == 2 else torch.bmm(self._batches, scaled).view(-1, weight.shape[-1])
+        sparse = self.sparse if weight.dim() == 2 else self.blocks
+        assert sparse is not None
+        values = None if gamma is None else sparse.csr.data * gamma.detach().reshape(-1).numpy()[sparse.csr.indices]
+        return spmm(sparse.csr, weight.reshape(-1, weight.shape[-1]), values)
+
+    def _transposed_times(self, grad: Tensor, out: Tensor) -> None:
+        grad = grad.contiguous()
+        if isinstance(self.matrix, Tensor):
+            if out.dim() == 2:
+                torch.mm(self.matrix.mT, grad, out=out)
+            else:
+                torch.bmm(self._batches.mT, grad.view(self.clients, -1, grad.shape[-1]), out=out)
+            return
+        sparse = self.sparse if out.dim() == 2 else self.blocks
+        assert sparse is not None
+        spmm_into(sparse.transposed, grad, out.view(-1, out.shape[-1]))
+
+    @property
+    def _batches(self) -> Tensor:
+        assert isinstance(self.matrix, Tensor)
+        return self.matrix.view(self.clients, -1, self.matrix.shape[1])
+
+    def _vector(self, vector: Tensor | None) -> Tensor:
+        if vector is None:
+            raise ValueError("these inputs were built without input norm; build them with the model they are used with")
+        return vector
+
+    def _row_sums(self, grad: Tensor, lead: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """u^T G and v^T G, (.., 1, H) each."""
+        rows = grad.reshape(*lead, -1, grad.shape[-1])
+        u, v = (self._vector(vector).view(*lead, 1, -1) @ rows for vector in (self.u, self.v))
+        return u, v
+
+
+class _Product(torch.autograd.Function):
+    """`Operand.forward` and `Operand.backward` as one autograd node."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, weight: Tensor, gamma: Tensor | None, beta: Tensor | None, operand: Operand
+    ) -> Tensor:
+        ctx.operand = operand  # type: ignore[attr-defined]
+        saved = (weight,) if gamma is None or beta is None else (weight, gamma, beta)
+        ctx.save_for_backward(*saved)
+        return operand.forward(weight, _norm(saved))
+
+    @staticmethod
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, *grads: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+        saved: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]
+        operand: Operand = ctx.operand  # type: ignore[attr-defined]
+        return *operand.backward(grads[0], saved[0], _norm(saved)), None
+
+
+def _norm(saved: Sequence[Tensor]) -> Norm | None:
+    return (saved[1], saved[2]) if len(saved) == 3 else None
+
+
+def build_operand(
+    x: sp.csr_matrix,
+    propagation: sp.csr_matrix | None,
+    rows: NDArray[np.int64],
+    padded: int,
+    *,
+    input_norm: bool,
+    dtype: torch.dtype,
+) -> Operand:
+    """The operand of one client.
+
+    Args:
+        x: Features (n, F).
+        propagation: M (n, n), or None for the features as they are.
+        rows: Rows of S to keep, in this order.
+        padded: Number of rows to pad to.
+        input_norm: Prepare u and v and divide by sigma.
+    """
+    features = x.astype(np.float64)  # moments are sums over F numbers and S sums over neighbours: rounded once, at the end
+    u = v = None
+    if input_norm:
+        width = features.shape[1]
+        mean = np.asarray(features.sum(axis=1)).ravel() / width
+        square = np.asarray(features.multiply(features).sum(axis=1)).ravel() / width
+        deviation = np.sqrt(np.maximum(square - mean**2, 0.0) + LAYER_NORM_EPS)
+        features = (sp.diags(1.0 / deviation) @ features).tocsr()
+        u, v = mean / deviation, np.ones(len(mean))
+    if propagation is None:
+        return _operand(features[rows], *(None if t is None else t[rows] for t in (u, v)), padded, dtype)
+    part = propagation[rows].astype(np.float64)
+    heard = np.unique(part.indices)
+    multiplied, inner = (part @ features).tocsr(), features[heard]
+    if _work(multiplied) <= _work(inner) + part.nnz:
+        return _operand(multiplied, *(None if t is None else part @ t for t in (u, v)), padded, dtype)
+    after = Sparse(vertical([canonical(part[:, heard].tocsr(), dtype)], padded, len(heard)))
+    return replace(_operand(inner, *(None if t is None else t[heard] for t in (u, v)), len(heard), dtype), after=after)
+
+
+def stack_operands(operands: Sequence[Operand], padded: int) -> Operand:
+    """The operands of single clients as one of all, each padded to ``padded`` rows."""
+    width = int(operands[0].matrix.shape[1])
+    apart = any(operand.after is not None for operand in operands)
+    inner = max(int(operand.matrix.shape[0]) for operand in operands) if apart else padded
+    dense = [operand.matrix for operand in operands if isinstance(operand.matrix, Tensor)]
+    matrix: Tensor | sp.csr_matrix
+    if len(dense) == len(operands):
+        matrix = torch.cat([_pad(tensor, inner) for tensor in dense])
+    else:
+        parts = [sp.csr_matrix(part.matrix.numpy()) if isinstance(part.matrix, Tensor) else part.matrix for part in operands]
+        matrix = vertical(parts, inner, width)
+        matrix = _stored(matrix) if dense else matrix
+    u, v = ([t for t in tensors if t is not None] for tensors in zip(*((operand.u, operand.v) for operand in operands), strict=True))
+    return Operand(
+        clients=len(operands),
+        matrix=matrix,
+        u=torch.cat([_pad(t, inner) for t in u]) if u else None,
+        v=torch.cat([_pad(t, inner) for t in v]) if v else None,
+        after=Sparse(block_diagonal([_after(operand) for operand in operands], padded, inner)) if apart else None,
+    )
+
+
+def _operand(
+    matrix: sp.csr_matrix, u: NDArray[np.float64] | None, v: NDArray[np.float64] | None, padded: int, dtype: torch.dtype
+) -> Operand:
+    stored = _stored(vertical([canonical(matrix, dtype)], padded, int(matrix.shape[1])))
+    vectors = (None if t is None else _pad(torch.from_numpy(t).to(dtype), padded) for t in (u, v))
+    return Operand(1, stored, *vectors)
+
+
+def _after(operand: Operand) -> sp.csr_matrix:
+    """What comes after the inner product; nothing is the identity."""
+    if operand.after is not None:
+        return operand.after.csr
+    return canonical(sp.eye(operand.matrix.shape[0], format="csr", dtype=np.float64), torch_dtype(operand.matrix))
+
+
+def _work(matrix: sp.csr_matrix) -> float:
+    """Sparse multiplications per output column that a product costs, or that its dense form is worth."""
+    return min(matrix.nnz, DENSE_ABOVE * matrix.shape[0] * matrix.shape[1])
+
+
+def _stored(matrix: sp.csr_matrix) -> Tensor | sp.csr_matrix:
+    matrix.sum_duplicates()
+    matrix.eliminate_zeros()
+    if matrix.nnz > DENSE_ABOVE * matrix.shape[0] * matrix.shape[1]:
+        return torch.from_numpy(matrix.toarray())
+    return canonical(matrix)
+
+
+def _pad(tensor: Tensor, rows: int) -> Tensor:
+    padded = tensor.new_zeros(rows, *tensor.shape[1:])
+    padded[: tensor.shape[0]] = tensor
+    return padded

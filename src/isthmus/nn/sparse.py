@@ -1,0 +1,98 @@
+"""Constant sparse matrices that autograd can multiply with.
+
+A propagation matrix or a feature matrix never changes during training, and the backward product needs its transpose. Both are kept as
+CSR, because a CSR product writes each output row once; the transpose is made once, on first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from isthmus.nn.kernels import spmm
+
+_INT32_LIMIT = 2**31 - 1
+_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+
+
+@dataclass(frozen=True, eq=False)
+class Sparse:
+    """A constant matrix (m, n) with its transpose on demand. Made by `canonical`, so that kernels find one layout."""
+
+    csr: sp.csr_matrix
+
+    @cached_property
+    def transposed(self) -> sp.csr_matrix:
+        """The transpose (n, m), CSR again."""
+        return canonical(self.csr.T.tocsr())
+
+    def __matmul__(self, dense: Tensor) -> Tensor:
+        """``M @ dense``; gradients flow to ``dense`` only."""
+        product: Tensor = _SparseProduct.apply(dense, self)  # type: ignore[no-untyped-call]
+        return product
+
+
+class _SparseProduct(torch.autograd.Function):
+    """``M @ h`` with backward ``M^T @ g``, both as CSR products."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, dense: Tensor, matrix: Sparse) -> Tensor:
+        ctx.matrix = matrix  # type: ignore[attr-defined]
+        return spmm(matrix.csr, dense)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
+        matrix: Sparse = ctx.matrix  # type: ignore[attr-defined]
+        return spmm(matrix.transposed, grads[0]), None
+
+
+def torch_dtype(values: Tensor | sp.csr_matrix) -> torch.dtype:
+    """The torch type of a dense or sparse matrix."""
+    if isinstance(values, Tensor):
+        return values.dtype
+    return torch.float32 if values.dtype == np.float32 else torch.float64
+
+
+def canonical(matrix: sp.csr_matrix, dtype: torch.dtype | None = None) -> sp.csr_matrix:
+    """Sorted, contiguous, of the given type, with 32-bit indices where they fit (half the index traffic)."""
+    if not matrix.has_sorted_indices:
+        matrix = matrix.sorted_indices()
+    index = np.int32 if max(matrix.nnz, *matrix.shape) <= _INT32_LIMIT else np.int64
+    values = matrix.data if dtype is None else matrix.data.astype(_NUMPY[dtype], copy=False)
+    result = sp.csr_matrix(matrix.shape, dtype=values.dtype)
+    result.data = np.ascontiguousarray(values)
+    # Set one by one: the constructor would choose the index type by its own rule.
+    result.indices = np.ascontiguousarray(matrix.indices, dtype=index)
+    result.indptr = np.ascontiguousarray(matrix.indptr, dtype=index)
+    return result
+
+
+def block_diagonal(blocks: Sequence[sp.csr_matrix], height: int, width: int) -> sp.csr_matrix:
+    """Blocks along the diagonal, each padded with empty rows and columns to (height, width)."""
+    return spread(vertical(blocks, height, width), len(blocks))
+
+
+def vertical(blocks: Sequence[sp.csr_matrix], height: int, width: int) -> sp.csr_matrix:
+    """Blocks one above the other, each padded with empty rows to ``height``; columns keep their place, ``width`` in all."""
+    lengths = np.zeros((len(blocks), height), dtype=np.int64)
+    for length, block in zip(lengths, blocks, strict=True):
+        length[: block.shape[0]] = np.diff(block.indptr)
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    parts = (np.concatenate([block.data for block in blocks]), np.concatenate([block.indices for block in blocks]), indptr)
+    return canonical(sp.csr_matrix(parts, shape=(len(blocks) * height, width)))
+
+
+def spread(stacked: sp.csr_matrix, blocks: int) -> sp.csr_matrix:
+    """Vertically stacked blocks (blocks * h, w) moved onto the diagonal of (blocks * h, blocks * w)."""
+    if blocks == 1:
+        return stacked
+    rows, width = stacked.shape
+    owner = np.repeat(np.arange(rows, dtype=np.int64) // (rows // blocks), np.diff(stacked.indptr))
+    indices = stacked.indices.astype(np.int64) + owner * width
+    return canonical(sp.csr_matrix((stacked.data, indices, stacked.indptr), shape=(rows, blocks * width)))

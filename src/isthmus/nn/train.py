@@ -1,0 +1,254 @@
+"""The local training loop: the only one.
+
+It trains one client, or a cohort of clients side by side, with the same code: weights, gradients and moments of a cohort carry a leading
+client dimension and `Inputs` are stacked. Clients of a cohort never influence each other; a cohort ends where its clients end one by one.
+
+A step works in two halves. The product of the constant features with the first weight matrix and its gradient are written out, because
+they are the bulk of the work: with sparse features and Adam, gradient and step are one pass over the weights (`isthmus.nn.kernels`),
+otherwise the gradient goes to memory we keep. Everything after the first product is left to autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from isthmus.errors import ConfigError, ProtocolError
+from isthmus.nn.backbone import Backbone
+from isthmus.nn.dropout import DropoutSource
+from isthmus.nn.inputs import Inputs
+from isthmus.nn.loss import Loss, get_loss
+from isthmus.nn.memory import Workspace, empty
+from isthmus.nn.operand import Norm
+from isthmus.nn.optim import OptimizerState, adam_plan, fresh_state, get_step
+from isthmus.tensors import Weights, check_same_names
+
+ExtraGradient = Callable[[Weights, Mapping[str, Tensor]], None]
+"""(weights, gradients) -> None: adds a term's gradient to ``gradients`` in place."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What local training ends with.
+
+    Args:
+        weights: Trained weights, stacked (K, ...) for a cohort.
+        optimizer_state: To hand in next time.
+        loss: Loss of each client at the last step, before it (K,).
+    """
+
+    weights: dict[str, Tensor]
+    optimizer_state: OptimizerState
+    loss: Tensor
+
+
+def train_locally(
+    model: Backbone,
+    weights: Weights,
+    optimizer_state: OptimizerState | None,
+    inputs: Inputs,
+    *,
+    epochs: int,
+    lr: float,
+    weight_decay: float = 0.0,
+    optimizer: str = "adam",
+    loss: str = "ce",
+    extra_gradient: ExtraGradient | None = None,
+    frozen: Collection[str] = (),
+    dropout: DropoutSource | None = None,
+    donate: bool = False,
+    workspace: Workspace | None = None,
+) -> TrainResult:
+    """Train for ``epochs`` full-batch steps.
+
+    Args:
+        model: Gives the shape of the computation; its own parameters are neither read nor changed.
+        weights: To start from. For a cohort stacked (K, ...), or plain where all clients start from the same.
+        optimizer_state: What the last call returned, or None to start afresh.
+        inputs: Training inputs of one client, or `stack_inputs` of many.
+        epochs: Number of steps, at least 0.
+        lr: Step size.
+        weight_decay: L2 term, added to the gradient.
+        optimizer: ``adam`` or ``sgd``.
+        loss: ``ce`` or ``double_softmax``.
+        extra_gradient: Adds the gradient of a further term, as `proximal` does.
+        frozen: Names of parameters that stay as they are.
+        dropout: Generators of the clients; None trains without dropout.
+        donate: The caller gives ``weights`` and ``optimizer_state`` away: they may be overwritten. Otherwise they are never changed.
+        workspace: Memory to use; the weights of the result then live in it until the next call (see `Workspace`).
+    """
+    if epochs < 0:
+        raise ConfigError(f"epochs must be at least 0, got {epochs}")
+    step, loss_function = get_step(optimizer), get_loss(loss)
+    space = Workspace() if workspace is None else workspace
+    stacked = _for_clients(model, weights, inputs)
+    trained = {name for name in stacked if name not in set(frozen)}
+    if optimizer_state is None:
+        state = fresh_state(optimizer, stacked, clients=inputs.clients, frozen=tuple(frozen))
+    else:
+        state = OptimizerState(optimizer_state.steps, _own(optimizer_state.first, donate), _own(optimizer_state.second, donate))
+    if len(state.steps) != inputs.clients:
+        raise ProtocolError(f"optimiser state of {len(state.steps)} clients given, inputs of {inputs.clients}; stack_states joins them")
+
+    # Weights whose gradient and step are one pass: no gradient is stored, and the first step reads them where the caller has them.
+    simple = optimizer == "adam" and extra_gradient is None and epochs > 0
+    direct = [name for name, operand in inputs.first.items() if simple and name in trained and operand.blocks is not None]
+    current: dict[str, Tensor] = {}
+    start: dict[str, Tensor] = {}
+    for name, tensor in stacked.items():
+        if donate and tensor.is_contiguous():
+            current[name] = tensor
+            continue
+        current[name] = space.empty(name, tuple(tensor.shape), tensor.dtype)
+        if name in direct and not model.norm_names:  # behind a norm, weights and norm must both be per client
+            start[name] = weights[name].detach().contiguous()
+        else:
+            current[name].copy_(tensor)
+    buffers = {
+        name: space.empty(f"gradient of {name}", tuple(current[name].shape), current[name].dtype)
+        for name in inputs.first
+        if name in trained and name not in direct
+    }
+
+    plan = adam_plan(state.steps, epochs, lr, weight_decay, inputs.weight.dtype)
+    client_loss = inputs.weight.new_zeros(inputs.clients)
+    for epoch in range(epochs):
+        before = current | start if epoch == 0 else current
+        grads, product_grads, client_loss = _upstream(model, before, inputs, loss_function, dropout, trained)
+        norm = _norm(model, before)
+        for name in direct:
+            moments = (state.first[name], state.second[name])
+            found = inputs.first[name].adam(product_grads[name], before[name], current[name], moments, replace(plan, step=epoch), norm)
+            _add_norm(model, grads, found, trained)
+        _first_gradients(model, grads, product_grads, current, inputs, trained, skip=direct, buffers=buffers)
+        if extra_gradient is not None:
+            extra_gradient(current, grads)
+        state = step(current, grads, state, lr, weight_decay)
+    return TrainResult(current, state, client_loss)
+
+
+def gradients(
+    model: Backbone,
+    weights: Weights,
+    inputs: Inputs,
+    *,
+    loss: str = "ce",
+    frozen: Collection[str] = (),
+    dropout: DropoutSource | None = None,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Gradients of each client's loss and the loss itself (K,), for methods that send gradients (FedSGD).
+
+    Weights of a cohort may be stacked or plain, as in `train_locally`; its gradients come stacked.
+    """
+    weights = _for_clients(model, weights, inputs)
+    trained = {name for name in weights if name not in set(frozen)}
+    grads, product_grads, client_loss = _upstream(model, weights, inputs, get_loss(loss), dropout, trained)
+    _first_gradients(model, grads, product_grads, weights, inputs, trained)
+    return {name: grads[name] for name in weights if name in trained}, client_loss
+
+
+@torch.no_grad()
+def predict(model: Backbone, weights: Weights, inputs: Inputs) -> Tensor:
+    """Logits without dropout, padding removed, client after client (sum n_k, C); ``inputs.split`` parts them by client.
+
+    Weights of a cohort may be stacked, or plain where all clients use the same.
+    """
+    check_same_names(dict(model.named_parameters()), weights)
+    logits: Tensor = functional_call(model, dict(weights), (inputs,))
+    return inputs.unpad(logits)
+
+
+def proximal(mu: float, anchor: Weights) -> ExtraGradient:
+    """The gradient of FedProx's term ``(mu / 2) ||W - W_anchor||^2``: ``mu (W - W_anchor)``, for the names the anchor holds.
+
+    Li et al., MLSys 2020, https://arxiv.org/abs/1812.06127. The anchor may be plain where the weights are stacked.
+    """
+
+    def add(weights: Weights, grads: Mapping[str, Tensor]) -> None:
+        for name, received in anchor.items():
+            if name in grads:
+                # One difference first: mu W - mu W_anchor rounds twice and is not exactly zero at the anchor.
+                grads[name].add_(weights[name] - received, alpha=mu)
+
+    return add
+
+
+def _upstream(
+    model: Backbone, weights: Weights, inputs: Inputs, loss: Loss, dropout: DropoutSource | None, trained: Collection[str]
+) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+    """Everything after the first product: gradients of the weights there, gradients of the products, loss of each client."""
+    norm = _norm(model, weights)
+    products = {name: operand.forward(weights[name], norm).requires_grad_() for name, operand in inputs.first.items()}
+    rest = {name: tensor.detach() for name, tensor in weights.items() if name not in products and name not in model.norm_names}
+    leaves = {name: tensor.requires_grad_() for name, tensor in rest.items() if name in trained}
+    logits = functional_call(model, rest, (inputs, dropout, products))
+    client_loss = loss(logits, inputs)
+    found = torch.autograd.grad(client_loss.sum(), [*products.values(), *leaves.values()])
+    product_grads = dict(zip(products, found, strict=False))
+    return dict(zip(leaves, found[len(products) :], strict=True)), product_grads, client_loss.detach()
+
+
+def _first_gradients(
+    model: Backbone,
+    grads: dict[str, Tensor],
+    product_grads: Mapping[str, Tensor],
+    weights: Weights,
+    inputs: Inputs,
+    trained: Collection[str],
+    *,
+    skip: Collection[str] = (),
+    buffers: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Add the gradients of the first weight matrices, except those in ``skip``, and of the input norm to ``grads``."""
+    norm = _norm(model, weights)
+    norm_trained = any(name in trained for name in model.norm_names)
+    for name, operand in inputs.first.items():
+        if name in skip or not (name in trained or norm_trained):
+            continue
+        grad, *found = operand.backward(product_grads[name], weights[name], norm, out=(buffers or {}).get(name))
+        if name in trained:
+            grads[name] = grad
+        _add_norm(model, grads, found, trained)
+
+
+def _add_norm(model: Backbone, grads: dict[str, Tensor], found: Sequence[Tensor | None] | None, trained: Collection[str]) -> None:
+    """Add what one operand contributes to the gradients of gamma and beta."""
+    for name, grad in zip(model.norm_names, found or (), strict=False):
+        if name in trained and grad is not None:
+            grads[name] = grads[name] + grad if name in grads else grad
+
+
+def _norm(model: Backbone, weights: Weights) -> Norm | None:
+    names = model.norm_names
+    return (weights[names[0]], weights[names[1]]) if names else None
+
+
+def _for_clients(model: Backbone, weights: Weights, inputs: Inputs) -> dict[str, Tensor]:
+    """The weights, checked against the model; plain ones seen by every client of a cohort (no copy)."""
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    check_same_names(shapes, weights)
+    clients, dtype = inputs.clients, inputs.weight.dtype
+    result = {}
+    for name, tensor in weights.items():
+        if tensor.shape == shapes[name] and clients > 1:
+            tensor = tensor.expand(clients, *tensor.shape)
+        if tensor.shape not in (shapes[name], (clients, *shapes[name])):
+            raise ProtocolError(
+                f"weight {name!r} has shape {tuple(tensor.shape)}, the model needs {tuple(shapes[name])}"
+                + (f", stacked for {clients} clients" if clients > 1 else "")
+            )
+        if tensor.dtype != dtype:
+            raise ProtocolError(f"weight {name!r} is {tensor.dtype}, the inputs are {dtype}; build_inputs takes a dtype")
+        result[name] = tensor.detach()
+    return result
+
+
+def _own(tensors: Mapping[str, Tensor], donate: bool) -> dict[str, Tensor]:
+    """Contiguous tensors we may overwrite."""
+    if donate:
+        return {name: tensor.contiguous() for name, tensor in tensors.items()}
+    return {name: empty(tuple(tensor.shape), tensor.dtype).copy_(tensor) for name, tensor in tensors.items()}
