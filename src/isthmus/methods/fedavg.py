@@ -1,0 +1,182 @@
+"""FedAvg -- McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629, Algorithm 1.
+
+    paper      here
+    w_t        ServerState.weights      what every client starts round t from
+    C          FedAvgConfig.fraction    share of the clients drawn in a round
+    E          local_epochs             full-batch steps, as in all five systems' papers (B = infinity)
+    n_k        WeightedClient.samples   by ``weighting``: training nodes, all nodes, or 1
+    n          ServerState.total        learnt once, as a sum
+    n_k / n    Update.share
+
+A client multiplies its weights by n_k / n before sending, so the server needs only the sum (``federation.sum``): it never sees one client's
+update, and with secure sums nobody does. Optimiser state stays with the client over rounds (``reset_optimizer=true`` starts it afresh
+in each round, as FederatedScope does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, TypeVar
+
+import torch
+
+from isthmus.errors import ConfigError
+from isthmus.federation.interface import Federation, Replies, Stacked, View
+from isthmus.federation.ledger import Disclosure
+from isthmus.federation.messages import Count, Message, Model, PartyId
+from isthmus.federation.roles import Cohort, Role, handler
+from isthmus.methods.evaluation import Evaluation
+from isthmus.methods.registry import Log, Method, Phase, register
+from isthmus.methods.training import Deployed, ModelCohort, Size, WeightedClient, WeightedConfig, total_samples
+from isthmus.nn.backbone import NORM, Backbone
+from isthmus.nn.optim import fresh_state
+from isthmus.records import Record
+from isthmus.seeds import Stream
+from isthmus.tensors import Weights, get_weights, num_values, scaled
+
+
+@dataclass(frozen=True)
+class FedAvgConfig(WeightedConfig):
+    """Knobs of FedAvg.
+
+    Args:
+        fraction: Share C of the clients drawn in a round, in (0, 1].
+        reset_optimizer: Start the clients' optimiser afresh in every round.
+        share_input_norm: False keeps the input LayerNorm at home, as FedStruct's reference code does.
+    """
+
+    fraction: float = 1.0
+    reset_optimizer: bool = False
+    share_input_norm: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 < self.fraction <= 1.0:
+            raise ConfigError(f"fraction must lie in (0, 1], got {self.fraction}")
+
+    def personal_prefixes(self, model: Backbone) -> tuple[str, ...]:
+        """Parameters that never leave the client, by prefix of their names."""
+        return () if self.share_input_norm or model.input_norm is None else (f"{NORM}.",)
+
+    def shared_names(self, model: Backbone) -> tuple[str, ...]:
+        """Parameters that are averaged."""
+        personal = self.personal_prefixes(model)
+        return tuple(name for name, _ in model.named_parameters() if not (personal and name.startswith(personal)))
+
+
+ConfigT = TypeVar("ConfigT", bound=FedAvgConfig)
+
+
+@dataclass(frozen=True)
+class Broadcast(Message):
+    """w_t, and n for the clients to weight by."""
+
+    weights: Model[Weights]
+    total: Count[float]
+
+
+@dataclass(frozen=True)
+class Update(Message):
+    """(n_k / n) w_{t+1}^k and n_k / n: ready to be summed."""
+
+    weights: Model[Weights]
+    share: Count[float]
+
+
+@dataclass(frozen=True)
+class ServerState(Record):
+    """All the server remembers between rounds; a checkpoint is exactly this."""
+
+    round: int
+    weights: Weights
+    total: float
+
+
+class FedAvgCohort(ModelCohort):
+    """FedAvg's clients, trained together."""
+
+    def local_update(self, common: Broadcast) -> Stacked[Update]:
+        if self.config.reset_optimizer:
+            self.optimizer = fresh_state(self.config.optimizer, self.weights, clients=len(self.clients))
+        self.train_together(common.weights)
+        shares = self.shares(common.total)
+        return Stacked(Update(self.scaled({name: self.weights[name] for name in common.weights}, shares), shares), self.parties)
+
+
+class FedAvgClient(WeightedClient[ConfigT]):
+    """One client. Its graph stays in ``self.data``; only return values leave."""
+
+    cohort: ClassVar[type[Cohort[Any]] | None] = FedAvgCohort
+
+    @handler
+    def local_update(self, common: Broadcast) -> Update:
+        """ClientUpdate(k, w) of Algorithm 1."""
+        if self.config.reset_optimizer:
+            self.state = replace(self.state, optimizer=fresh_state(self.config.optimizer, self.state.weights))
+        self.state = self.train({**self.state.weights, **common.weights}, received=common.weights)
+        share = self.samples() / common.total
+        return Update(scaled({name: self.state.weights[name] for name in common.weights}, share), share)
+
+
+def init(view: View, config: FedAvgConfig, common: Stream) -> ServerState:
+    """w_0: the shared part of the common first model."""
+    model = config.first_model(view, common)
+    weights = get_weights(model)
+    return ServerState(0, {name: weights[name] for name in config.shared_names(model)}, 0.0)
+
+
+def count_round(state: ServerState, federation: Federation, config: FedAvgConfig) -> tuple[ServerState, Log]:
+    """n, once."""
+    return replace(state, total=total_samples(federation)), {}
+
+
+def draw(clients: Iterable[PartyId], fraction: float, stream: Stream) -> list[PartyId]:
+    """S_t: max(C K, 1) clients, uniformly."""
+    everyone = sorted(clients)
+    count = max(1, round(fraction * len(everyone)))
+    chosen = torch.randperm(len(everyone), generator=stream.torch())[:count].tolist()
+    return sorted(everyone[i] for i in chosen)
+
+
+def fedavg_round(state: ServerState, federation: Federation, config: FedAvgConfig) -> tuple[ServerState, Log]:
+    """One turn of the server loop of Algorithm 1."""
+    chosen = federation.clients
+    if config.fraction < 1.0:
+        chosen = tuple(draw(chosen, config.fraction, federation.stream("draw")))
+    total = federation.sum(FedAvgClient.local_update, Broadcast(state.weights, state.total), to=chosen)
+    weights = total.weights  # w_{t+1} = sum_k (n_k / n) w_{t+1}^k
+    if len(chosen) < len(federation.clients):
+        if total.share <= 0.0:
+            return replace(state, round=state.round + 1), {}  # nobody drawn holds a training node
+        weights = scaled(weights, 1.0 / total.share)  # shares of the drawn clients, made to sum to 1
+    return replace(state, round=state.round + 1, weights=weights), {}
+
+
+def evaluate(state: ServerState, federation: Federation, config: FedAvgConfig) -> Replies[Evaluation]:
+    """Every client scores the common model (with its personal part) on its own nodes and edges."""
+    return federation.call(FedAvgClient.deploy, Deployed(state.weights))
+
+
+DISCLOSES = (
+    Disclosure("setup", "client", "server", Size, "summed"),
+    Disclosure("train", "server", "client", Broadcast),
+    Disclosure("train", "client", "server", Update, "summed"),
+    Disclosure("evaluation", "server", "client", Deployed),
+    Disclosure("evaluation", "client", "server", Evaluation),
+)
+
+METHOD = register(
+    Method(
+        name="fedavg",
+        summary="clients train, the server averages their weights",
+        reference="McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017",
+        config=FedAvgConfig,
+        init=init,
+        phases=(Phase("setup", count_round, rounds=1, setup=True), Phase("train", fedavg_round)),
+        evaluate=evaluate,
+        roles={"client": Role(FedAvgClient)},
+        discloses=DISCLOSES,
+        shared_values=lambda state: num_values(state.weights),
+    )
+)

@@ -1,0 +1,48 @@
+"""FedPer -- Arivazhagan et al., 2019, https://arxiv.org/abs/1912.00818.
+
+FedAvg on the base of the model; the last ``personal_layers`` layers are personal and never leave their client. With none it is FedAvg, with all of
+them Local. HiFGL's paper leaves the split open; the last layer is our choice there too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from isthmus.errors import ConfigError
+from isthmus.federation.roles import Role
+from isthmus.methods import fedavg
+from isthmus.methods.fedavg import FedAvgClient, FedAvgConfig
+from isthmus.methods.registry import register
+from isthmus.nn.backbone import Backbone
+
+
+@dataclass(frozen=True)
+class FedPerConfig(FedAvgConfig):
+    """Knobs of FedPer.
+
+    Args:
+        personal_layers: How many layers, from the output back, stay with the client (K_P).
+    """
+
+    personal_layers: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.personal_layers < 0:
+            raise ConfigError(f"personal_layers must be at least 0, got {self.personal_layers}")
+
+    def personal_prefixes(self, model: Backbone) -> tuple[str, ...]:
+        groups = model.shared_groups
+        return (*super().personal_prefixes(model), *groups[max(0, len(groups) - self.personal_layers) :])
+
+
+METHOD = register(
+    replace(
+        fedavg.METHOD,
+        name="fedper",
+        summary="FedAvg on all but the last layers, which stay personal",
+        reference="Arivazhagan et al., Federated Learning with Personalization Layers, 2019",
+        config=FedPerConfig,
+        roles={"client": Role(FedAvgClient)},
+    )
+)

@@ -1,0 +1,123 @@
+"""FedSGD -- McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629 (FedAvg with one step on the whole batch), as FedStruct runs it.
+
+    spec       here
+    g_k        Step.gradients / Step.share   gradient of client k's mean loss at w_t
+    n_k / n    Step.share                    by ``weighting``
+    g          the sum                       g = sum_k (n_k / n) g_k
+    w_t        ServerState.weights
+
+One optimiser, at the server, steps on g. FedStruct's code steps an identical Adam at every party instead; the trajectory is the same, and one
+place cannot drift from another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+
+from isthmus.federation.interface import Federation, Replies, Stacked, View
+from isthmus.federation.ledger import Disclosure
+from isthmus.federation.messages import Count, Gradient, Message
+from isthmus.federation.roles import Cohort, Role, handler
+from isthmus.methods.evaluation import Evaluation
+from isthmus.methods.fedavg import Broadcast
+from isthmus.methods.registry import Log, Method, Phase, register
+from isthmus.methods.training import Deployed, ModelCohort, Size, WeightedClient, WeightedConfig, dropout_of, total_samples
+from isthmus.nn.optim import OptimizerState, fresh_state, get_step
+from isthmus.nn.train import gradients
+from isthmus.records import Record
+from isthmus.seeds import Stream
+from isthmus.tensors import Weights, get_weights, num_values, scaled
+
+
+@dataclass(frozen=True)
+class Step(Message):
+    """(n_k / n) g_k and n_k / n: ready to be summed."""
+
+    gradients: Gradient[Weights]
+    share: Count[float]
+
+
+@dataclass(frozen=True)
+class ServerState(Record):
+    """The common weights and the one optimiser."""
+
+    weights: Weights
+    optimizer: OptimizerState
+    total: float
+
+
+class FedSGDCohort(ModelCohort):
+    """FedSGD's clients, differentiated together."""
+
+    def gradient(self, common: Broadcast) -> Stacked[Step]:
+        grads, _ = gradients(self.model, common.weights, self.inputs, loss=self.config.loss, dropout=dropout_of(self.clients))
+        shares = self.shares(common.total)
+        return Stacked(Step(self.scaled({name: grads[name] for name in common.weights}, shares), shares), self.parties)
+
+
+class FedSGDClient(WeightedClient[WeightedConfig]):
+    """One client: answers weights with a gradient."""
+
+    cohort: ClassVar[type[Cohort[Any]] | None] = FedSGDCohort
+
+    @handler
+    def gradient(self, common: Broadcast) -> Step:
+        """g_k; zero at a client without training nodes."""
+        grads, _ = gradients(self.model, common.weights, self.inputs, loss=self.config.loss, dropout=dropout_of([self]))
+        share = self.samples() / common.total
+        return Step(scaled({name: grads[name] for name in common.weights}, share), share)
+
+
+def init(view: View, config: WeightedConfig, common: Stream) -> ServerState:
+    weights = get_weights(config.first_model(view, common))
+    return ServerState(weights, fresh_state(config.optimizer, weights), 0.0)
+
+
+def count_round(state: ServerState, federation: Federation, config: WeightedConfig) -> tuple[ServerState, Log]:
+    """n, once."""
+    return replace(state, total=total_samples(federation)), {}
+
+
+def fedsgd_round(state: ServerState, federation: Federation, config: WeightedConfig) -> tuple[ServerState, Log]:
+    """``local_epochs`` common steps: g_t from everybody, then one step of the optimiser."""
+    for _ in range(config.local_epochs):
+        total = federation.sum(FedSGDClient.gradient, Broadcast(state.weights, state.total))  # g = sum_k (n_k / n) g_k
+        weights = {name: tensor.clone() for name, tensor in state.weights.items()}
+        moments = OptimizerState(state.optimizer.steps, _clone(state.optimizer.first), _clone(state.optimizer.second))
+        optimizer = get_step(config.optimizer)(weights, total.gradients, moments, config.lr, config.weight_decay)
+        state = replace(state, weights=weights, optimizer=optimizer)
+    return state, {}
+
+
+def evaluate(state: ServerState, federation: Federation, config: WeightedConfig) -> Replies[Evaluation]:
+    """Every client scores the common model on its own nodes and edges."""
+    return federation.call(FedSGDClient.deploy, Deployed(state.weights))
+
+
+def _clone(weights: Weights) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in weights.items()}
+
+
+METHOD = register(
+    Method(
+        name="fedsgd",
+        summary="clients send gradients, the server steps one common optimiser",
+        reference="McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017",
+        config=WeightedConfig,
+        init=init,
+        phases=(Phase("setup", count_round, rounds=1, setup=True), Phase("train", fedsgd_round)),
+        evaluate=evaluate,
+        roles={"client": Role(FedSGDClient)},
+        discloses=(
+            Disclosure("setup", "client", "server", Size, "summed"),
+            Disclosure("train", "server", "client", Broadcast),
+            Disclosure("train", "client", "server", Step, "summed"),
+            Disclosure("evaluation", "server", "client", Deployed),
+            Disclosure("evaluation", "client", "server", Evaluation),
+        ),
+        shared_values=lambda state: num_values(state.weights),
+    )
+)

@@ -1,0 +1,70 @@
+"""Local (also Isolate, SelfTrain): every client trains its own model on its own data. No message passes.
+
+The lower reference of every comparison. It gets the budget of the federated runs: ``rounds * local_epochs`` epochs. All clients start from the
+same weights, drawn from the run's common stream, so that FedAvg with one client is this method bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from isthmus.federation.interface import Federation, Replies, View
+from isthmus.federation.ledger import Disclosure
+from isthmus.federation.roles import Cohort, Role, handler
+from isthmus.methods.evaluation import Evaluation
+from isthmus.methods.registry import Log, Method, Phase, register
+from isthmus.methods.training import ModelCohort, NodeClient, TrainConfig
+from isthmus.records import Record
+from isthmus.seeds import Stream
+
+
+@dataclass(frozen=True)
+class ServerState(Record):
+    """Nothing: nobody tells the server anything."""
+
+
+class LocalCohort(ModelCohort):
+    def train_alone(self) -> None:
+        self.train_together(received={})
+
+
+class LocalClient(NodeClient[TrainConfig]):
+    """One client, on its own."""
+
+    cohort: ClassVar[type[Cohort[Any]] | None] = LocalCohort
+
+    @handler
+    def train_alone(self) -> None:
+        """E epochs on the own model; nothing is returned."""
+        self.state = self.train(self.state.weights, received={})
+
+
+def init(view: View, config: TrainConfig, common: Stream) -> ServerState:
+    return ServerState()
+
+
+def local_round(state: ServerState, federation: Federation, config: TrainConfig) -> tuple[ServerState, Log]:
+    """Everybody trains; the server only beats time."""
+    federation.call(LocalClient.train_alone)
+    return state, {}
+
+
+def evaluate(state: ServerState, federation: Federation, config: TrainConfig) -> Replies[Evaluation]:
+    """Each client scores its own model."""
+    return federation.call(LocalClient.evaluate)
+
+
+METHOD = register(
+    Method(
+        name="local",
+        summary="each client alone on its own data (lower reference)",
+        reference="no paper; Isolate / SelfTrain in others' tables",
+        config=TrainConfig,
+        init=init,
+        phases=(Phase("train", local_round),),
+        evaluate=evaluate,
+        roles={"client": Role(LocalClient)},
+        discloses=(Disclosure("evaluation", "client", "server", Evaluation),),
+    )
+)

@@ -1,0 +1,127 @@
+"""What a method is, and where methods are found.
+
+A method is one file that ends in ``register(Method(...))``. Ours are imported here by name; others come through the Python entry point group
+``isthmus.methods`` (an entry point names the module to import).
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any
+
+from isthmus.errors import ConfigError, unknown
+from isthmus.federation.interface import Federation
+from isthmus.federation.ledger import Disclosure
+from isthmus.federation.messages import PartyId
+from isthmus.federation.roles import Role, RoleTable
+from isthmus.methods.evaluation import Evaluation
+from isthmus.records import Record
+
+logger = logging.getLogger(__name__)
+
+OURS = ("local", "central", "fedavg", "fedsgd", "fedprox", "fedper")
+
+Log = Mapping[str, float]
+"""What a round reports besides its state: names to numbers, e.g. ``{"train_loss": 0.7}``."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Rounds of one kind.
+
+    Args:
+        name: Shown in the ledger and in progress; also keys the random streams.
+        run_round: ``(state, federation, config) -> (state, log)``.
+        rounds: How many, or None for the run's ``rounds``; a function may derive it from the config.
+        setup: True for work done once before training (its bytes and seconds are counted apart).
+    """
+
+    name: str
+    run_round: Callable[[Any, Federation, Any], tuple[Any, Log]]
+    rounds: int | Callable[[Any], int] | None = None
+    setup: bool = False
+
+
+@dataclass(frozen=True)
+class Method:
+    """A federated method, complete.
+
+    Args:
+        name: As its paper names it, in lower case.
+        summary: One line for ``isthmus methods``.
+        reference: Citation.
+        config: Frozen dataclass of its knobs.
+        init: ``(view, config, stream) -> server state``; the state is a frozen :class:`Record`, all that is remembered between rounds.
+        phases: In order.
+        evaluate: ``(state, federation, config) -> {client: Evaluation}``; may use messages.
+        roles: A class per role; ``client`` always.
+        discloses: The disclosure sheet, stated in advance.
+        preset: Paper whose settings apply by default.
+        cross_edges: Clients may know their cross edges. Otherwise the engine never hands them over.
+        pooled: The method trains on the union of all data at one place (a reference, not a federation).
+        shared: Names of the trainable tensors that leave a client: ``(state) -> weights``.
+    """
+
+    name: str
+    summary: str
+    reference: str
+    config: type
+    init: Callable[..., Record]
+    phases: tuple[Phase, ...]
+    evaluate: Callable[[Any, Federation, Any], Mapping[PartyId, Evaluation]]
+    roles: Mapping[str, Role]
+    discloses: tuple[Disclosure, ...] = ()
+    preset: str = "fedstruct"
+    cross_edges: bool = False
+    pooled: bool = False
+    shared_values: Callable[[Any], int] | None = None
+    table: RoleTable = field(init=False)
+
+    def __post_init__(self) -> None:
+        if "client" not in self.roles:
+            raise ConfigError(f"method {self.name!r} must define the role 'client'")
+        object.__setattr__(self, "table", RoleTable(self.roles))
+
+
+_METHODS: dict[str, Method] = {}
+_loaded = False
+
+
+def register(method: Method) -> Method:
+    """Make a method known. A name can be taken only once."""
+    if method.name in _METHODS and _METHODS[method.name] is not method:
+        raise ConfigError(f"method {method.name!r} is registered twice; rename one of them")
+    _METHODS[method.name] = method
+    return method
+
+
+def get_method(name: str) -> Method:
+    """The method of this name, ours or a plug-in."""
+    _load()
+    if name not in _METHODS:
+        raise unknown("method", name, _METHODS)
+    return _METHODS[name]
+
+
+def all_methods() -> list[Method]:
+    """Every registered method, sorted by name."""
+    _load()
+    return [_METHODS[name] for name in sorted(_METHODS)]
+
+
+def _load() -> None:
+    global _loaded
+    if _loaded:
+        return
+    _loaded = True
+    for name in OURS:
+        importlib.import_module(f"isthmus.methods.{name}")
+    for point in entry_points(group="isthmus.methods"):
+        try:
+            point.load()
+        except Exception as error:  # a broken plug-in must not take our own methods down
+            logger.warning("method plug-in %r could not be loaded: %s", point.name, error)

@@ -1,0 +1,298 @@
+"""What the classic methods share: a node classifier at each client, trained by the one local loop, alone or together with others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from isthmus.errors import ConfigError, RunError
+from isthmus.federation.interface import Federation, Stacked, View
+from isthmus.federation.messages import Count, Message, Model
+from isthmus.federation.roles import Client, Cohort, handler
+from isthmus.federation.schema import ScaledRows
+from isthmus.methods.evaluation import Evaluation, Tally, tally
+from isthmus.nn.backbone import Backbone
+from isthmus.nn.cohort import stack_states, stack_weights, unstack_states, unstack_weights
+from isthmus.nn.dropout import DropoutSource
+from isthmus.nn.inputs import Inputs, build_inputs, stack_inputs
+from isthmus.nn.optim import OptimizerState, fresh_state
+from isthmus.nn.registry import build_backbone
+from isthmus.nn.train import ExtraGradient, predict, train_locally
+from isthmus.records import Record
+from isthmus.seeds import Stream
+from isthmus.tensors import Weights, get_weights
+
+PARTS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Model and local training, common to all classic methods.
+
+    Args:
+        backbone: ``gcn``, ``sage`` or ``mlp``.
+        hidden: Widths of the hidden layers.
+        dropout: Share of hidden values dropped in training.
+        input_norm: Learnable LayerNorm on the input features.
+        head: Linear classifier on top of the last hidden layer.
+        lr, weight_decay, optimizer: Of each step; weight decay is added to the gradient.
+        loss: ``ce``, or ``double_softmax`` (what FedStruct's reference code trains).
+        local_epochs: Full-batch steps a client takes in a round (E).
+        precision: Of weights and features.
+    """
+
+    backbone: str = "gcn"
+    hidden: tuple[int, ...] = (64,)
+    dropout: float = 0.5
+    input_norm: bool = False
+    head: bool = False
+    lr: float = 0.01
+    weight_decay: float = 5e-4
+    optimizer: Literal["adam", "sgd"] = "adam"
+    loss: Literal["ce", "double_softmax"] = "ce"
+    local_epochs: int = 1
+    precision: Literal["float32", "float64"] = "float32"
+
+    def __post_init__(self) -> None:
+        if self.lr <= 0.0:
+            raise ConfigError(f"lr must be above 0, got {self.lr}")
+        if self.weight_decay < 0.0:
+            raise ConfigError(f"weight_decay must be at least 0, got {self.weight_decay}")
+        if self.local_epochs < 1:
+            raise ConfigError(f"local_epochs must be at least 1, got {self.local_epochs}")
+        self.build(num_features=1, num_classes=2, stream=Stream(0))  # names and widths are checked where they are used
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64 if self.precision == "float64" else torch.float32
+
+    def build(self, *, num_features: int, num_classes: int, stream: Stream) -> Backbone:
+        """The model; same stream, same first weights."""
+        model = build_backbone(
+            self.backbone, num_features=num_features, num_classes=num_classes, hidden=self.hidden, dropout=self.dropout,
+            input_norm=self.input_norm, head=self.head, stream=stream,
+        )  # fmt: skip
+        return model.to(self.dtype)
+
+    def first_model(self, view: View, common: Stream) -> Backbone:
+        """The model every party starts from; methods that share a seed share it."""
+        return self.build(num_features=view.num_features, num_classes=view.num_classes, stream=common.child("init"))
+
+
+@dataclass(frozen=True)
+class WeightedConfig(TrainConfig):
+    """Training whose results are averaged over clients.
+
+    Args:
+        weighting: What a client's weight n_k counts: ``train`` nodes, all ``nodes``, or every client the same (``uniform``).
+    """
+
+    weighting: Literal["train", "nodes", "uniform"] = "train"
+
+
+ConfigT = TypeVar("ConfigT", bound=TrainConfig)
+WeightedT = TypeVar("WeightedT", bound=WeightedConfig)
+
+
+@dataclass(frozen=True)
+class ModelState(Record):
+    """What a client remembers: its model and its optimiser."""
+
+    weights: Weights
+    optimizer: OptimizerState
+
+
+@dataclass(frozen=True)
+class Deployed(Message):
+    """The common model, sent to be used."""
+
+    weights: Model[Weights]
+
+
+class NodeClient(Client[ConfigT, ModelState], Generic[ConfigT]):
+    """A client with a node classifier. Sub-classes add what it says to others."""
+
+    def setup(self) -> None:
+        data, config = self.data, self.config
+        self.model = config.build(num_features=data.num_features, num_classes=data.num_classes, stream=self.common.child("init"))
+        self.inputs = build_inputs(data, self.model, data.train, dtype=config.dtype)
+        self._everything: Inputs | None = None
+
+    @property
+    def everything(self) -> Inputs:
+        """Inputs for all nodes; only evaluation needs them."""
+        if self._everything is None:
+            self._everything = build_inputs(self.data, self.model, dtype=self.config.dtype)
+        return self._everything
+
+    def initial_state(self) -> ModelState:
+        weights = get_weights(self.model)
+        return ModelState(weights, fresh_state(self.config.optimizer, weights))
+
+    def export(self) -> Weights:
+        return self.state.weights
+
+    def extra_gradient(self, received: Weights) -> ExtraGradient | None:
+        """Gradient of a further loss term, e.g. FedProx's."""
+        return None
+
+    def frozen(self) -> Collection[str]:
+        """Names of weights this client does not train."""
+        return ()
+
+    def train(self, weights: Weights, received: Weights) -> ModelState:
+        """The client's epochs of this round from ``weights``; ``received`` is the part that came from the server."""
+        config = self.config
+        result = train_locally(
+            self.model, weights, self.state.optimizer, self.inputs, epochs=config.local_epochs, lr=config.lr,
+            weight_decay=config.weight_decay, optimizer=config.optimizer, loss=config.loss, extra_gradient=self.extra_gradient(received),
+            frozen=self.frozen(), dropout=dropout_of([self]),
+        )  # fmt: skip
+        return ModelState(result.weights, result.optimizer_state)
+
+    @handler
+    def evaluate(self) -> Evaluation:
+        """Score the client's own model on its own nodes and edges."""
+        logits = predict(self.model, self.state.weights, self.everything)
+        return Evaluation({part: tally(logits, self.data.y, getattr(self.data, part)) for part in PARTS})
+
+    @handler
+    def deploy(self, common: Deployed) -> Evaluation:
+        """Take the common model, keep what is personal, and score it."""
+        self.state = replace(self.state, weights={**self.state.weights, **common.weights})
+        return self.evaluate()
+
+
+@dataclass(frozen=True)
+class Size(Message):
+    """How much a client counts."""
+
+    samples: Count[float]
+
+
+class WeightedClient(NodeClient[WeightedT], Generic[WeightedT]):
+    """A client that knows its weight in an average."""
+
+    def samples(self) -> float:
+        """n_k."""
+        return float({"train": self.data.num_train, "nodes": self.data.num_nodes, "uniform": 1}[self.config.weighting])
+
+    @handler
+    def size(self) -> Size:
+        return Size(self.samples())
+
+
+def total_samples(federation: Federation) -> float:
+    """n = sum_k n_k; the server does not learn who holds how much."""
+    total = federation.sum(WeightedClient.size).samples
+    if total <= 0.0:
+        raise RunError("no client has a training node: choose a split with a training part")
+    return total
+
+
+def dropout_of(clients: Sequence[NodeClient[Any]]) -> DropoutSource | None:
+    """One generator per client, from its own stream; None where nothing is dropped."""
+    if clients[0].config.dropout == 0.0:
+        return None
+    return DropoutSource([client.stream("dropout").torch() for client in clients])
+
+
+class ModelCohort(Cohort[Any]):
+    """Clients with the same model, trained together: weights and moments stacked (K, ...), one block-diagonal product for all."""
+
+    MAX_PADDING = 4.0
+
+    @classmethod
+    def worthwhile(cls, clients: Sequence[Any]) -> bool:
+        """Every client is padded to the largest; beyond this factor the padding costs more than it saves."""
+        rows = [max(1, client.inputs.rows[0][0]) for client in clients]
+        return len(clients) > 1 and len(rows) * max(rows) <= cls.MAX_PADDING * sum(rows)
+
+    def __init__(self, clients: Sequence[Any]) -> None:
+        super().__init__(clients)
+        self.model, self.config = clients[0].model, clients[0].config
+        self.parties = tuple(client.party for client in clients)
+        self.inputs = stack_inputs([client.inputs for client in clients])
+        self._evaluation: _StackedEvaluation | None = None
+        self.weights: dict[str, Tensor]
+        self.optimizer: OptimizerState
+
+    def load(self) -> None:
+        self.weights = stack_weights([client.state.weights for client in self.clients])
+        self.optimizer = _copied(stack_states([client.state.optimizer for client in self.clients]))
+
+    def store(self) -> None:
+        weights = unstack_weights(self.weights)
+        for client, own, optimizer in zip(self.clients, weights, unstack_states(self.optimizer), strict=True):
+            client.state = ModelState(_clone(own), _copied(optimizer))
+
+    def train_together(self, received: Weights) -> None:
+        """One round of local epochs at every client, from ``received`` where given and from its own weights elsewhere."""
+        config, first = self.config, self.clients[0]
+        own = {name: tensor for name, tensor in self.weights.items() if name not in received}
+        result = train_locally(
+            self.model, {name: own.get(name, received.get(name)) for name in self.weights}, self.optimizer, self.inputs,  # type: ignore[misc]
+            epochs=config.local_epochs, lr=config.lr, weight_decay=config.weight_decay, optimizer=config.optimizer, loss=config.loss,
+            extra_gradient=first.extra_gradient(received), frozen=first.frozen(), dropout=dropout_of(self.clients), donate=True,
+        )  # fmt: skip
+        self.weights, self.optimizer = result.weights, result.optimizer_state
+
+    def evaluate(self) -> Stacked[Evaluation]:
+        """`NodeClient.evaluate` for all."""
+        if self._evaluation is None:
+            self._evaluation = _StackedEvaluation(self.clients)
+        return Stacked(self._evaluation.score(self.model, self.weights), self.parties)
+
+    def deploy(self, common: Deployed) -> Stacked[Evaluation]:
+        """`NodeClient.deploy` for all."""
+        expanded = {name: tensor.expand(len(self.clients), *tensor.shape) for name, tensor in common.weights.items()}
+        self.weights = {**self.weights, **expanded}
+        if self._evaluation is None:
+            self._evaluation = _StackedEvaluation(self.clients)
+        # Plain weights where nothing is personal: one product for the whole cohort.
+        weights = dict(common.weights) if common.weights.keys() == self.weights.keys() else self.weights
+        return Stacked(self._evaluation.score(self.model, weights), self.parties)
+
+    def shares(self, total: float) -> Any:
+        """n_k / n of all clients (K,); stands for a number in a stacked message."""
+        return torch.tensor([client.samples() / total for client in self.clients], dtype=torch.float64)
+
+    def scaled(self, weights: Mapping[str, Tensor], shares: Tensor) -> Any:
+        """Pre-weighted tensors of all clients, not yet multiplied out; stands for weights in a stacked message."""
+        return {name: ScaledRows(tensor, shares) for name, tensor in weights.items()}
+
+
+class _StackedEvaluation:
+    """Tallies of all clients at once."""
+
+    def __init__(self, clients: Sequence[NodeClient[Any]]) -> None:
+        self.inputs = stack_inputs([client.everything for client in clients])
+        self.owner = torch.repeat_interleave(torch.arange(len(clients)), torch.tensor([client.data.num_nodes for client in clients]))
+        self.y = torch.cat([client.data.y for client in clients])
+        self.rows = {part: torch.cat([getattr(client.data, part) for client in clients]).nonzero().flatten() for part in PARTS}
+        self.clients = len(clients)
+
+    def score(self, model: Backbone, weights: Weights) -> Evaluation:
+        logits = predict(model, weights, self.inputs)
+        loss = torch.nn.functional.cross_entropy(logits, self.y, reduction="none")
+        right = (logits.argmax(1) == self.y).long()
+        parts: dict[str, Any] = {}
+        for part, rows in self.rows.items():
+            owner = self.owner[rows]
+            counts: Any = torch.bincount(owner, minlength=self.clients)
+            correct: Any = torch.zeros(self.clients, dtype=torch.int64).index_add_(0, owner, right[rows])
+            losses: Any = torch.zeros(self.clients, dtype=torch.float64).index_add_(0, owner, loss[rows].double())
+            parts[part] = Tally(correct, counts, losses)
+        return Evaluation(parts)
+
+
+def _clone(weights: Weights) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in weights.items()}
+
+
+def _copied(state: OptimizerState) -> OptimizerState:
+    return OptimizerState(state.steps, _clone(state.first), _clone(state.second))
