@@ -1,0 +1,111 @@
+"""What a person sees: progress on stderr, tables on stdout."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from isthmus.experiments.callbacks import Callback, Progress
+from isthmus.experiments.config import Settings
+
+
+def stdout() -> Console:
+    return Console(soft_wrap=True, highlight=False)
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def clock(seconds: float | None) -> str:
+    if seconds is None:
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f} %"
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
+    """A plain table; columns after the first are right-aligned where they look like numbers."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for i, heading in enumerate(headings):
+        numeric = i > 0 and all(row[i][:1].isdigit() or row[i][:1] in "–-" for row in rows if row[i])
+        table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    stdout().print(table)
+
+
+class Watch(Callback):
+    """Progress of a run: a live bar on a terminal, plain lines elsewhere (about ten per run)."""
+
+    def __init__(self, label: str = "") -> None:
+        self.label = label
+        self.console = Console(stderr=True, highlight=False)
+        self.bar: Bar | None = None
+        self.task: TaskID | None = None
+        self.folder: Path | None = None
+        self.scores: Mapping[str, Any] = {}
+
+    def on_start(self, settings: Settings, folder: Path, step: int, steps: int) -> None:
+        run = settings.run
+        self.folder = folder
+        self.label = self.label or f"{run.method} on {run.dataset}, {run.clients} clients, seed {run.seed}"
+        if step:
+            print(f"{self.label}: continued at round {step} of {steps}", file=sys.stderr)
+        if self.console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+            self.bar = Bar(*columns, console=self.console)
+            self.bar.start()
+            self.task = self.bar.add_task(self.label, total=steps, completed=step, note="")
+
+    def on_round(self, progress: Progress) -> None:
+        self.scores = progress.scores or self.scores
+        note = f"val {percent(self.scores.get('val'))}  sent {size(sum(progress.bytes.values()))}  left {clock(progress.seconds_left)}"
+        if self.bar is not None and self.task is not None:
+            self.bar.update(self.task, completed=progress.step, note=note)
+        elif progress.step == progress.steps or progress.step % max(1, progress.steps // 10) == 0:
+            print(f"{self.label}: {progress.phase} {progress.round}/{progress.rounds}  {note}", file=sys.stderr, flush=True)
+
+    def on_recover(self, reason: str, step: int) -> None:
+        print(f"{self.label}: {reason}; went back to round {step} and goes on", file=sys.stderr)
+
+    def on_end(self, result: Mapping[str, Any]) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+
+def print_result(result: Mapping[str, Any]) -> None:
+    """A run's result for people."""
+    sent, seconds = result["bytes"], result["seconds"]
+    rows = [
+        ("score", f"{percent(result['score'])}  ({result['score_rule']})"),
+        ("test, pooled", f"{percent(result['test'])} at round {result['selected_round']} (picked by validation), {percent(result['test_last'])} at the last"),
+        ("test, client mean", f"{percent(result['test_client_mean'])} at round {result['selected_round']}, {percent(result['test_client_mean_last'])} at the last"),
+        ("parameters", f"{result['parameters']['trainable']:,} trainable, {result['parameters']['shared']:,} shared"),
+        ("sent", f"up {size(sent['setup_up'] + sent['up'])}, down {size(sent['setup_down'] + sent['down'])}, between clients {size(sent['peer'])}"),
+        ("time", f"setup {seconds['setup']:.1f} s, training {seconds['train']:.1f} s, evaluation {seconds['eval']:.1f} s"),
+        ("data", result["source"]),
+        ("folder", result["run_dir"]),
+    ]  # fmt: skip
+    title = f"{result['method']} on {result['dataset']}, {result['clients']} clients ({result['partition']}), seed {result['seed']}"
+    print_table(("", ""), rows, title)

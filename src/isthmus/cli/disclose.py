@@ -1,0 +1,30 @@
+"""``isthmus disclose``: who sees what, before anything runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from isthmus.cli.console import print_table, stdout
+
+NAME = "disclose"
+
+
+def command(method: Annotated[str, typer.Argument(help="Method; isthmus methods lists them.")]) -> None:
+    """Print a method's disclosure sheet: which party sees which kind of thing, under which protection."""
+    from isthmus.federation.ledger import PROTECTIONS
+    from isthmus.methods.registry import get_method
+
+    entry = get_method(method)
+    rows = [
+        (line.phase, line.sender, line.receiver, line.message.__name__, ", ".join(line.kinds), line.protection) for line in entry.discloses
+    ]
+    print_table(("phase", "from", "to", "message", "kinds of content", "protection"), rows, f"What leaves a party in {entry.name}")
+    console = stdout()
+    for name in sorted({line.protection for line in entry.discloses}):
+        console.print(f"{name}: {PROTECTIONS[name]}")
+    if entry.pooled:
+        console.print("This method pools all data in one place before it starts: a reference, not a federation.")
+    if not entry.cross_edges:
+        console.print("Cross edges are not given to this method. Features, edges and labels never leave a client." if not entry.pooled else "")

@@ -1,0 +1,21 @@
+"""``isthmus methods`` and ``isthmus datasets``: what there is."""
+
+from __future__ import annotations
+
+from isthmus.cli.console import print_table
+
+
+def methods() -> None:
+    """List the methods."""
+    from isthmus.methods.registry import all_methods
+
+    rows = [(method.name, method.summary, method.preset, method.reference) for method in all_methods()]
+    print_table(("method", "what it does", "preset", "reference"), rows)
+
+
+def datasets() -> None:
+    """List the data sets."""
+    from isthmus.data.datasets import node_sets
+
+    for name in sorted(node_sets()):
+        print(name)

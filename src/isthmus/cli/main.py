@@ -1,0 +1,82 @@
+"""The command line. One file per verb; this one turns mistakes into one line and the right exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from typing import Annotated, Any
+
+import typer
+
+from isthmus import __version__
+from isthmus.cli import demo, disclose, listing, report, resume, run
+from isthmus.errors import IsthmusError
+
+# typer carries click inside since 0.26 and depended on it before: its public exceptions lead to the base class in both.
+ClickException: type[Exception] = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
+
+app = typer.Typer(
+    name="isthmus", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
+    help="Federated graph learning: train graph neural networks over graphs that are split between owners.",
+)  # fmt: skip
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        print(f"isthmus {__version__}")
+        raise typer.Exit
+    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, stream=sys.stderr, format="%(levelname)s: %(message)s")
+
+
+for module in (run, resume, report, disclose, demo):
+    app.command(module.NAME)(module.command)
+app.command("methods")(listing.methods)
+app.command("datasets")(listing.datasets)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; returns the exit code. 0 fine, 2 usage, 3 data, 4 failed run, 130 interrupted."""
+    given = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in given
+    given = ["--debug", *(g for g in given if g != "--debug")] if debug else given
+    try:
+        code = app(given, standalone_mode=False)
+    except ClickException as error:
+        return _complain(_one_line(error), 2, debug)
+    except IsthmusError as error:
+        return _complain(str(error), error.exit_code, debug)
+    except (KeyboardInterrupt, typer.Abort):
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `isthmus methods | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code if isinstance(code, int) else 0
+
+
+def _complain(message: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"isthmus: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _one_line(error: Any) -> str:
+    """What is wrong, and what is allowed."""
+    context = getattr(error, "ctx", None)
+    hint = ""
+    if context is not None:
+        options = sorted(name for parameter in context.command.params for name in parameter.opts if name.startswith("--"))
+        commands = sorted(getattr(context.command, "commands", {}))
+        hint = f" (allowed: {', '.join(commands or options)})"
+    return f"{error.format_message()}{hint}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""The run folder: everything a run leaves behind, written so that ``kill -9`` at any moment leaves it whole.
+
+``config.toml``, ``scenario.json``, ``metrics.jsonl``, ``ledger/NNNNNN.jsonl`` (one per committed round), ``checkpoints/<party>/``, then at the end
+``result.json``, ``disclosure.json``, ``models/``. Files that must be whole are written beside and renamed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import safetensors.torch
+
+from isthmus.errors import ConfigError, DataError, ProtocolError, RunError
+from isthmus.federation import codec
+from isthmus.federation.ledger import Entry
+from isthmus.federation.messages import PartyId
+from isthmus.records import Record
+from isthmus.tensors import Weights
+
+_DIGEST = 32
+CHECKPOINT_LIMITS = codec.Limits(max_bytes=2**40, max_tensors=10**7, max_header=2**30)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that it is there entirely or not at all, even after a crash."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+
+
+class FileStore:
+    """A party's tags on its own disk: one file per tag, checksum first. Satisfies ``federation.party.Store``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def save(self, step: int, state: Record) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        data = codec.encode(state)
+        write_whole(self.folder / f"{step:07d}.tag", hashlib.sha256(data).digest() + data)
+
+    def load(self, step: int, record: type[Record]) -> Record:
+        path = self.folder / f"{step:07d}.tag"
+        try:
+            raw = path.read_bytes()
+            if hashlib.sha256(raw[_DIGEST:]).digest() != raw[:_DIGEST]:
+                raise ProtocolError("checksum differs")
+            return codec.decode(raw[_DIGEST:], record, CHECKPOINT_LIMITS)
+        except (OSError, ProtocolError) as error:
+            raise DataError(f"checkpoint {self.folder.name}/{path.name} is damaged ({error}); delete it to fall back to the one before") from None
+
+    def steps(self) -> tuple[int, ...]:
+        return tuple(sorted(int(path.stem) for path in self.folder.glob("*.tag") if path.stem.isdigit()))
+
+    def sound(self, step: int) -> bool:
+        """True if the tag's bytes are what was written."""
+        try:
+            raw = (self.folder / f"{step:07d}.tag").read_bytes()
+        except OSError:
+            return False
+        return hashlib.sha256(raw[_DIGEST:]).digest() == raw[:_DIGEST]
+
+    def forget(self, keep: Sequence[int]) -> None:
+        for step in self.steps():
+            if step not in keep:
+                (self.folder / f"{step:07d}.tag").unlink(missing_ok=True)
+
+
+class RunFolder:
+    """One run's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[str] | None = None
+
+    @classmethod
+    def create(cls, path: Path, config: str, scenario: Mapping[str, Any]) -> RunFolder:
+        """Make a new folder. Refuses one that already holds a run."""
+        folder = cls(path)
+        if (path / "config.toml").exists():
+            raise ConfigError(f"{path} already holds a run: continue it with `isthmus resume {path}` or choose another --out")
+        try:
+            (path / "ledger").mkdir(parents=True, exist_ok=True)
+            (path / "checkpoints").mkdir(exist_ok=True)
+            folder.lock()
+            (path / "scenario.json").write_text(json.dumps(scenario))
+            write_whole(path / "config.toml", config.encode())
+        except OSError as error:
+            raise ConfigError(f"cannot write the run folder {path}: {error.strerror}; choose another --out") from None
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        if not (path / "config.toml").is_file():
+            raise DataError(f"{path} is not a run folder (no config.toml); start one with `isthmus run`")
+        folder = cls(path)
+        folder.lock()
+        return folder
+
+    def lock(self) -> None:
+        """Only one process works on a run. The lock goes with the process."""
+        self._lock = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"{self.path} is in use by another process; wait for it or stop it") from None
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    @property
+    def config(self) -> str:
+        return (self.path / "config.toml").read_text()
+
+    def store(self, party: PartyId) -> FileStore:
+        return FileStore(self.path / "checkpoints" / party.replace("/", "."))
+
+    # -- what grows with the rounds --------------------------------------------------------------------------------------------
+
+    def append_round(self, step: int, entries: Iterable[Entry], metrics: Mapping[str, Any] | None) -> None:
+        text = "".join(entry.to_json() + "\n" for entry in entries)
+        (self.path / "ledger" / f"{step:06d}.jsonl").write_text(text)
+        if metrics is not None:
+            with (self.path / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps(metrics) + "\n")
+
+    def truncate(self, step: int) -> None:
+        """Drop what came after a tag: those rounds will be played again."""
+        for path in (self.path / "ledger").glob("*.jsonl"):
+            if int(path.stem) > step:
+                path.unlink()
+        lines = [json.dumps(line) + "\n" for line in self.metrics() if line["step"] <= step]
+        write_whole(self.path / "metrics.jsonl", "".join(lines).encode())
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Evaluated rounds, a broken last line left out."""
+        path = self.path / "metrics.jsonl"
+        lines = []
+        for text in path.read_text().splitlines() if path.exists() else []:
+            try:
+                lines.append(json.loads(text))
+            except json.JSONDecodeError:
+                break
+        return lines
+
+    def ledger(self) -> Iterable[Entry]:
+        for path in sorted((self.path / "ledger").glob("*.jsonl")):
+            for line in path.read_text().splitlines():
+                yield Entry.from_json(line)
+
+    # -- the end -----------------------------------------------------------------------------------------------------------------
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        write_whole(self.path / name, (json.dumps(value, indent=2) + "\n").encode())
+
+    def write_model(self, party: PartyId, weights: Weights) -> None:
+        (self.path / "models").mkdir(exist_ok=True)
+        tensors = {name: tensor.detach().contiguous().clone() for name, tensor in weights.items()}
+        write_whole(self.path / "models" / f"{party.replace('/', '.')}.safetensors", safetensors.torch.save(tensors))
+
+    def result(self) -> dict[str, Any] | None:
+        path = self.path / "result.json"
+        if not path.exists():
+            return None
+        try:
+            result: dict[str, Any] = json.loads(path.read_text())
+        except json.JSONDecodeError:
+            return None
+        return result

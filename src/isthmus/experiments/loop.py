@@ -1,0 +1,259 @@
+"""The one round loop.
+
+1. play a round of the current phase, 2. evaluate if due, 3. write the ledger segment and the metrics line, 4. checkpoint if due. The round is the
+transaction: after a crash, of a party or of this process, everyone returns to the newest tag all hold and the rounds since are played again, with
+the same random streams and so the same bits.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from isthmus.errors import DataError
+from isthmus.experiments.callbacks import Callback, Progress
+from isthmus.experiments.config import Settings
+from isthmus.experiments.folder import RunFolder
+from isthmus.experiments.scoring import better, evaluation_line
+from isthmus.federation.interface import QuorumError, View
+from isthmus.federation.ledger import Entry, Sheet, channel_totals
+from isthmus.federation.messages import SERVER
+from isthmus.federation.session import Engine, Session
+from isthmus.methods.registry import Phase
+from isthmus.records import Record, make_record
+from isthmus.seeds import Stream
+
+logger = logging.getLogger(__name__)
+
+EVALUATION = "evaluation"
+RECOVERABLE = ("timeout", "unavailable", "crashed")
+MAX_RECOVERIES = 3
+
+
+@dataclass(frozen=True)
+class Position:
+    """A place in the run: ``step`` rounds are committed, the next is ``round`` of phase number ``phase``."""
+
+    step: int
+    phase: int
+    round: int
+
+
+@dataclass
+class Totals:
+    """Bytes so far, setup and training apart, evaluation beside them."""
+
+    setup: dict[str, int]
+    training: dict[str, int]
+    evaluation: dict[str, int]
+
+    @classmethod
+    def empty(cls) -> Totals:
+        return cls(channel_totals([]), channel_totals([]), channel_totals([]))
+
+    def add(self, entries: Sequence[Entry], setup_phases: frozenset[str]) -> None:
+        for entry in entries:
+            book = self.evaluation if entry.phase == EVALUATION else self.setup if entry.phase in setup_phases else self.training
+            book[entry.channel] += entry.total
+
+
+class Loop:
+    """Plays a method's phases on an engine.
+
+    Args:
+        view: What the server may know at the start.
+        nodes: Number of nodes per client, for weighted scores.
+        folder: Where the run leaves its traces; None keeps everything in memory (tests).
+    """
+
+    def __init__(self, settings: Settings, engine: Engine, view: View, nodes: Mapping[str, int], *, folder: RunFolder | None = None,
+                 callbacks: Sequence[Callback] = (), incarnation: int = 0) -> None:  # fmt: skip
+        self.settings, self.engine, self.nodes, self.folder, self.callbacks = settings, engine, nodes, folder, callbacks
+        self.method, self.config, self.run_config = settings.method, settings.method_config, settings.run
+        self.session = Session(engine, self.method.table, seed=settings.run.seed, incarnation=incarnation)
+        self.state: Record = self.method.init(view, self.config, Stream(settings.run.seed, ("common",)))
+        self._saved_type = make_record(
+            "ServerSnapshot", position=_PositionRecord, seconds=Mapping[str, float], server=type(self.state), selected=type(self.state) | None
+        )
+        self.selected_state: Record | None = None
+        self.best: Mapping[str, Any] | None = None
+        self.at = Position(0, 0, 1)
+        self.lines: list[dict[str, Any]] = []
+        self.sheet, self.totals = Sheet(), Totals.empty()
+        self.seconds = {"setup": 0.0, "train": 0.0, "eval": 0.0}
+        self.round_seconds: list[float] = []
+        self._tags: dict[int, Record] = {}
+        self._setup_phases = frozenset(phase.name for phase in self.method.phases if phase.setup)
+        self._last_checkpoint = time.monotonic()
+        self._checkpoint_cost = 0.0
+        self._started = time.monotonic()
+
+    # -- shape of the run ----------------------------------------------------------------------------------------------------
+
+    def rounds_of(self, phase: Phase) -> int:
+        if phase.rounds is None:
+            return self.run_config.rounds
+        return phase.rounds(self.config) if callable(phase.rounds) else phase.rounds
+
+    @property
+    def steps(self) -> int:
+        return sum(self.rounds_of(phase) for phase in self.method.phases)
+
+    # -- running ---------------------------------------------------------------------------------------------------------------
+
+    def play(self, until: int | None = None) -> None:
+        """Play rounds until ``until`` steps are committed (default: all)."""
+        goal = self.steps if until is None else min(until, self.steps)
+        if self.at.step == 0 and not self._tags:
+            self.checkpoint()
+        self._started, started_at = time.monotonic(), self.at.step
+        failed_at, recoveries = -1, 0
+        while self.at.step < goal:
+            try:
+                self._round(started_at)
+            except QuorumError as error:
+                recoveries = recoveries + 1 if self.at.step <= failed_at else 1
+                failed_at = max(failed_at, self.at.step)
+                if recoveries > MAX_RECOVERIES or not any(f.kind in RECOVERABLE for f in error.failures.values()):
+                    raise
+                self._recover(error)
+
+    def _round(self, started_at: int) -> None:
+        phase = self.method.phases[self.at.phase]
+        round = self.at.round
+        self.session.clock.begin(phase.name, round)
+        self.session.ledger.take()  # what a lost attempt left
+        begun = time.perf_counter()
+        state, log = phase.run_round(self.state, self.session, self.config)
+        spent = time.perf_counter() - begun
+        last = round == self.rounds_of(phase)
+        main = phase.rounds is None
+        line, eval_spent = self._evaluate(state, phase, log) if main and (last or round % self.run_config.eval_every == 0) else (None, 0.0)
+        self._commit(state, phase, spent, eval_spent, line)
+        self._progress(phase, round, line, started_at)
+        if self._due(last):
+            self.checkpoint()
+
+    def _evaluate(self, state: Record, phase: Phase, log: Mapping[str, float]) -> tuple[dict[str, Any], float]:
+        begun = time.perf_counter()
+        self.session.clock.begin(EVALUATION, self.at.round)
+        evaluations = self.method.evaluate(state, self.session, self.config)
+        line = {"step": self.at.step + 1, "phase": phase.name, "round": self.at.round, **evaluation_line(evaluations, self.nodes), "log": dict(log)}
+        return line, time.perf_counter() - begun
+
+    def _commit(self, state: Record, phase: Phase, spent: float, eval_spent: float, line: dict[str, Any] | None) -> None:
+        """The round counts from here on."""
+        entries = self.session.ledger.take()
+        self.sheet.add(entries)
+        self.totals.add(entries, self._setup_phases)
+        self.state = state
+        self.seconds["setup" if phase.setup else "train"] += spent
+        self.seconds["eval"] += eval_spent
+        if phase.rounds is None:
+            self.round_seconds.append(spent)
+        last = self.at.round == self.rounds_of(phase)
+        self.at = Position(self.at.step + 1, self.at.phase + 1, 1) if last else replace(self.at, step=self.at.step + 1, round=self.at.round + 1)
+        if line is not None:
+            line["bytes"] = {"setup": sum(self.totals.setup.values()), **self.totals.training}
+            line["seconds"] = sum(self.seconds.values())
+            self.lines.append(line)
+            if better(line, self.best, self.run_config.selection):
+                self.best = line
+                if self.run_config.selection != "last":
+                    self.selected_state = state
+                    self.engine.select()
+        if self.folder is not None:
+            self.folder.append_round(self.at.step, entries, line)
+
+    def _progress(self, phase: Phase, round: int, line: Mapping[str, Any] | None, started_at: int) -> None:
+        done, elapsed = self.at.step - started_at, time.monotonic() - self._started
+        left = elapsed / done * (self.steps - self.at.step) if done else None
+        progress = Progress(phase.name, round, self.rounds_of(phase), self.at.step, self.steps, left, dict(self.totals.training), line)
+        for callback in self.callbacks:
+            callback.on_round(progress)
+
+    # -- tags ------------------------------------------------------------------------------------------------------------------
+
+    def _due(self, phase_ended: bool) -> bool:
+        if phase_ended:
+            return True
+        every = self.run_config.checkpoint_every
+        if every:
+            return self.at.step % every == 0
+        return time.monotonic() - self._last_checkpoint > max(2.0, 20 * self._checkpoint_cost)
+
+    def checkpoint(self) -> None:
+        """Tag every party, then the server: a tag the server holds is held by all."""
+        begun = time.monotonic()
+        self.engine.commit(self.at.step)
+        position = _PositionRecord(self.at.step, self.at.phase, self.at.round)
+        values: dict[str, Any] = {"position": position, "seconds": dict(self.seconds), "server": self.state, "selected": self.selected_state}
+        record = self._saved_type(**values)
+        self._tags[self.at.step] = record
+        self._tags = {step: self._tags[step] for step in sorted(self._tags)[-2:]}
+        if self.folder is not None:
+            store = self.folder.store(SERVER)
+            store.save(self.at.step, record)
+            store.forget(keep=store.steps()[-2:])
+        self._last_checkpoint = time.monotonic()
+        self._checkpoint_cost = self._last_checkpoint - begun
+
+    def _recover(self, error: QuorumError) -> None:
+        logger.warning("%s; rolling back", error)
+        self.restore()
+        for callback in self.callbacks:
+            callback.on_recover(str(error), self.at.step)
+
+    def restore(self) -> None:
+        """Go back to the newest tag that the server and every party hold."""
+        steps = set(self._tags) | set(self.folder.store(SERVER).steps() if self.folder is not None else ())
+        for step in sorted(steps & set(self.engine.tags()), reverse=True):
+            if self._restore(step):
+                return
+        raise DataError("no checkpoint that all parties hold can be read; start the run again")
+
+    def _restore(self, step: int) -> bool:
+        try:
+            record: Any = self._tags.get(step)
+            if record is None:
+                assert self.folder is not None
+                record = self.folder.store(SERVER).load(step, self._saved_type)
+            self.engine.rollback(step)
+        except DataError as error:
+            logger.warning("%s", error)
+            return False
+        self.at = Position(record.position.step, record.position.phase, record.position.round)
+        self.state, self.selected_state = record.server, record.selected
+        self.seconds = dict(record.seconds)
+        self.session = Session(
+            self.engine, self.method.table, seed=self.run_config.seed, incarnation=self.session.clock.incarnation + 1)
+        self._tags = {tag: kept for tag, kept in self._tags.items() if tag < step} | {step: record}
+        if self.folder is not None:
+            self.folder.truncate(step)
+            self.lines = self.folder.metrics()
+            entries = list(self.folder.ledger())
+        else:
+            self.lines = [line for line in self.lines if line["step"] <= step]
+            entries = []
+        self._recount(entries)
+        return True
+
+    def _recount(self, entries: Sequence[Entry]) -> None:
+        if self.folder is not None:
+            self.sheet, self.totals = Sheet(), Totals.empty()
+            self.sheet.add(entries)
+            self.totals.add(entries, self._setup_phases)
+        self.best = None
+        for line in self.lines:
+            if better(line, self.best, self.run_config.selection):
+                self.best = line
+
+
+@dataclass(frozen=True)
+class _PositionRecord(Record):
+    step: int
+    phase: int
+    round: int

@@ -1,0 +1,68 @@
+"""The result of a run: exactly the keys of architecture, section 6."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import statistics
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import isthmus
+from isthmus.data.scenario import Scenario
+from isthmus.experiments.config import Settings
+from isthmus.experiments.loop import Totals
+from isthmus.experiments.scoring import SCORE_RULES, selected_line
+
+PACKAGES = ("torch", "torch_geometric", "numpy", "scipy")
+
+
+def versions() -> dict[str, str]:
+    """What the numbers depend on."""
+    found = {"isthmus": isthmus.__version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def form_result(settings: Settings, scenario: Scenario, nodes: Mapping[str, int], lines: Sequence[Mapping[str, Any]], totals: Totals,
+                seconds: Mapping[str, float], round_seconds: Sequence[float], parameters: Mapping[str, int], run_dir: str) -> dict[str, Any]:  # fmt: skip
+    """Put a result together from the metrics lines and counters."""
+    run = settings.run
+    selected, last = selected_line(lines, run.selection), lines[-1]
+    column, when, sentence = SCORE_RULES[settings.score]
+    return {
+        "method": run.method, "dataset": scenario.dataset, "partition": run.partition, "clients": run.clients, "split": run.split,
+        "seed": run.seed, "engine": run.engine, "preset": run.preset, "profile": run.profile, "execution": run.execution,
+        "rounds": run.rounds, "selected_round": selected["round"], "metric": run.metric,
+        "val": selected["val"], "test": selected["test"], "test_last": last["test"],
+        "test_client_mean": selected["test_client_mean"], "test_client_mean_last": last["test_client_mean"], "test_minority": None,
+        "score": (last if when == "last" else selected)[column], "score_rule": sentence,
+        "per_client": [_client(client, nodes[client], selected["per_client"][client], last["per_client"][client]) for client in nodes],
+        "parameters": dict(parameters),
+        "bytes": {
+            "setup_up": totals.setup["up"], "setup_down": totals.setup["down"], "up": totals.training["up"], "down": totals.training["down"],
+            "peer": totals.setup["peer"] + totals.training["peer"], "device": totals.setup["device"] + totals.training["device"],
+            "evaluation_up": totals.evaluation["up"], "evaluation_down": totals.evaluation["down"],
+        },
+        "seconds": {name: round(value, 6) for name, value in seconds.items()},
+        "seconds_per_round": statistics.median(round_seconds) if round_seconds else None,
+        "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+        "run_dir": run_dir, "versions": versions(), "source": scenario.source,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+    }  # fmt: skip
+
+
+def _client(name: str, nodes: int, selected: Mapping[str, Sequence[int]], last: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    def score(pair: Sequence[int]) -> float | None:
+        return pair[0] / pair[1] if pair[1] else None
+
+    return {
+        "client": name, "nodes": nodes, "train": last["train"][1], "val": last["val"][1], "test": last["test"][1],
+        "val_score": score(selected["val"]), "test_score": score(selected["test"]), "test_score_last": score(last["test"]),
+    }  # fmt: skip

@@ -1,0 +1,196 @@
+"""Start a run, or continue one. The same from Python and from the command line."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from isthmus.data.nodes import NodeData
+from isthmus.data.scenario import Scenario, build_scenario
+from isthmus.experiments.callbacks import Callback, TensorBoard
+from isthmus.experiments.config import Settings, resolve, settings_from_toml
+from isthmus.experiments.folder import RunFolder
+from isthmus.experiments.loop import Loop
+from isthmus.experiments.result import form_result
+from isthmus.federation.engines.local import LocalEngine
+from isthmus.federation.interface import View
+from isthmus.federation.ledger import PROTECTIONS
+from isthmus.seeds import Stream
+from isthmus.tensors import num_values
+
+logger = logging.getLogger(__name__)
+
+
+def run(method: str, *, out: str | os.PathLike[str] | None = None, config: str | os.PathLike[str] | None = None,
+        callbacks: Sequence[Callback] = (), set: Mapping[str, Any] | None = None, **settings: Any) -> dict[str, Any]:  # fmt: skip
+    """Run a method and return its result (the keys of ``result.json``).
+
+    Args:
+        method: Name of a method (``isthmus methods`` lists them).
+        out: Run folder; default a new one under ``runs/``.
+        config: TOML file with further settings.
+        callbacks: Called as the run goes on.
+        set: Settings whose keys are no Python names, e.g. ``{"checkpoint.every": 5}``.
+        settings: Any key of the run or the method, e.g. ``dataset="cora", clients=10, lr=0.01``.
+
+    Example:
+        >>> result = run("fedavg", dataset="csbm:nodes=60", clients=2, rounds=2, out=getfixture("tmp_path") / "r")
+        >>> result["rounds"]
+        2
+    """
+    return start(resolve(method, settings, set, Path(config) if config is not None else None), Path(out) if out is not None else None, callbacks)
+
+
+def start(settings: Settings, out: Path | None = None, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+    """Run resolved settings in a new folder. Everything is checked and loaded before the folder is made."""
+    with _threads(settings.run.threads):
+        scenario = scenario_of(settings)
+        experiment = Experiment(settings, scenario, callbacks=callbacks)
+        folder = RunFolder.create(out or default_folder(settings), experiment.settings.to_toml(), report_statistics(scenario))
+        return experiment.play(folder, resumed=False)
+
+
+def resume(path: str | os.PathLike[str], callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+    """Continue a run from its newest checkpoint; a finished run just gives its result again."""
+    folder = RunFolder.open(Path(path))
+    finished = folder.result()
+    if finished is not None:
+        folder.close()
+        return finished
+    settings = settings_from_toml(folder.config)
+    with _threads(settings.run.threads):
+        return Experiment(settings, scenario_of(settings), callbacks=callbacks).play(folder, resumed=True)
+
+
+class Experiment:
+    """Settings and a scenario, brought together on an engine."""
+
+    def __init__(self, settings: Settings, scenario: Scenario, *, callbacks: Sequence[Callback] = (), engine: type[LocalEngine] = LocalEngine,
+                 **engine_options: Any) -> None:  # fmt: skip
+        self.scenario = scenario
+        self.parts = parts_for(settings, scenario)
+        self.nodes = {client: data.num_nodes for client, data in self.parts.items()}
+        self._folder: RunFolder | None = None
+        self.engine = engine(
+            self.parts, settings.method.table, settings.method_config, Stream(settings.run.seed, ("party",)), wire=settings.run.wire,
+            cohort=settings.run.execution != "each" and not settings.run.wire, **engine_options,
+        )  # fmt: skip
+        self.settings = replace(settings, run=replace(settings.run, execution=self.engine.execution))
+        self.callbacks = [*callbacks, *([TensorBoard()] if settings.run.tensorboard else [])]
+        self.loop = self.new_loop(None)
+
+    def new_loop(self, folder: RunFolder | None, incarnation: int = 0) -> Loop:
+        whole = self.scenario.whole
+        view = View(self.engine.parties("client"), whole.num_features, whole.num_classes)
+        return Loop(self.settings, self.engine, view, self.nodes, folder=folder, callbacks=self.callbacks, incarnation=incarnation)
+
+    def play(self, folder: RunFolder, *, resumed: bool) -> dict[str, Any]:
+        """Play the whole run in a folder and leave its result there."""
+        self.engine.keep_tags(folder.store)
+        self.loop = loop = self.new_loop(folder)
+        with _log_file(folder.path / "log.txt"):
+            if resumed:
+                loop.restore()
+            for callback in self.callbacks:
+                callback.on_start(self.settings, folder.path, loop.at.step, loop.steps)
+            loop.play()
+            result = self._finish(folder)
+        for callback in self.callbacks:
+            callback.on_end(result)
+        folder.close()
+        return result
+
+    def _finish(self, folder: RunFolder) -> dict[str, Any]:
+        loop, run = self.loop, self.settings.run
+        parameters = {"trainable": 0, "shared": 0}
+        for client in self.engine.parties("client"):
+            party = self.engine.party(client)
+            if run.selection != "last":
+                party.restore_selected()
+            weights = party.client.export()
+            folder.write_model(client, weights)
+            parameters["trainable"] = max(parameters["trainable"], num_values(weights))
+        if self.settings.method.shared_values is not None:
+            parameters["shared"] = self.settings.method.shared_values(loop.state)
+        folder.write_json("disclosure.json", {"method": run.method, "rows": loop.sheet.rows(), "protections": PROTECTIONS})
+        result = form_result(
+            self.settings, self.scenario, self.nodes, loop.lines, loop.totals, loop.seconds, loop.round_seconds, parameters, str(folder.path)
+        )
+        folder.write_json("result.json", result)
+        return result
+
+
+def scenario_of(settings: Settings) -> Scenario:
+    run = settings.run
+    return build_scenario(dataset=run.dataset, partition=run.partition, clients=run.clients, split=run.split, seed=run.seed)
+
+
+def parts_for(settings: Settings, scenario: Scenario) -> dict[str, NodeData]:
+    """What each client is given: everything in one place for a pooled method, no cross edges for a method that must not know them."""
+    if settings.method.pooled:
+        return {"central": scenario.whole}
+    if settings.method.cross_edges:
+        return dict(scenario.parts)
+    return {client: data.without_cross() for client, data in scenario.parts.items()}
+
+
+def report_statistics(scenario: Scenario) -> dict[str, Any]:
+    """``scenario.json``: what the report shows of the partition."""
+    facts = scenario.statistics
+    return {
+        **facts.to_json(),
+        "sizes": {client.client: client.nodes for client in facts.clients},
+        "cross_edges": [list(row) for row in facts.cross_edges],
+        "cross_share": facts.cross_edge_share,
+        "labels": {client.client: list(client.classes) for client in facts.clients},
+        "homophily": {client.client: client.homophily for client in facts.clients},
+        "edges_inside": {client.client: client.edges for client in facts.clients},
+    }
+
+
+def default_folder(settings: Settings) -> Path:
+    """``runs/<method>-<data set>-<partition>-k<clients>-s<seed>``, numbered where taken."""
+    run = settings.run
+    name = "-".join([run.method, run.dataset.lower(), run.partition, f"k{run.clients}", f"s{run.seed}"])
+    stem = "".join(character if character.isalnum() or character in "-_." else "_" for character in name)[:80]
+    for number in itertools.count(1):
+        path = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
+        if not path.exists():
+            return path
+    raise AssertionError
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """torch threads for the time of a run."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _log_file(path: Path) -> Iterator[None]:
+    """Everything the library logs goes into the run folder too."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger("isthmus")
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(min(level or logging.INFO, logging.INFO))
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+        handler.close()
