@@ -1,0 +1,8 @@
+"""Reports: tables and one offline page, formed from run folders alone."""
+
+from __future__ import annotations
+
+from isthmus.report.page import write_report
+from isthmus.report.tables import ResultRow, result_table, table_cells
+
+__all__ = ["ResultRow", "result_table", "table_cells", "write_report"]

@@ -1,0 +1,252 @@
+"""One self-contained HTML page from run folders.
+
+The file carries plotly's script and needs no network: its content security policy forbids every fetch and lets only the two
+scripts written here run, by their digest. Text from run folders is escaped where it enters the page (`esc`, and `figures.label`
+inside figures).
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from isthmus.errors import ConfigError
+from isthmus.report import figures, parts, words
+from isthmus.report.figures import Figure
+from isthmus.report.parts import esc
+from isthmus.report.runs import LeftOut, Run, read_runs
+from isthmus.report.style import CSS, SCRIPT
+from isthmus.report.tables import Group, by_scenario, group_runs, result_rows
+
+logger = logging.getLogger(__name__)
+
+
+def write_report(run_dirs: Sequence[Path], out: Path, *, now: datetime | None = None) -> Path:
+    """Write one offline HTML page about these runs.
+
+    Runs are gathered by scenario (one section each), method and settings; numbers are means with spread over seeds. A folder that
+    cannot be used is named on the page with the reason.
+
+    Args:
+        run_dirs: Run folders, in the order in which methods should appear.
+        out: The file to write; its folder is made if need be. Replaced only once the page is complete.
+        now: The date shown on the page; the present by default.
+
+    Returns:
+        `out`.
+
+    Raises:
+        DataError: No folder is usable; the message names each and what it lacks.
+        ConfigError: `out` is a folder, or cannot be written.
+    """
+    if out.is_dir():
+        raise ConfigError(f"{out} is a folder: name a file, for example {out / 'report.html'}")
+    runs, left_out = read_runs([Path(path) for path in run_dirs])
+    groups, repeated = group_runs(runs)
+    for entry in (*left_out, *repeated):
+        logger.warning("left out of the report: %s: %s", entry.path, entry.reason)
+    page = _Page(groups, [*left_out, *repeated], now or datetime.now(UTC)).html()
+    _write(out, page)
+    return out
+
+
+def _write(out: Path, page: str) -> None:
+    """Written beside and renamed, so that a reader never meets half a page."""
+    part = out.with_name(f".{out.name}.tmp")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(page, encoding="utf-8")
+        part.replace(out)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise ConfigError(f"cannot write {out}: {error.strerror or error}; name a file in a folder you may write to") from error
+
+
+class _Page:
+    """The page under construction: HTML parts, and the figures they refer to by id."""
+
+    def __init__(self, groups: Sequence[Group], left_out: Sequence[LeftOut], now: datetime) -> None:
+        self.sections = by_scenario(groups)
+        self.left_out = left_out
+        self.now = now
+        self.figures: dict[str, Figure] = {}
+
+    def html(self) -> str:
+        from plotly.offline import get_plotlyjs  # plotly takes a second to import, and only a page needs it
+
+        body = self._header() + "<main>" + "".join(self._section(i) for i in range(len(self.sections))) + "</main>" + self._footer()
+        # Inside a script element only "</" and "<!--" end or change the text; as JSON escapes they are the same data.
+        data = (
+            json.dumps(self.figures, allow_nan=False, separators=(",", ":"))
+            .replace("<", "\\u003c")
+            .replace(">", "\\u003e")
+            .replace("&", "\\u0026")
+        )
+        plotly = str(get_plotlyjs())
+        policy = (
+            "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'; "
+            f"script-src {_digest(plotly)} {_digest(SCRIPT)}"
+        )
+        return (
+            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n<meta name="color-scheme" content="light dark">\n'
+            f'<link rel="icon" href="data:,">\n<title>{esc(self._title())}</title>\n<style>{CSS}</style>\n</head>\n<body>\n{body}\n'
+            f'<script type="application/json" id="figures">{data}</script>\n'
+            f"<script>{plotly}</script>\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
+        )
+
+    # -- frame ---------------------------------------------------------------------------------------------------------------
+
+    def _title(self) -> str:
+        if len(self.sections) == 1:
+            return parts.headline(*self.sections[0])
+        methods = {group.method for _, groups in self.sections for group in groups}
+        return f"{words.plural(len(methods), 'method')} in {len(self.sections)} scenarios"
+
+    def _header(self) -> str:
+        built = ['<header><p class="eyebrow">Isthmus · federated graph learning</p>', f"<h1>{esc(self._title())}</h1>"]
+        if len(self.sections) > 1:
+            entries = "".join(f'<li><a href="#s{i}">{esc(parts.headline(*section))}</a></li>' for i, section in enumerate(self.sections))
+            built.append(
+                '<p class="lede">Scores of different scenarios are not comparable, so each has its own section.</p>'
+                f"<nav><ul>{entries}</ul></nav>"
+            )
+        notes = [f"Left out: <code>{esc(entry.path)}</code>: {esc(entry.reason)}." for entry in self.left_out]
+        runs = [run for _, groups in self.sections for group in groups for run in group.runs]
+        notes += [f"Incomplete: <code>{esc(run.path)}</code>: {esc('; '.join(run.notes))}." for run in runs if run.notes]
+        if notes:
+            built.append('<ul class="notes">' + "".join(f"<li>{note}</li>" for note in notes) + "</ul>")
+        built.append('<noscript><p class="notes">The figures need JavaScript; the tables do not.</p></noscript></header>')
+        return "".join(built)
+
+    def _footer(self) -> str:
+        runs = [run for _, groups in self.sections for group in groups for run in group.runs]
+        return (
+            f'<footer class="fine"><p>Written {self.now:%Y-%m-%d %H:%M %Z} from {words.plural(len(runs), "run folder")} by isthmus. '
+            "This file is complete in itself: it loads nothing and sends nothing.</p></footer>"
+        )
+
+    def _section(self, index: int) -> str:
+        scenario, groups = self.sections[index]
+        runs = [run for group in groups for run in group.runs]
+        built = [f'<section id="s{index}">']
+        if len(self.sections) > 1:
+            built.append(f"<h2>{esc(parts.headline(scenario, groups))}</h2>")
+        built += [
+            f'<p class="lede">{esc(parts.in_words(scenario, runs))}</p>',
+            parts.tiles(groups),
+            parts.doubts(runs),
+            self._results(groups),
+            self._curves(index, groups),
+            self._clients(index, groups),
+            self._bytes(index, groups),
+            parts.who_saw_what(groups),
+            self._partition(index, runs),
+            parts.settings(groups),
+            parts.provenance(runs),
+            "</section>",
+        ]
+        return "".join(built)
+
+    # -- parts with figures --------------------------------------------------------------------------------------------------
+
+    def _plot(self, section: int, name: str, figure: Figure, describe: str) -> str:
+        """A place for the figure; its height is reserved so that the page does not jump while drawing."""
+        key = f"f{section}-{name}"
+        self.figures[key] = figure
+        height = int(figure["layout"]["height"])
+        where = f'class="plot" id="{key}" data-section="{section}"'
+        return f'<div {where} role="img" aria-label="{esc(describe)}" style="min-height:{height}px"></div>'
+
+    def _results(self, groups: Sequence[Group]) -> str:
+        rows = result_rows(groups)
+        return (
+            f'<h3>Results</h3><p class="what">{esc(parts.result_sentence(rows))}</p>'
+            f'<div class="scroll">{parts.result_table(rows)}</div>{parts.score_rules(groups)}'
+        )
+
+    def _curves(self, section: int, groups: Sequence[Group]) -> str:
+        val, test = figures.learning_curve(groups, "val"), figures.learning_curve(groups, "test")
+        panels = [
+            f"<div><h4>{title}</h4>{self._plot(section, name, figure, f'{title} score against rounds')}</div>"
+            for name, title, figure in (("val", "Validation", val), ("test", "Test", test))
+            if figure is not None
+        ]
+        if not panels:
+            return ""
+        metric = groups[0].scenario.metric
+        several = any(len(group.runs) > 1 for group in groups)
+        caption = f"Pooled {metric} after each evaluated round"
+        caption += ": lines are means over seeds, bands one standard deviation" if several else ""
+        caption += "; marks are the selected rounds, at which pooled test and client mean are read."
+        return (
+            f'<h3>Learning curves</h3>{parts.legend(section, groups)}<figure><div class="pair">{"".join(panels)}</div>'
+            f"<figcaption>{esc(caption)}</figcaption></figure>"
+        )
+
+    def _clients(self, section: int, groups: Sequence[Group]) -> str:
+        figure = figures.client_scores(groups)
+        if figure is None:
+            return ""
+        metric = groups[0].scenario.metric
+        caption = f"Test {metric} of each client at the selected round"
+        if any(len(group.runs) > 1 for group in groups):
+            caption += ", mean over seeds with whiskers from the lowest to the highest"
+        caption += "; hover for the number of test nodes behind a bar."
+        if any(run.pooled for group in groups for run in group.runs):
+            caption += " A dashed line is the pooled score of a method that has all data in one place."
+        if parts.redrawn([run for group in groups for run in group.runs]):
+            caption += " Every seed draws its own partition, so a client's number names a different part of the graph in each."
+        plot = self._plot(section, "clients", figure, "test score of each client under each method")
+        return (
+            f"<h3>Who gains, client by client</h3>{parts.legend(section, groups)}"
+            f"<figure>{plot}<figcaption>{esc(caption)}</figcaption></figure>"
+        )
+
+    def _bytes(self, section: int, groups: Sequence[Group]) -> str:
+        figure = figures.bytes_by_kind(groups)
+        if figure is None:
+            return ""
+        caption = (
+            "Bytes of a whole run by direction and kind of content, summed over clients, mean over seeds; up is towards the server. "
+            "Setup is included, evaluation is not: it is listed below."
+        )
+        plot = self._plot(section, "bytes", figure, "bytes sent by kind of content, direction and method")
+        return f"<h3>What travels</h3><figure>{plot}<figcaption>{esc(caption)}</figcaption></figure>"
+
+    def _partition(self, section: int, runs: Sequence[Run]) -> str:
+        shown = next((run for run in sorted(runs, key=lambda run: run.seed) if run.partition is not None), None)
+        if shown is None or shown.partition is None:
+            return ""
+        partition = shown.partition
+        which = f" (seed {shown.seed}; the other seeds draw their own)" if parts.redrawn(runs) else ""
+        sizes = self._plot(section, "sizes", figures.client_sizes(partition, shown), "nodes per client")
+        built = [
+            f"<h3>How the graph is split</h3><figure><h4>Nodes per client{esc(which)}</h4>{sizes}"
+            f"<figcaption>{esc(parts.size_sentence(partition))}</figcaption></figure>"
+        ]
+        cross, skew = figures.cross_edges(partition), figures.label_skew(partition)
+        panels = []
+        if cross is not None:
+            plot = self._plot(section, "cross", cross, "number of edges between every two clients")
+            panels.append(("Cross edges between clients", plot, parts.cross_sentence(partition)))
+        if skew is not None:
+            plot = self._plot(section, "labels", skew, "share of each class among a client's nodes")
+            panels.append(("Classes per client, % of its nodes", plot, parts.skew_sentence(partition)))
+        if panels:
+            pair = "".join(f"<div><h4>{title}</h4>{plot}<figcaption>{esc(caption)}</figcaption></div>" for title, plot, caption in panels)
+            built.append(f'<figure><div class="pair">{pair}</div></figure>')
+        return "".join(built)
+
+
+def _digest(script: str) -> str:
+    """The name of a script in a content security policy."""
+    return "'sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() + "'"

@@ -1,0 +1,275 @@
+"""Pieces of the page that need no figure: sentences about a scenario, the result table, who saw what, settings, provenance.
+
+Each function returns finished HTML or, where its name says sentence, headline or words, plain text for the caller to escape.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+
+from isthmus.report import figures, words
+from isthmus.report.runs import Disclosure, Partition, Run
+from isthmus.report.tables import Column, Group, ResultRow, Scenario, columns
+
+
+def esc(text: object) -> str:
+    """Text from a file, safe in HTML (attributes too)."""
+    return html.escape(str(text), quote=True)
+
+
+# -- words about a scenario ----------------------------------------------------------------------------------------------------
+
+
+def headline(scenario: Scenario, groups: Sequence[Group]) -> str:
+    methods = list(dict.fromkeys(group.method for group in groups))
+    named = words.listing(methods) if len(methods) <= 5 else f"{len(methods)} methods"
+    owners = f", {words.plural(scenario.clients, 'client')}" if scenario.clients is not None else ""
+    return f"{named} on {words.dataset(scenario.dataset)}{owners}"
+
+
+def in_words(scenario: Scenario, runs: Sequence[Run]) -> str:
+    seeds = sorted({run.seed for run in runs})
+    repeated = f"Repeated with seeds {words.listing([str(seed) for seed in seeds])}." if len(seeds) > 1 else f"One seed ({seeds[0]})."
+    return (
+        f"{words.dataset(scenario.dataset)} {words.partition(scenario.partition, scenario.clients)}; {words.split(scenario.split)}. "
+        f"Scores are {scenario.metric} in percent. {repeated}"
+    )
+
+
+def tiles(groups: Sequence[Group]) -> str:
+    runs = [run for group in groups for run in group.runs]
+    partition = next((run.partition for run in runs if run.partition is not None), None)
+    many = "methods" if len({group.method for group in groups}) == len(groups) else "variants"
+    tiles = [(many, str(len(groups))), ("runs", str(len(runs))), ("seeds", str(len({run.seed for run in runs})))]
+    if groups[0].scenario.clients is not None:
+        tiles.append(("clients", f"{groups[0].scenario.clients:,}"))
+    if partition is not None:
+        tiles.append(("nodes", f"{sum(partition.sizes):,}"))
+        if partition.cross_share is not None:
+            tiles.append(("edges that cross", f"{100 * partition.cross_share:.0f} %"))
+    return '<dl class="tiles">' + "".join(f"<div><dt>{esc(name)}</dt><dd>{esc(value)}</dd></div>" for name, value in tiles) + "</dl>"
+
+
+def redrawn(runs: Sequence[Run]) -> bool:
+    """Whether different seeds have different partitions."""
+    first: dict[int, Partition] = {}
+    for run in runs:
+        if run.partition is not None:
+            first.setdefault(run.seed, run.partition)
+    return len(set(first.values())) > 1
+
+
+def doubts(runs: Sequence[Run]) -> str:
+    """What makes a comparison unfair, said before the numbers: other data, or another partition under the same seed."""
+    doubts = []
+    sources = sorted({run.text("source") for run in runs} - {""})
+    if len(sources) > 1:
+        doubts.append(f"The runs read their data from different sources ({words.listing(sources)}): node order and splits may differ.")
+    seen: dict[int, Partition] = {}
+    unequal = {run.seed for run in runs if run.partition is not None and seen.setdefault(run.seed, run.partition) != run.partition}
+    if unequal:
+        names = words.listing([str(seed) for seed in sorted(unequal)])
+        doubts.append(f"Under seed {names} not all methods had the same partition: their scores are not like for like.")
+    return '<ul class="notes">' + "".join(f"<li>{esc(doubt)}</li>" for doubt in doubts) + "</ul>" if doubts else ""
+
+
+def size_sentence(partition: Partition) -> str:
+    low, high = min(partition.sizes), max(partition.sizes)
+    known = [value for value in partition.homophily if value is not None]
+    same = f", and {min(known):.2f} to {max(known):.2f} of a client's edges join nodes of the same class (homophily)" if known else ""
+    return f"Clients hold {low:,} to {high:,} nodes{same}."
+
+
+def cross_sentence(partition: Partition) -> str:
+    share = f"{100 * partition.cross_share:.1f} % of all edges cross between clients; " if partition.cross_share is not None else ""
+    return f"{share}the stronger the colour, the more edges join the two clients."
+
+
+def skew_sentence(partition: Partition) -> str:
+    distance = figures.label_distance(partition)
+    mean = f"On average a client's mix lies {distance:.2f} from the whole " if distance is not None else "Distance from the whole "
+    return mean + "(total variation: 0 is the same mix, 1 nothing in common)."
+
+
+# -- the result table ------------------------------------------------------------------------------------------------------------
+
+
+def result_sentence(rows: Sequence[ResultRow]) -> str:
+    best = [row for row in rows if row.best]
+    spread = "± is the standard deviation over seeds." if any(row.score_spread is not None for row in rows) else ""
+    if not best:
+        return f"Mean over seeds. {spread}" if spread else "One seed: the spread is unknown."
+    value = words.score(best[0].score, best[0].score_spread)
+    return f"Highest score: {words.listing([row.label for row in best])} with {value} %. {spread}"
+
+
+def result_table(rows: Sequence[ResultRow]) -> str:
+    shown = columns(rows)
+    head = "".join(f'<th scope="col"{_numeric(column)}>{esc(column.heading)}</th>' for column in shown)
+    body = []
+    for index, row in enumerate(rows):
+        cells = [f'<th scope="row"><span class="name">{_key(index)}<span>{esc(row.label)}</span></span></th>']
+        cells += [f"<td{_numeric(column)}>{_cell(column.cell(row))}</td>" for column in shown[1:]]
+        mark = ' class="best"' if row.best else ""
+        body.append(f"<tr{mark}>{''.join(cells)}</tr>")
+    return f'<table class="results"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table>'
+
+
+def _numeric(column: Column) -> str:
+    return ' class="n"' if column.numeric else ""
+
+
+def _cell(text: str) -> str:
+    """The spread behind a number is set smaller than the number."""
+    for sign in (" ± ", f" ({words.ONE_SEED}"):
+        number, found, rest = text.partition(sign)
+        if found:
+            return (
+                f"{esc(number)} <small>{esc(found.strip())} {esc(rest)}</small>"
+                if sign == " ± "
+                else f"{esc(number)} <small>{esc((found + rest).strip())}</small>"
+            )
+    return esc(text)
+
+
+def _key(index: int) -> str:
+    return f'<span class="key" style="background:var(--s{index % figures.SERIES})"></span>'
+
+
+def legend(section: int, groups: Sequence[Group]) -> str:
+    if len(groups) < 2:
+        return ""
+    buttons = "".join(
+        f'<button type="button" aria-pressed="true" data-section="{section}" data-series="{i}">{_key(i)}{esc(group.label)}</button>'
+        for i, group in enumerate(groups)
+    )
+    return f'<div class="legend" role="group" aria-label="methods shown; press to hide one">{buttons}</div>'
+
+
+def score_rules(groups: Sequence[Group]) -> str:
+    """How the score is formed: once where all agree, else per method."""
+    rules: dict[str, list[str]] = {}
+    for group in groups:
+        for run in group.runs:
+            rule = run.text("score_rule")
+            if rule and group.label not in rules.setdefault(rule, []):
+                rules[rule].append(group.label)
+    if not rules:
+        return ""
+    if len(rules) == 1:
+        text = f"Score: {esc(next(iter(rules)).rstrip('.'))}."
+    else:
+        text = "Scores are formed differently: " + " ".join(
+            f"<b>{esc(words.listing(names))}</b>: {esc(rule.rstrip('.'))}." for rule, names in rules.items()
+        )
+    return (
+        f'<p class="fine">{text}</p><p class="fine">Test pooled counts all test nodes alike; client mean counts all clients alike. Bytes '
+        "are those of one training round, summed over clients, without setup and evaluation; the time is the median training round.</p>"
+    )
+
+
+# -- who saw what ------------------------------------------------------------------------------------------------------------------
+
+
+def who_saw_what(groups: Sequence[Group]) -> str:
+    known = [group for group in groups if any(run.disclosure is not None for run in group.runs)]
+    if not known:
+        return ""
+    body = []
+    used: set[str] = set()
+    ways: dict[str, str] = {}
+    for group in known:
+        rows = _sheet(group)
+        used |= {words.kind(kind) for row in rows for kind in row.kinds}
+        stated = {word: meaning for run in group.runs for word, meaning in run.protections.items()}
+        ways |= {row.protection: stated[row.protection] for row in rows if row.protection in stated}
+        remark = _remark(group, rows)
+        lines = f'<tr><td colspan="6" class="what">{esc(remark)}</td></tr>' if remark else ""
+        lines += "".join(_sheet_line(row) for row in rows)
+        body.append(f'<tbody><tr class="group"><th colspan="6" scope="rowgroup">{esc(group.label)}</th></tr>{lines}</tbody>')
+    head = "".join(
+        f'<th scope="col"{kind}>{name}</th>'
+        for name, kind in (
+            ("from → to", ""),
+            ("message", ""),
+            ("content", ""),
+            ("protection", ""),
+            ("messages", ' class="n"'),
+            ("bytes", ' class="n"'),
+        )
+    )
+    meant = "".join(f"<dt>{esc(way)}</dt><dd>{esc(text)}</dd>" for way, text in ways.items())
+    protections = f'<dl class="words">{meant}</dl>' if meant else ""
+    entries = "".join(f"<dt>{esc(kind)}</dt><dd>{esc(text)}</dd>" for kind, text in words.KINDS.items() if kind in used)
+    glossary = f'<details><summary>What the kinds of content mean</summary><dl class="words">{entries}</dl></details>' if entries else ""
+    return (
+        '<h3>Who saw what</h3><p class="what">Every kind of message that passed between parties, taken from the ledger of the runs '
+        "(mean per run), and how it was protected on the way.</p>"
+        f'<div class="scroll"><table class="sheet"><thead><tr>{head}</tr></thead>{"".join(body)}</table></div>{protections}{glossary}'
+    )
+
+
+def _sheet(group: Group) -> list[Disclosure]:
+    """The disclosure rows of a group: equal rows of several seeds become one, with means."""
+    runs = [run for run in group.runs if run.disclosure is not None]
+    sums: dict[tuple[str, str, str, str, tuple[str, ...], str], tuple[float, float]] = {}
+    for run in runs:
+        for row in run.disclosure or ():
+            key = (row.phase, row.sender, row.receiver, row.message, row.kinds, row.protection)
+            times, size = sums.get(key, (0.0, 0.0))
+            sums[key] = (times + row.times / len(runs), size + row.bytes / len(runs))
+    return [Disclosure(*key, times, size, ()) for key, (times, size) in sums.items()]
+
+
+def _sheet_line(row: Disclosure) -> str:
+    chips = "".join(f'<span class="chip">{esc(words.kind(kind))}</span>' for kind in row.kinds)
+    phase = f" <small>{esc(row.phase)}</small>" if row.phase else ""
+    return (
+        f'<tr><td class="route">{esc(row.sender)} → {esc(row.receiver)}</td><td>{esc(row.message)}{phase}</td><td>{chips}</td>'
+        f'<td>{esc(row.protection or words.ABSENT)}</td><td class="n">{words.count(row.times)}</td>'
+        f'<td class="n">{words.size(row.bytes)}</td></tr>'
+    )
+
+
+def _remark(group: Group, rows: Sequence[Disclosure]) -> str:
+    """What the rows alone would not say: few messages can mean that nothing was shared, or that everything was, beforehand."""
+    if any(run.pooled for run in group.runs):
+        return "All data lies in one place from the start: a yardstick for the others, not a federation."
+    return "" if rows else "No message passed between parties."
+
+
+# -- settings and provenance -----------------------------------------------------------------------------------------------------
+
+
+def settings(groups: Sequence[Group]) -> str:
+    folded = []
+    for group in groups:
+        run = group.runs[0]
+        if run.config_text:
+            others = words.listing([f"seed {seed}" for seed in group.seeds[1:]])
+            which = f' <span class="fine">({esc(f"seed {run.seed} shown; {others} the same otherwise")})</span>' if others else ""
+            folded.append(f"<details><summary>{esc(group.label)}{which}</summary><pre>{esc(run.config_text)}</pre></details>")
+    what = "The complete configuration of each method, as resolved at the start of its runs."
+    return f'<h3>Settings</h3><p class="what">{what}</p>{"".join(folded)}' if folded else ""
+
+
+def provenance(runs: Iterable[Run]) -> str:
+    lines = []
+    for run in runs:
+        versions = run.result.get("versions")
+        stated = ", ".join(f"{name} {version}" for name, version in versions.items()) if isinstance(versions, Mapping) else words.ABSENT
+        cells = (
+            run.method,
+            run.seed,
+            words.count(run.number("rounds")),
+            run.text("engine") or words.ABSENT,
+            run.path.name,
+            run.text("source") or words.ABSENT,
+        )
+        lines.append("<tr>" + "".join(f"<td>{esc(cell)}</td>" for cell in cells) + f"<td>{esc(stated)}</td></tr>")
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("method", "seed", "rounds", "engine", "folder", "data from", "versions"))
+    return (
+        "<h3>Runs behind this page</h3><details><summary>Seeds, folders and versions</summary>"
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div></details>'
+    )

@@ -1,0 +1,257 @@
+"""The result table: runs grouped by scenario, method and settings, with spread over seeds.
+
+The terminal and the page show the same rows. Spread is the population standard deviation over seeds: the seeds given are all
+there are, not a sample from which to guess. With one seed it is unknown, and the table says so.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from isthmus.report import words
+from isthmus.report.runs import LeftOut, Run, read_runs
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What must agree before two scores may stand in one table."""
+
+    dataset: str
+    partition: str
+    clients: int | None
+    split: str
+    metric: str
+
+    @classmethod
+    def of(cls, run: Run) -> Scenario:
+        return cls(run.dataset, run.partition_name, run.clients, run.split, run.metric)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed alone, ordered by it. `label` tells it from other groups of the same method."""
+
+    scenario: Scenario
+    method: str
+    label: str
+    runs: tuple[Run, ...]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(run.seed for run in self.runs)
+
+
+@dataclass(frozen=True)
+class ResultRow:
+    """One line of the result table. Scores in 0..1; spread None with one seed; bytes and seconds are means over seeds."""
+
+    scenario: Scenario
+    method: str
+    label: str
+    runs: int
+    seeds: tuple[int, ...]
+    score: float | None
+    score_spread: float | None
+    test: float | None
+    test_spread: float | None
+    client_mean: float | None
+    client_mean_spread: float | None
+    minority: float | None
+    minority_spread: float | None
+    trainable: float | None
+    shared: float | None
+    up_per_round: float | None
+    down_per_round: float | None
+    peer_per_run: float | None
+    device_per_run: float | None
+    seconds_per_round: float | None
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table: its heading and how a row fills it."""
+
+    heading: str
+    cell: Callable[[ResultRow], str]
+    numeric: bool = True
+
+
+def result_table(run_dirs: Sequence[Path]) -> list[ResultRow]:
+    """The result table of these run folders: one row per scenario, method and settings, in the order given.
+
+    Folders that cannot be used are skipped (the report names them).
+
+    Raises:
+        DataError: No folder is usable.
+    """
+    groups, _ = group_runs(read_runs(run_dirs)[0])
+    return result_rows(groups)
+
+
+def table_cells(rows: Sequence[ResultRow]) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells as plain text, for a terminal."""
+    shown = columns(rows)
+    return [column.heading for column in shown], [[column.cell(row) for column in shown] for row in rows]
+
+
+def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[LeftOut]]:
+    """Runs gathered by scenario, method and settings, in order of first appearance.
+
+    A second run of the same seed is left out: counted twice, it would make the spread look smaller than it is.
+    """
+    gathered: dict[tuple[Scenario, str, str], dict[int, Run]] = {}
+    repeated: list[LeftOut] = []
+    for run in runs:
+        seeds = gathered.setdefault((Scenario.of(run), run.method, _canonical(run.settings)), {})
+        if run.seed in seeds:
+            repeated.append(LeftOut(run.path, f"same method, settings and seed ({run.seed}) as {seeds[run.seed].path}"))
+        else:
+            seeds[run.seed] = run
+    groups = [
+        Group(scenario, method, method, tuple(seeds[seed] for seed in sorted(seeds))) for (scenario, method, _), seeds in gathered.items()
+    ]
+    return _labelled(groups), repeated
+
+
+def by_scenario(groups: Iterable[Group]) -> list[tuple[Scenario, list[Group]]]:
+    """The groups of each scenario, in order of first appearance."""
+    sections: dict[Scenario, list[Group]] = {}
+    for group in groups:
+        sections.setdefault(group.scenario, []).append(group)
+    return list(sections.items())
+
+
+def result_rows(groups: Iterable[Group]) -> list[ResultRow]:
+    """One row per group, the best score of each scenario marked (all of them where the table shows the same number)."""
+    rows = [_row(group) for group in groups]
+    top: dict[Scenario, float] = {}
+    rivals: dict[Scenario, int] = {}
+    for row in rows:
+        rivals[row.scenario] = rivals.get(row.scenario, 0) + 1
+        if row.score is not None:
+            top[row.scenario] = max(top.get(row.scenario, row.score), row.score)
+    return [
+        replace(
+            row, best=rivals[row.scenario] > 1 and row.score is not None and words.percent(row.score) == words.percent(top[row.scenario])
+        )
+        for row in rows
+    ]
+
+
+def columns(rows: Sequence[ResultRow]) -> list[Column]:
+    """The columns these rows fill; those about minority classes, peers and devices only where some row has them."""
+    shown = [
+        Column("method", lambda row: row.label, numeric=False),
+        Column("runs", lambda row: str(row.runs)),
+        Column("score (%)", lambda row: words.score(row.score, row.score_spread)),
+        Column("test pooled (%)", lambda row: words.score(row.test, row.test_spread)),
+        Column("client mean (%)", lambda row: words.score(row.client_mean, row.client_mean_spread)),
+    ]
+    if any(row.minority is not None for row in rows):
+        shown.append(Column("minority (%)", lambda row: words.score(row.minority, row.minority_spread)))
+    shown += [
+        Column("parameters", lambda row: words.count(row.trainable)),
+        Column("up / round", lambda row: words.size(row.up_per_round)),
+        Column("down / round", lambda row: words.size(row.down_per_round)),
+    ]
+    # result.json counts these for the whole run, setup included, so they cannot be told per round.
+    if any(row.peer_per_run for row in rows):
+        shown.append(Column("peer / run", lambda row: words.size(row.peer_per_run)))
+    if any(row.device_per_run for row in rows):
+        shown.append(Column("device / run", lambda row: words.size(row.device_per_run)))
+    shown.append(Column("time / round", lambda row: words.seconds(row.seconds_per_round)))
+    return shown
+
+
+def mean_and_spread(values: Iterable[float | None]) -> tuple[float | None, float | None]:
+    """Mean and population standard deviation; the spread is None below two values.
+
+    Both are None if any value is missing: a mean over the seeds that went well would flatter.
+    """
+    given = list(values)
+    known = [value for value in given if value is not None]
+    if not known or len(known) < len(given):
+        return None, None
+    return statistics.fmean(known), statistics.pstdev(known) if len(known) > 1 else None
+
+
+def _row(group: Group) -> ResultRow:
+    def over_seeds(*keys: str) -> tuple[float | None, float | None]:
+        return mean_and_spread(run.number(*keys) for run in group.runs)
+
+    def per_round(direction: str) -> float | None:
+        return mean_and_spread(_per_round(run, direction) for run in group.runs)[0]
+
+    score, score_spread = over_seeds("score")
+    test, test_spread = over_seeds("test")
+    # A pooled run has one owner, and a mean over that one is no client mean.
+    pooled = any(run.pooled for run in group.runs)
+    client_mean, client_mean_spread = (None, None) if pooled else over_seeds("test_client_mean")
+    minority, minority_spread = over_seeds("test_minority")
+    return ResultRow(
+        scenario=group.scenario,
+        method=group.method,
+        label=group.label,
+        runs=len(group.runs),
+        seeds=group.seeds,
+        score=score,
+        score_spread=score_spread,
+        test=test,
+        test_spread=test_spread,
+        client_mean=client_mean,
+        client_mean_spread=client_mean_spread,
+        minority=minority,
+        minority_spread=minority_spread,
+        trainable=over_seeds("parameters", "trainable")[0],
+        shared=over_seeds("parameters", "shared")[0],
+        up_per_round=per_round("up"),
+        down_per_round=per_round("down"),
+        peer_per_run=over_seeds("bytes", "peer")[0],
+        device_per_run=over_seeds("bytes", "device")[0],
+        seconds_per_round=over_seeds("seconds_per_round")[0],
+    )
+
+
+def _per_round(run: Run, direction: str) -> float | None:
+    """Training bytes of one round; setup and evaluation are not in it."""
+    total, rounds = run.number("bytes", direction), run.number("rounds")
+    return total / rounds if total is not None and rounds else None
+
+
+def _canonical(settings: Mapping[str, Any]) -> str:
+    return json.dumps(settings, sort_keys=True, default=str)
+
+
+def _labelled(groups: Sequence[Group]) -> list[Group]:
+    """Labels that tell groups of one method in one scenario apart by the settings in which they differ."""
+    labelled = []
+    for group in groups:
+        rivals = [other for other in groups if other.scenario == group.scenario and other.method == group.method]
+        if len(rivals) == 1:
+            labelled.append(group)
+            continue
+        flat = [_flat(rival.runs[0].settings) for rival in rivals]
+        differing = [key for key in sorted({key for one in flat for key in one}) if len({one.get(key) for one in flat}) > 1]
+        own = _flat(group.runs[0].settings)
+        told = [f"{key.rpartition('.')[2]}={own.get(key, words.ABSENT)}" for key in differing]
+        label = f"{group.method} · {', '.join(told[:3])}" if told else group.method
+        if len(told) > 3 or not told:
+            label += f" · variant {rivals.index(group) + 1}"
+        labelled.append(replace(group, label=label))
+    return labelled
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    flat: dict[str, str] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = str(value)
+    return flat

@@ -1,0 +1,112 @@
+"""Numbers and scenarios in words: the same wording in the terminal and on the page.
+
+Plain text only. Whoever puts it into HTML escapes it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+ABSENT = "–"  # noqa: RUF001 (a dash, not a minus)
+ONE_SEED = "one seed"
+
+_DATASETS = {
+    "cora": "Cora",
+    "citeseer": "CiteSeer",
+    "pubmed": "PubMed",
+    "chameleon": "Chameleon",
+    "amazon-photo": "Amazon Photo",
+    "amazon-ratings": "Amazon Ratings",
+    "coauthor-cs": "Coauthor CS",
+    "coauthor-physics": "Coauthor Physics",
+    "mutag": "MUTAG",
+}
+
+KINDS = {
+    "model": "weights of a model",
+    "gradient": "the direction in which a client would change the model",
+    "embedding": "vectors computed from a client's nodes",
+    "structure": "information about who is connected to whom",
+    "label statistic": "counts or means formed over labels",
+    "count": "how many, for example training nodes",
+    "identifier": "names of nodes or parties",
+    "share": "a piece of a secret that says nothing on its own",
+    "ciphertext": "encrypted content the receiver of the message cannot open alone",
+    "metric": "a score or a loss",
+    "framing": "headers and lengths that every message needs",
+}
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 client`, `3 clients`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def listing(names: Sequence[str], limit: int = 8) -> str:
+    """`a, b and c`; a long list is cut with how many more."""
+    if len(names) > limit + 1:  # "and 1 more" takes as long to read as the name
+        return ", ".join(names[:limit]) + f" and {len(names) - limit} more"
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1] if names else ""
+
+
+def percent(value: float | None) -> str:
+    """A score in 0..1 as percent with two decimals, without the sign."""
+    return ABSENT if value is None else f"{100 * value:.2f}"
+
+
+def score(mean: float | None, spread: float | None) -> str:
+    """`81.23 ± 0.42`, or `81.23 (one seed)` where the spread cannot be known."""
+    if mean is None:
+        return ABSENT
+    return f"{percent(mean)} ± {percent(spread)}" if spread is not None else f"{percent(mean)} ({ONE_SEED})"
+
+
+def count(value: float | None) -> str:
+    """A whole number with thousands marked."""
+    return ABSENT if value is None else f"{value:,.0f}"
+
+
+def size(value: float | None) -> str:
+    """Bytes in decimal units (1 kB = 1000 B), three significant digits."""
+    if value is None:
+        return ABSENT
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.5:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 99.95 else f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:,.3g} TB" if value < 1000 else f"{value:,.0f} TB"
+
+
+def seconds(value: float | None) -> str:
+    """Seconds, as milliseconds below one."""
+    if value is None:
+        return ABSENT
+    return f"{1000 * value:.3g} ms" if value < 0.9995 else f"{value:.3g} s" if value < 999.5 else f"{value:,.0f} s"
+
+
+def dataset(name: str) -> str:
+    """The name people write; unknown ones stay as they are."""
+    return _DATASETS.get(name.lower(), name)
+
+
+def kind(name: str) -> str:
+    """A kind of content as we write it in tables."""
+    return name.replace("_", " ")
+
+
+def split(text: str) -> str:
+    """What a split string means, as the end of a sentence."""
+    rule, _, parts = text.rpartition(":")
+    shares = parts.split("/")
+    if len(shares) == 3 and all(share.replace(".", "", 1).isdigit() for share in shares):
+        train, val, test = shares
+        how = f" ({rule})" if rule else ""
+        return f"{train}\u00a0% of the nodes train, {val}\u00a0% validate, {test}\u00a0% test{how}"
+    return f"split {text}" if text else "split not recorded"
+
+
+def partition(name: str, clients: int | None) -> str:
+    """How the data came to be split between clients."""
+    owners = plural(clients, "client") if clients is not None else "clients"
+    how = " at random" if name == "random" else f" by {name}" if name else ""
+    return f"split between {owners}{how}"

@@ -1,0 +1,311 @@
+"""The page: its numbers, its figures, its independence of any network, and what hostile names can do to it (nothing)."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+import pytest
+from fake_runs import write_run
+from plotly.offline import get_plotlyjs
+
+from isthmus.errors import ConfigError, DataError
+from isthmus.report import figures, words, write_report
+from isthmus.report.style import CSS, SCRIPT
+
+METHODS = ("local", "fedavg", "fedsgd", "central")
+HOSTILE = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>"
+
+
+class Document(HTMLParser):
+    """What a browser would see: elements with attributes, text by table cell, script contents."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.rows: list[list[str]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if "script" in self._open:
+            self.scripts[-1] += data
+        elif "style" not in self._open:
+            self.text += data
+            if "td" in self._open or "th" in self._open:
+                self.rows[-1][-1] += data
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        figures: dict[str, Any] = json.loads(self.scripts[0])
+        return figures
+
+
+def page_of(folders: list[Path], out: Path) -> tuple[str, Document]:
+    text = write_report(folders, out, now=datetime(2026, 1, 2, 3, 4, tzinfo=UTC)).read_text(encoding="utf-8")
+    return text, Document(text)
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Document]:
+    base = tmp_path_factory.mktemp("comparison")
+    folders = [write_run(base / f"{method}-{seed}", method, seed=seed) for method in METHODS for seed in range(3)]
+    return page_of(folders, base / "deep" / "report.html")
+
+
+def strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from strings(entry)
+
+
+def test_the_table_holds_the_numbers(comparison: tuple[str, Document]) -> None:
+    _, document = comparison
+    lines = {row[0]: row[1:] for row in document.rows if len(row) == 9}
+    assert list(lines) == ["method", *METHODS]
+    assert lines["fedavg"][:4] == ["3", "78.00 ± 0.65", "78.00 ± 0.65", "76.00 ± 0.65"]
+    assert lines["local"][5:7] == ["0 B", "0 B"]
+    best = [i for i, (tag, attributes) in enumerate(document.elements) if tag == "tr" and attributes.get("class") == "best"]
+    assert len(best) == 1
+    assert "Highest score: central with 84.00 ± 0.65 %" in document.text
+
+
+def test_scenario_seeds_versions_date_and_settings_are_on_the_page(comparison: tuple[str, Document]) -> None:
+    _, document = comparison
+    for said in (
+        "Cora split between 5 clients by louvain",
+        "seeds 0, 1 and 2",
+        "torch 2.13.0",
+        "Written 2026-01-02 03:04 UTC",
+        "hidden = 64",
+    ):
+        assert said in document.text
+
+
+def test_who_saw_what(comparison: tuple[str, Document]) -> None:
+    _, document = comparison
+    assert ["client → server", "Update train", "countmodel", "summed", "250", "92.3 MB"] in document.rows
+    assert ["server → client", "Shared train", "model", "clear", "250", "92.3 MB"] in document.rows
+    assert "the messages travel unmasked" in document.text and "can read only the total" not in document.text
+    assert "No message passed between parties." in document.text and "not a federation" in document.text
+
+
+def test_every_figure_has_its_place_and_plotly_accepts_it(comparison: tuple[str, Document]) -> None:
+    _, document = comparison
+    places = [attributes["id"] for _, attributes in document.elements if attributes.get("class") == "plot"]
+    assert places == list(document.figures) and len(places) == 7
+    tokens = {text for figure in document.figures.values() for text in strings(figure) if text.startswith("@")}
+    assert {token[1:].partition("/")[0] for token in tokens} <= set(re.findall(r"--([\w-]+):", CSS))
+    for figure in document.figures.values():
+        plain = json.loads(re.sub(r'"@font"', '"Arial"', json.dumps(figure)))
+        go.Figure(json.loads(re.sub(r'"@[\w/.-]+"', '"#000000"', json.dumps(plain))))  # raises on an unknown attribute or value
+
+
+def test_curves_are_means_with_a_band_of_one_spread(comparison: tuple[str, Document], tmp_path: Path) -> None:
+    _, document = comparison
+    traces = [trace for trace in document.figures["f0-test"]["data"] if trace["meta"]["series"] == 1]
+    band, line, marks = traces
+    assert line["x"] == list(range(5, 51, 5))
+    assert band["x"] == line["x"] + line["x"][::-1] and band["fill"] == "toself"
+    half = len(line["x"])
+    for mean, low, high in zip(line["y"], band["y"][:half], reversed(band["y"][half:]), strict=True):
+        assert (low + high) / 2 == pytest.approx(mean) and high > low
+    # The last points are final scores less a vanishing term: 77.2, 78.0, 78.8 over seeds.
+    assert line["y"][-1] == pytest.approx(78.0, abs=0.15)
+    assert marks["x"] == [45, 45, 45]
+
+
+def test_client_bars_carry_test_sizes_and_range_over_seeds(tmp_path: Path) -> None:
+    def run(seed: int, score: float, size: int) -> Path:
+        rows = [{"client": "a", "nodes": 9, "test": size, "test_score": score}, {"client": "b", "nodes": 9, "test": 0, "test_score": None}]
+        return write_run(tmp_path / str(seed), seed=seed, clients=["a", "b"], result={"per_client": rows})
+
+    _, document = page_of([run(0, 0.5, 40), run(1, 0.7, 60)], tmp_path / "r.html")
+    (bar,) = document.figures["f0-clients"]["data"]
+    assert bar["x"] == [0] and bar["y"] == pytest.approx([60.0])
+    assert bar["error_y"]["array"] == pytest.approx([10.0]) and bar["error_y"]["arrayminus"] == pytest.approx([10.0])
+    assert bar["hovertext"] == ["<b>a</b>, fedavg<br>60.00 % (seeds 50.00 to 70.00)<br>40 to 60 test nodes"]
+
+
+def test_pooled_data_is_a_line_across_the_clients_and_has_no_client_mean(comparison: tuple[str, Document]) -> None:
+    _, document = comparison
+    figure = document.figures["f0-clients"]
+    line = figure["data"][3]
+    assert line["type"] == "scatter" and line["y"] == pytest.approx([84.0, 84.0]) and line["meta"] == {"series": 3}
+    assert [len(trace["x"]) for trace in figure["data"][:3]] == [5, 5, 5] and figure["layout"]["xaxis"]["ticktext"] == [
+        "0",
+        "1",
+        "2",
+        "3",
+        "4",
+    ]
+    assert next(row for row in document.rows if len(row) == 9 and row[0] == "central")[4] == words.ABSENT
+
+
+def test_bytes_by_kind_add_up_to_the_ledger_with_framing_apart(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    row = {"sender": "client", "receiver": "server", "kinds": ["model", "count"], "bytes": 100, "bytes_by_kind": {"model": 80, "count": 8}}
+    peer = {"sender": "client", "receiver": "client", "kinds": ["structure"], "bytes": 30}
+    asked = {**row, "phase": "evaluation", "bytes": 10**6, "bytes_by_kind": {"model": 10**6}}  # not a cost of the method
+    (folder / "disclosure.json").write_text(json.dumps({"rows": [row, row, peer, asked]}))
+    _, document = page_of([folder], tmp_path / "r.html")
+    data = {trace["name"]: (trace["y"], trace["x"]) for trace in document.figures["f0-bytes"]["data"]}
+    assert data == {"model": ([0], [160]), "count": ([0], [16]), "framing": ([0], [24]), "structure": ([1], [30])}
+
+
+def test_directions_are_those_of_the_ledger() -> None:
+    pairs = [
+        ("client", "server"),
+        ("server", "client"),
+        ("client", "client"),
+        ("device", "client"),
+        ("server", "device"),
+        ("device", "server"),
+    ]
+    assert [figures.direction(*pair) for pair in pairs] == ["up", "down", "peer", "device", "device", "device"]
+
+
+def test_label_distance_is_total_variation(tmp_path: Path) -> None:
+    from isthmus.report.runs import Partition
+
+    def partition(labels: tuple[tuple[int, ...], ...]) -> Partition:
+        return Partition(("a", "b"), (4, 4), None, None, labels, (None, None), (None, None))
+
+    assert figures.label_distance(partition(((4, 0), (0, 4)))) == pytest.approx(0.5)
+    assert figures.label_distance(partition(((1, 3), (1, 3)))) == pytest.approx(0.0)
+
+
+def test_nothing_is_fetched(comparison: tuple[str, Document]) -> None:
+    text, document = comparison
+    for tag, attributes in document.elements:
+        for name in ("src", "srcset", "href", "action", "data", "poster", "xlink:href"):
+            value = attributes.get(name)
+            assert value is None or value.startswith(("#", "data:")), (tag, name, value)
+    own = text.replace(get_plotlyjs(), "")
+    assert text.count(get_plotlyjs()) == 1
+    assert not re.search(r"https?:|//[a-z]|@import|url\(|fetch\(|XMLHttpRequest|WebSocket|import\(", own)
+
+
+def test_the_policy_admits_exactly_our_scripts(comparison: tuple[str, Document]) -> None:
+    _, document = comparison
+    policy = next(a["content"] for tag, a in document.elements if tag == "meta" and a.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None and policy.startswith("default-src 'none';")
+    admitted = set(re.findall(r"'sha256-([^']+)'", policy))
+    run = {base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in document.scripts[1:]}
+    assert admitted == run and len(document.scripts) == 3 and document.scripts[2] == SCRIPT
+    assert "script-src 'unsafe" not in policy and "connect-src" not in policy
+
+
+def test_hostile_names_stay_text(tmp_path: Path) -> None:
+    clean = Document(write_report([write_run(tmp_path / "clean", clients=["a", "b"])], tmp_path / "clean.html").read_text())
+    folder = write_run(
+        tmp_path / "<b>bad",
+        method=HOSTILE,
+        dataset=HOSTILE,
+        partition=HOSTILE,
+        clients=[HOSTILE, "%{x}@ink$\\</script><!--"],
+        split=HOSTILE,
+        result={"score_rule": HOSTILE, "source": HOSTILE, "engine": HOSTILE, "metric": HOSTILE, "versions": {HOSTILE: HOSTILE}},
+        settings={"name": HOSTILE},
+    )
+    texts = ("phase", "sender", "receiver", "message", "protection")
+    row = {**dict.fromkeys(texts, HOSTILE), "kinds": [HOSTILE], "times": 1, "bytes": 5, "bytes_by_kind": {HOSTILE: 5}}
+    (folder / "disclosure.json").write_text(json.dumps({"rows": [row]}))
+    half = tmp_path / "<script>half"
+    half.mkdir()
+    page, document = page_of([folder, half], tmp_path / "r.html")
+    assert "<script>alert" not in page and "<img" not in page and "<script>half" not in page
+    tags = [tag for tag, _ in document.elements]
+    assert tags.count("script") == 3 and tags.count("img") == 0 and set(tags) <= {tag for tag, _ in clean.elements} | {"code", "li", "ul"}
+    assert HOSTILE in document.text and "<script>half" in document.text
+    ours = {"b", "br"}  # plotly reads tags in its texts: only our own may be there
+    for text in strings(document.figures):
+        assert {tag.strip("/") for tag in re.findall(r"<(/?\w+)", text)} <= ours
+
+
+def test_a_half_finished_folder_is_named_and_the_rest_renders(tmp_path: Path) -> None:
+    good, half = write_run(tmp_path / "good"), write_run(tmp_path / "half", seed=1)
+    (half / "result.json").unlink()
+    (good / "metrics.jsonl").unlink()
+    _, document = page_of([good, half], tmp_path / "r.html")
+    assert f"Left out: {half}: result.json is missing" in document.text
+    assert f"Incomplete: {good}: metrics.jsonl is missing" in document.text
+    assert "f0-val" not in document.figures and "f0-clients" in document.figures
+    with pytest.raises(DataError, match=r"half: result\.json is missing"):
+        write_report([half], tmp_path / "none.html")
+    assert not (tmp_path / "none.html").exists()
+
+
+def test_a_result_alone_still_makes_a_page(tmp_path: Path) -> None:
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    (folder / "result.json").write_text('{"method": "m", "dataset": "d", "seed": 0, "test": 0.5, "per_client": 3, "versions": []}')
+    _, document = page_of([folder], tmp_path / "r.html")
+    assert document.figures == {} and "50.00 (one seed)" in document.text
+
+
+def test_scenarios_have_sections_of_their_own(tmp_path: Path) -> None:
+    folders = [
+        write_run(tmp_path / f"{d}-{m}", m, dataset=d, clients=k) for d, k in (("cora", 3), ("pubmed", 4)) for m in ("local", "fedavg")
+    ]
+    _, document = page_of(folders, tmp_path / "r.html")
+    assert [attributes["id"] for tag, attributes in document.elements if tag == "section"] == ["s0", "s1"]
+    assert len([row for row in document.rows if row and row[0] == "fedavg" and len(row) == 9]) == 2
+    assert "2 methods in 2 scenarios" in document.text and {key[:2] for key in document.figures} == {"f0", "f1"}
+
+
+def test_an_unlike_partition_under_the_same_seed_is_said(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / "a", "local", clients=2), write_run(tmp_path / "b", "fedavg", clients=2)]
+    assert "not like for like" not in page_of(folders, tmp_path / "r.html")[1].text
+    (folders[1] / "scenario.json").write_text('{"sizes": {"client-0": 1, "client-1": 2}}')
+    text = page_of(folders, tmp_path / "r.html")[1].text
+    assert "not like for like" in text and "draws its own partition" not in text  # one seed: nothing was redrawn
+
+
+def test_partitions_that_change_with_the_seed_are_said(tmp_path: Path, comparison: tuple[str, Document]) -> None:
+    assert "Every seed draws its own partition" in comparison[1].text and "the other seeds draw their own" in comparison[1].text
+
+
+def test_hundreds_of_clients_become_points_with_few_ticks(tmp_path: Path) -> None:
+    _, document = page_of([write_run(tmp_path / "a", clients=300)], tmp_path / "r.html")
+    figure = document.figures["f0-clients"]
+    assert figure["data"][0]["type"] == "scatter" and len(figure["layout"]["xaxis"]["tickvals"]) <= 20
+    heat = document.figures["f0-cross"]["data"][0]
+    assert (
+        "text" not in heat and heat["zmin"] == 0 and heat["zmax"] == max(value for row in heat["z"] for value in row if value is not None)
+    )
+
+
+def test_a_folder_or_an_unwritable_place_as_output_is_refused(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    with pytest.raises(ConfigError, match="is a folder"):
+        write_report([folder], tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write"):
+        write_report([folder], tmp_path / "file" / "report.html")
