@@ -15,7 +15,7 @@ from isthmus.experiments.config import resolve
 from isthmus.experiments.run import Experiment
 from isthmus.federation.interface import QuorumError
 from isthmus.methods.fedavg import draw
-from isthmus.nn.train import proximal
+from isthmus.nn.train import Proximal
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights, equal_weights, max_difference
 from isthmus.testing import check_method
@@ -145,9 +145,9 @@ def test_fedprox_with_mu_zero_is_fedavg_bit_for_bit(scenario: Scenario) -> None:
 def test_fedprox_gradient_is_mu_times_the_distance() -> None:
     weights, anchor = {"w": torch.tensor([3.0, -1.0])}, {"w": torch.tensor([1.0, 1.0])}
     grads = {"w": torch.zeros(2)}
-    proximal(0.5, anchor)(weights, grads)
+    Proximal(0.5, anchor)(weights, grads)
     assert grads["w"].tolist() == [1.0, -1.0]
-    proximal(0.5, weights)(weights, grads)  # at the anchor the term has no gradient: the first local step is FedAvg's
+    Proximal(0.5, weights)(weights, grads)  # at the anchor the term has no gradient: the first local step is FedAvg's
     assert grads["w"].tolist() == [1.0, -1.0]
 
 

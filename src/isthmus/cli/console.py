@@ -17,7 +17,9 @@ from isthmus.experiments.config import Settings
 
 
 def stdout() -> Console:
-    return Console(soft_wrap=True, highlight=False)
+    """Where results go; wide enough for a table where nobody's window says otherwise."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=140)
 
 
 def size(count: float) -> str:
@@ -37,14 +39,14 @@ def clock(seconds: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.2f} %"
+    return "-" if value is None else f"{100 * value:.2f} %"
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
     """A plain table; columns after the first are right-aligned where they look like numbers."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for i, heading in enumerate(headings):
-        numeric = i > 0 and all(row[i][:1].isdigit() or row[i][:1] in "–-" for row in rows if row[i])
+        numeric = i > 0 and all(row[i][0].isdigit() or row[i][0] == "-" for row in rows if row[i])
         table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
@@ -52,10 +54,10 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: s
 
 
 class Watch(Callback):
-    """Progress of a run: a live bar on a terminal, plain lines elsewhere (about ten per run)."""
+    """Progress of a run: a live bar on a terminal, plain lines elsewhere (about ``lines`` per run)."""
 
-    def __init__(self, label: str = "") -> None:
-        self.label = label
+    def __init__(self, label: str = "", lines: int = 10) -> None:
+        self.label, self.lines = label, lines
         self.console = Console(stderr=True, highlight=False)
         self.bar: Bar | None = None
         self.task: TaskID | None = None
@@ -79,13 +81,13 @@ class Watch(Callback):
         note = f"val {percent(self.scores.get('val'))}  sent {size(sum(progress.bytes.values()))}  left {clock(progress.seconds_left)}"
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, completed=progress.step, note=note)
-        elif progress.step == progress.steps or progress.step % max(1, progress.steps // 10) == 0:
+        elif progress.step == progress.steps or progress.step % max(1, progress.steps // self.lines) == 0:
             print(f"{self.label}: {progress.phase} {progress.round}/{progress.rounds}  {note}", file=sys.stderr, flush=True)
 
     def on_recover(self, reason: str, step: int) -> None:
         print(f"{self.label}: {reason}; went back to round {step} and goes on", file=sys.stderr)
 
-    def on_end(self, result: Mapping[str, Any]) -> None:
+    def close(self) -> None:
         self.stop()
 
     def stop(self) -> None:
@@ -96,13 +98,15 @@ class Watch(Callback):
 
 def print_result(result: Mapping[str, Any]) -> None:
     """A run's result for people."""
-    sent, seconds = result["bytes"], result["seconds"]
+    sent, seconds, picked = result["bytes"], result["seconds"], result["selected_round"]
+    up, down = size(sent["setup_up"] + sent["up"]), size(sent["setup_down"] + sent["down"])
+    mean, mean_last = percent(result["test_client_mean"]), percent(result["test_client_mean_last"])
     rows = [
         ("score", f"{percent(result['score'])}  ({result['score_rule']})"),
-        ("test, pooled", f"{percent(result['test'])} at round {result['selected_round']} (picked by validation), {percent(result['test_last'])} at the last"),
-        ("test, client mean", f"{percent(result['test_client_mean'])} at round {result['selected_round']}, {percent(result['test_client_mean_last'])} at the last"),
+        ("test, pooled", f"{percent(result['test'])} at round {picked} (picked by validation), {percent(result['test_last'])} at the last"),
+        ("test, client mean", f"{mean} at round {picked}, {mean_last} at the last"),
         ("parameters", f"{result['parameters']['trainable']:,} trainable, {result['parameters']['shared']:,} shared"),
-        ("sent", f"up {size(sent['setup_up'] + sent['up'])}, down {size(sent['setup_down'] + sent['down'])}, between clients {size(sent['peer'])}"),
+        ("sent", f"up {up}, down {down}, between clients {size(sent['peer'])}"),
         ("time", f"setup {seconds['setup']:.1f} s, training {seconds['train']:.1f} s, evaluation {seconds['eval']:.1f} s"),
         ("data", result["source"]),
         ("folder", result["run_dir"]),

@@ -15,7 +15,7 @@ from isthmus.federation.roles import Role
 from isthmus.methods import fedavg
 from isthmus.methods.fedavg import FedAvgClient, FedAvgConfig
 from isthmus.methods.registry import register
-from isthmus.nn.train import ExtraGradient, proximal
+from isthmus.nn.train import ExtraGradient, Proximal
 from isthmus.tensors import Weights
 
 
@@ -39,7 +39,7 @@ class FedProxClient(FedAvgClient[FedProxConfig]):
     """A FedAvg client that does not stray far from the common weights."""
 
     def extra_gradient(self, received: Weights) -> ExtraGradient | None:
-        return proximal(self.config.mu, received) if self.config.mu else None
+        return Proximal(self.config.mu, received) if self.config.mu else None
 
 
 METHOD = register(

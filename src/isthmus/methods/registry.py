@@ -1,13 +1,14 @@
 """What a method is, and where methods are found.
 
-A method is one file that ends in ``register(Method(...))``. Ours are imported here by name; others come through the Python entry point group
-``isthmus.methods`` (an entry point names the module to import).
+A method is one file that ends in ``register(Method(...))``. Every module of this package is imported, so a file dropped in here is all it takes;
+others' methods come through the Python entry point group ``isthmus.methods`` (an entry point names the module to import).
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -22,8 +23,6 @@ from isthmus.methods.evaluation import Evaluation
 from isthmus.records import Record
 
 logger = logging.getLogger(__name__)
-
-OURS = ("local", "central", "fedavg", "fedsgd", "fedprox", "fedper")
 
 Log = Mapping[str, float]
 """What a round reports besides its state: names to numbers, e.g. ``{"train_loss": 0.7}``."""
@@ -118,8 +117,9 @@ def _load() -> None:
     if _loaded:
         return
     _loaded = True
-    for name in OURS:
-        importlib.import_module(f"isthmus.methods.{name}")
+    package = importlib.import_module("isthmus.methods")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"isthmus.methods.{module.name}")
     for point in entry_points(group="isthmus.methods"):
         try:
             point.load()
