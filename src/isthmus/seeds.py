@@ -10,6 +10,7 @@ Secrets (masks, noise, pseudonyms) never come from here: they come from the part
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,7 +42,8 @@ class Stream:
         """A 63-bit seed. Keys are length-prefixed and typed, so ``("ab",)``, ``("a", "b")``, ``(1,)``, ``("1",)`` differ."""
         digest = hashlib.sha256(b"isthmus/stream")
         for key in (self.seed, *self.path):
-            data = f"{type(key).__name__}:{key}".encode()
+            # By value, not by class: a StrEnum or a numpy integer draws what the plain string or int draws.
+            data = (f"str:{str.__str__(key)}" if isinstance(key, str) else f"int:{operator.index(key)}").encode()
             digest.update(len(data).to_bytes(4, "big") + data)
         return int.from_bytes(digest.digest()[:8], "big") >> 1
 

@@ -19,13 +19,13 @@ def get_weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def set_weights(module: nn.Module, weights: Weights) -> None:
-    """Copy ``weights`` into ``module``. Names and shapes must match exactly: a silent partial load is a bug."""
+    """Copy ``weights`` into ``module``. Names and shapes must match exactly, or nothing is copied: a partial load is a bug."""
     parameters = dict(module.named_parameters())
     check_same_names(parameters, weights)
+    for name, parameter in parameters.items():
+        check_same_shape(name, parameter, weights[name])
     with torch.no_grad():
         for name, parameter in parameters.items():
-            if parameter.shape != weights[name].shape:
-                raise ProtocolError(f"weight {name!r} has shape {tuple(weights[name].shape)}, the model needs {tuple(parameter.shape)}")
             parameter.copy_(weights[name])
 
 
@@ -36,6 +36,12 @@ def check_same_names(expected: Iterable[str], given: Iterable[str]) -> None:
         raise ProtocolError(f"weights do not fit the model: missing {sorted(missing)}, unexpected {sorted(extra)}")
 
 
+def check_same_shape(name: str, expected: Tensor, given: Tensor) -> None:
+    """Raise unless both have the same shape: torch would stretch the smaller one without a word."""
+    if expected.shape != given.shape:
+        raise ProtocolError(f"weight {name!r} has shape {tuple(given.shape)}, expected {tuple(expected.shape)}")
+
+
 def scaled(weights: Weights, factor: float) -> dict[str, Tensor]:
     """``factor * W``, tensor by tensor."""
     return {name: tensor * factor for name, tensor in weights.items()}
@@ -43,10 +49,13 @@ def scaled(weights: Weights, factor: float) -> dict[str, Tensor]:
 
 def weighted_mean(items: Sequence[Weights], shares: Sequence[float]) -> dict[str, Tensor]:
     """``sum_k share_k W_k`` in the given order, one at a time so that only one sum is held in memory."""
+    if not items:
+        raise ProtocolError("a mean needs at least one set of weights")
     total = {name: tensor * shares[0] for name, tensor in items[0].items()}
     for weights, share in zip(items[1:], shares[1:], strict=True):
         check_same_names(total, weights)
         for name, tensor in weights.items():
+            check_same_shape(name, total[name], tensor)
             total[name].add_(tensor, alpha=share)
     return total
 
@@ -57,11 +66,23 @@ def num_values(weights: Weights) -> int:
 
 
 def equal_weights(a: Weights, b: Weights) -> bool:
-    """Bit equality, names included."""
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    """Bit equality, names included: NaN equals itself, 0.0 and -0.0 differ."""
+    return a.keys() == b.keys() and all(_same_bits(a[name], b[name]) for name in a)
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    # `torch.equal` compares across types and calls -0.0 and 0.0 equal.
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(_bits(a), _bits(b))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def max_difference(a: Weights, b: Weights) -> float:
-    """Largest absolute difference of two weights with the same names."""
+    """Largest absolute difference of two weights with the same names; NaN if there is one."""
     check_same_names(a, b)
-    return max((float((a[name] - b[name]).abs().max()) for name in a if a[name].numel()), default=0.0)
+    for name in a:
+        check_same_shape(name, a[name], b[name])
+    largest = [(a[name] - b[name]).abs().max().double() for name in a if a[name].numel()]
+    return float(torch.stack(largest).max()) if largest else 0.0  # Python's max would lose a NaN

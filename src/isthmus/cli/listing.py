@@ -1,4 +1,4 @@
-"""``isthmus methods`` and ``isthmus datasets``: what there is."""
+"""``isthmus methods``: what there is."""
 
 from __future__ import annotations
 
@@ -11,11 +11,3 @@ def methods() -> None:
 
     rows = [(method.name, method.summary, method.preset, method.reference) for method in all_methods()]
     print_table(("method", "what it does", "preset", "reference"), rows)
-
-
-def datasets() -> None:
-    """List the data sets."""
-    from isthmus.data.datasets import node_sets
-
-    for name in sorted(node_sets()):
-        print(name)

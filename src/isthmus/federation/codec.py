@@ -22,19 +22,16 @@ from torch import Tensor
 
 from isthmus.errors import ProtocolError
 from isthmus.federation.messages import Kind, Message, kinds_of
-from isthmus.federation.schema import Json, Sink, Source, schema
+from isthmus.federation.schema import DTYPES, Json, Sink, Source, schema
 from isthmus.records import Record
 
 R = TypeVar("R", bound=Record)
 
 assert sys.byteorder == "little", "the wire format is little-endian"
 
-_DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
-    torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL", torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64",
-}  # fmt: skip
 FINITE = (Kind.MODEL, Kind.GRADIENT, Kind.EMBEDDING)
-_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"')
+# Possessive, and closed by the end of the text: nothing to backtrack into, so hostile quotes cost linear time.
+_STRINGS = re.compile(r'"(?:[^"\\]++|\\.?)*+(?:"|\Z)', re.DOTALL)
 _BRACKETS = re.compile(r"[\[\]{}]")
 
 
@@ -100,7 +97,8 @@ def _by_kind(message: Message, by_kind: dict[str, int]) -> None:
         if name in kinds:
             sink = Sink()
             node.write(value, sink)
-            size = sum(t.numel() * t.element_size() for t in sink.tensors) + sum(map(len, sink.blobs)) + 8 * (len(sink.floats) + len(sink.integers))
+            numbers = 8 * (len(sink.floats) + len(sink.integers))
+            size = sum(tensor.numel() * tensor.element_size() for tensor in sink.tensors) + sum(map(len, sink.blobs)) + numbers
             by_kind[kinds[name]] = by_kind.get(kinds[name], 0) + size
         else:
             _by_kind(value, by_kind)
@@ -113,7 +111,9 @@ def decode(data: bytes, expected: type[R], limits: Limits = LIMITS) -> R:
     node = schema(expected)
     try:
         record = node.read(tree, source)
-    except (IndexError, TypeError, ValueError, RecursionError) as error:
+    except ProtocolError:
+        raise
+    except Exception as error:  # torch and a record's own __post_init__ raise what they like at hostile values
         raise ProtocolError(f"malformed {expected.__name__}: {type(error).__name__}") from None
     if not source.finished():
         raise ProtocolError(f"malformed {expected.__name__}: values left over")
@@ -142,17 +142,16 @@ def _layout(record: Record) -> tuple[bytes, list[Tensor]]:
     header: dict[str, object] = {"__metadata__": {"isthmus": json.dumps(tree, separators=(",", ":"), ensure_ascii=True)}}
     offset = 0
     for name, tensor in ordered:
-        if tensor.dtype not in _DTYPES:
-            raise ProtocolError(f"tensors of type {tensor.dtype} do not travel")
         end = offset + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     return text + b" " * (-len(text) % 8), [tensor for _, tensor in ordered]
 
 
 def _raw(tensor: Tensor) -> bytes:
-    flat = tensor.contiguous().reshape(-1)
+    # Not reshape: one number is contiguous whatever its stride, and keeps it.
+    flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
@@ -164,7 +163,10 @@ def _open(data: bytes, limits: Limits) -> tuple[Json, dict[str, Tensor]]:
         raise ProtocolError("message is truncated or has no valid header")
     try:
         header = json.loads(data[8 : 8 + length], object_pairs_hook=_no_duplicates)
-        text = header.pop("__metadata__")["isthmus"]
+        metadata = header.pop("__metadata__")
+        text = metadata.pop("isthmus")
+        if metadata:
+            raise ProtocolError("message header holds metadata nobody declared")
         if len(header) > limits.max_tensors or any(len(entry["shape"]) > limits.max_rank for entry in header.values()):
             raise ProtocolError(f"message has more than {limits.max_tensors} tensors or a tensor of more than {limits.max_rank} dimensions")
         if _depth(text) > limits.max_depth:
@@ -196,6 +198,12 @@ def _depth(text: str) -> int:
 
 def _source(tensors: dict[str, Tensor]) -> Source:
     tensors = dict(tensors)
+    for tensor in tensors.values():
+        if tensor.dtype not in DTYPES:
+            raise ProtocolError(f"malformed message: tensors of type {tensor.dtype} do not travel")
+        # torch trusts a bool to be 0 or 1; another byte would count as more than one True.
+        if tensor.dtype == torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
+            raise ProtocolError("malformed message: a bool that is neither 0 nor 1")
     floats, integers = tensors.pop("f", None), tensors.pop("i", None)
     if floats is not None and (floats.dtype != torch.float64 or floats.dim() != 1):
         raise ProtocolError("malformed message: numbers")

@@ -46,7 +46,8 @@ class FaultyEngine(LocalEngine):
         if call.party in self._down:
             return Failure("crashed", "party is down")
         for fault, left in self._left.items():
-            if left and (fault.party, fault.phase, fault.round, fault.handler) == (call.party, call.turn.phase, call.turn.round, call.handler):
+            aimed_at = (fault.party, fault.phase, fault.round, fault.handler)
+            if left and aimed_at == (call.party, call.turn.phase, call.turn.round, call.handler):
                 self._left[fault] -= 1
                 if fault.after:
                     self._invoke(call)

@@ -73,8 +73,9 @@ class Replies(Mapping[PartyId, MaybeRep]):
     """Replies by party, in sorted order; ``failures`` says why others are missing; ``mail`` is what ``exchange`` sent to the server."""
 
     def __init__(
-        self, replies: Mapping[PartyId, MaybeRep] | Stacked[Any], failures: Mapping[PartyId, Failure], mail: Mapping[PartyId, Message] | None = None
-    ) -> None:
+        self, replies: Mapping[PartyId, MaybeRep] | Stacked[Any], failures: Mapping[PartyId, Failure],
+        mail: Mapping[PartyId, Message] | None = None,
+    ) -> None:  # fmt: skip
         self._stack = replies if isinstance(replies, Stacked) else None
         self._replies: dict[PartyId, MaybeRep] = {} if isinstance(replies, Stacked) else {p: replies[p] for p in sorted(replies)}
         self.failures = dict(failures)

@@ -1,7 +1,7 @@
 """The runtime of one party: the only door to its client object.
 
-It holds the allow-list, answers a repeated sequence from memory, keeps the party's last two tags and rolls back to them. Engines differ in how a
-call reaches this class, never in what happens here.
+It holds the allow-list, answers a repeated sequence from memory, keeps the party's last two tags and rolls back to them. Engines differ in
+how a call reaches this class, never in what happens here.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ Combine = Literal["each", "sum"]
 
 @dataclass(frozen=True)
 class Turn:
-    """Which round is being played. ``incarnation`` grows with every restart of the server: calls of an older one are refused."""
+    """Which round is being played. ``incarnation`` grows with every restart of the server, ``step`` with every round of the run: calls of
+    an older one, delayed on the way, are refused."""
 
     incarnation: int
     phase: str
     round: int
+    step: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,10 @@ class Party:
         self.name, self.role, self.table = name, role, table
         self.store: Store | None = None
         self._make = make
-        self._tags: dict[int, Record] = {}
+        self._tags: dict[int, tuple[Record, Record | None]] = {}
         self._selected: Record | None = None
         self._turn: Turn | None = None
-        self._memory: dict[int, Outcome] = {}
+        self._memory: dict[int, tuple[str, Outcome]] = {}
         self.client = make()
         self.client.setup()
         self.client.enter("init", 0, 0)
@@ -100,7 +102,7 @@ class Party:
         except ProtocolError as error:
             return Failure("protocol", type(error).__name__, error)
         if call.sequence in self._memory:
-            return self._memory[call.sequence]
+            return self._memory[call.sequence][1]
         before = self.client.state
         self.client.enter(call.turn.phase, call.turn.round, call.sequence)
         try:
@@ -109,7 +111,7 @@ class Party:
             self.client.state = before
             logger.debug("%s: handler %s failed", self.name, call.handler, exc_info=True)
             return Failure("protocol" if isinstance(error, ProtocolError) else "handler", type(error).__name__, error)
-        self._memory[call.sequence] = outcome
+        self._memory[call.sequence] = call.handler, outcome
         return outcome
 
     def _admit(self, call: Invocation) -> Signature:
@@ -117,14 +119,18 @@ class Party:
             raise ProtocolError(f"a call for {call.role} {call.party} reached {self.role} {self.name}")
         signature = self.table.signature(call.role, call.handler)
         self.begin(call.turn)
+        known = self._memory.get(call.sequence)
+        if known is not None and known[0] != call.handler:
+            raise ProtocolError(f"{self.name}: sequence {call.sequence} was a call of {known[0]}, now of {call.handler}")
         return signature
 
     def begin(self, turn: Turn) -> None:
         """Enter a round. Scratch and remembered answers of the last one are dropped."""
         if turn == self._turn:
             return
-        if self._turn is not None and turn.incarnation < self._turn.incarnation:
-            raise ProtocolError(f"{self.name}: call of incarnation {turn.incarnation}, already serving {self._turn.incarnation}")
+        if self._turn is not None and (turn.incarnation, turn.step) < (self._turn.incarnation, self._turn.step):
+            given, serving = (f"incarnation {t.incarnation}, step {t.step}" for t in (turn, self._turn))
+            raise ProtocolError(f"{self.name}: call of {given}, already serving {serving}")
         self._turn = turn
         self._memory.clear()
         self.client.scratch = SimpleNamespace()
@@ -133,6 +139,8 @@ class Party:
         function = getattr(self.client, call.handler)
         if call.parcels is not None:
             result = function(self._inbox(call, signature))
+        elif signature.mail:
+            raise ProtocolError(f"handler {call.handler} receives mail, got a call")
         elif signature.request is None:
             if call.argument is not None:
                 raise ProtocolError(f"handler {call.handler} takes no message, got {type(call.argument).__name__}")
@@ -143,7 +151,9 @@ class Party:
         return self._outcome(result, call, signature)
 
     def _inbox(self, call: Invocation, signature: Signature) -> Mapping[PartyId, Message] | Message | None:
-        assert call.parcels is not None and signature.request is not None
+        assert call.parcels is not None
+        if signature.request is None or signature.mail != (call.combine == "each"):
+            raise ProtocolError(f"handler {call.handler} does not receive mail with combine={call.combine!r}")
         for parcel in call.parcels:
             _expect(parcel.content, signature.request, call.handler)
             if parcel.receiver != self.name:
@@ -165,7 +175,10 @@ class Party:
         if not isinstance(result, Mapping):
             raise ProtocolError(f"handler {call.handler} must return a mapping from party to message")
         parcels = []
-        for receiver, content in sorted(result.items()):
+        for receiver in sorted(result, key=str):
+            content = result[receiver]
+            if not isinstance(receiver, str):
+                raise ProtocolError(f"handler {call.handler} must address parties by name, got {type(receiver).__name__}")
             _expect(content, signature.reply, call.handler)
             parcels.append(Parcel(self.name, receiver, content))
         return tuple(parcels)
@@ -174,7 +187,7 @@ class Party:
 
     def commit(self, step: int) -> None:
         """Tag the present state; the last two tags are kept."""
-        self._tags[step] = self.client.state
+        self._tags[step] = self.client.state, self._selected
         if self.store is not None:
             fields: dict[str, Any] = {"state": self.client.state, "selected": self._selected}
             self.store.save(step, _snapshot_type(self.state_type)(**fields))
@@ -187,17 +200,18 @@ class Party:
         return tuple(sorted(set(self._tags) | set(self.store.steps() if self.store is not None else ())))
 
     def rollback(self, step: int) -> None:
-        """Return to a tag, as if nothing had happened since."""
+        """Return to a tag, as if nothing had happened since: newer tags are forgotten, calls of an older incarnation stay refused."""
         if step not in self._tags:
             if self.store is None:
                 raise DataError(f"{self.name} holds no tag {step}; start the run again")
             snapshot: Any = self.store.load(step, _snapshot_type(self.state_type))
-            self._tags[step], self._selected = snapshot.state, snapshot.selected
+            self._tags[step] = snapshot.state, snapshot.selected
         self.client = self._make()
         self.client.setup()
-        self.client.state = self._tags[step]
-        self._tags = {tag: state for tag, state in self._tags.items() if tag <= step}
-        self._turn = None
+        self.client.state, self._selected = self._tags[step]
+        self._tags = {tag: kept for tag, kept in self._tags.items() if tag <= step}
+        if self.store is not None:
+            self.store.forget(keep=[tag for tag in self.store.steps() if tag <= step])
         self._memory.clear()
 
     def select(self) -> None:

@@ -55,8 +55,13 @@ def signature_of(function: Callable[..., Any]) -> Signature:
     name = function.__qualname__
     if len(parameters) > 1:
         raise TypeError(f"handler {name} must take at most one argument besides self: one message")
+    for place in (*parameters, "return"):
+        if place not in hints:
+            raise TypeError(f"handler {name} does not say what {place!r} is: annotate it with a Message, Mapping[PartyId, Message] or None")
     request, mail = _message_type(hints[parameters[0]], name) if parameters else (None, False)
-    reply, sends = _message_type(hints.get("return", type(None)), name)
+    reply, sends = _message_type(hints["return"], name)
+    if reply is not None and type(None) in get_args(hints["return"]):
+        raise TypeError(f"handler {name} must always return a {reply.__name__} or never: silence would be a message too")
     return Signature(request, mail, reply, sends)
 
 
@@ -162,22 +167,26 @@ class RoleTable:
         table = {role: dict(_marked(entry.cls)) for role, entry in self.roles.items()}
         object.__setattr__(self, "handlers", table)
 
-    def locate(self, function: Callable[..., Any]) -> tuple[str, str]:
-        """Role and name of a handler given as the function itself, also one inherited or overridden by a role's class."""
+    def locate(self, function: Callable[..., Any], prefer: str | None = None) -> tuple[str, str]:
+        """Role and name of a handler given as the function itself, also one inherited or overridden by a role's class.
+
+        ``prefer`` decides where several roles inherit the same function.
+        """
         name = function.__name__
-        if not getattr(function, _MARK, False):
+        roles = [role for role, entry in self.roles.items() if any(vars(base).get(name) is function for base in entry.cls.__mro__)]
+        if not (any(name in self.handlers[role] for role in roles) if roles else getattr(function, _MARK, False)):
             raise TypeError(f"{function.__qualname__} is not marked @handler, so no party may be asked to run it")
-        for role, entry in self.roles.items():
-            if any(vars(base).get(name) is function for base in entry.cls.__mro__):
-                return role, name
-        raise TypeError(f"{function.__qualname__} belongs to no role of this method ({', '.join(self.roles)})")
+        if not roles:
+            raise TypeError(f"{function.__qualname__} belongs to no role of this method ({', '.join(self.roles)})")
+        return prefer if prefer in roles else roles[0], name
 
     def signature(self, role: str, name: str) -> Signature:
         """Signature of an allowed handler; anything else is refused."""
         try:
             return self.handlers[role][name]
         except KeyError:
-            raise unknown("handler", f"{role}.{name}", [f"{r}.{n}" for r, ns in self.handlers.items() for n in ns], error=ProtocolError) from None
+            allowed = [f"{role}.{name}" for role, names in self.handlers.items() for name in names]
+            raise unknown("handler", f"{role}.{name}", allowed, error=ProtocolError) from None
 
 
 def _marked(cls: type) -> list[tuple[str, Signature]]:

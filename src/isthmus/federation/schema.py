@@ -18,6 +18,13 @@ from torch import Tensor
 from isthmus.errors import ProtocolError
 from isthmus.records import Record
 
+DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
+    torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL", torch.uint16: "U16", torch.uint32: "U32",
+    torch.uint64: "U64",
+}  # fmt: skip
+"""Types of tensors that travel, with their names in a safetensors header."""
+
 Json = Any
 """A tree of JSON values. Numbers are never in it: they live in two 8-byte arrays, so size does not depend on values."""
 
@@ -129,7 +136,7 @@ class IntNode(Node):
             raise self.wrong(value, "an integer")
         if not -(2**63) <= value < 2**63:
             raise ProtocolError(f"{self.where} does not fit in 64 bits")
-        return value
+        return int(value)
 
     def write(self, value: Any, sink: Sink) -> Json:
         sink.integers.append(self.copy(value))
@@ -152,7 +159,10 @@ class FloatNode(Node):
     def copy(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, (float, int)):
             raise self.wrong(value, "a number")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ProtocolError(f"{self.where} does not fit in a 64-bit float") from None
 
     def write(self, value: Any, sink: Sink) -> Json:
         sink.floats.append(self.copy(value))
@@ -171,14 +181,14 @@ class FloatNode(Node):
         return float(stack[k])
 
     def sum_rows(self, stack: Any) -> float:
-        return float(torch.as_tensor(stack).sum())
+        return float(torch.as_tensor(stack, dtype=torch.float64).sum())
 
 
 class StrNode(Node):
     def copy(self, value: Any) -> str:
         if not isinstance(value, str):
             raise self.wrong(value, "a string")
-        return value
+        return str.__str__(value)  # plain, also where a StrEnum is given
 
     def write(self, value: Any, sink: Sink) -> Json:
         return "s" + self.copy(value)
@@ -193,7 +203,7 @@ class BytesNode(Node):
     def copy(self, value: Any) -> bytes:
         if not isinstance(value, bytes):
             raise self.wrong(value, "bytes")
-        return value
+        return bytes(value)
 
     def write(self, value: Any, sink: Sink) -> Json:
         sink.blobs.append(self.copy(value))
@@ -209,24 +219,30 @@ class BytesNode(Node):
 class TensorNode(Node):
     """Dense tensors travel as they are; CSR as values, column indices, row pointers and shape."""
 
-    def copy(self, value: Any) -> Tensor:
+    def _check(self, value: Any) -> Tensor:
         if not isinstance(value, Tensor):
             raise self.wrong(value, "a tensor")
+        if value.dtype not in DTYPES:
+            raise ProtocolError(f"{self.where}: tensors of type {value.dtype} do not travel")
         if value.layout == torch.sparse_csr:
-            return _csr(value.crow_indices().clone(), value.col_indices().clone(), value.values().detach().clone(), tuple(value.shape))
-        if value.layout != torch.strided:
+            if value.dim() != 2 or value.values().dim() != 1:
+                raise ProtocolError(f"{self.where}: a CSR tensor travels as one matrix of numbers, not {tuple(value.shape)}")
+        elif value.layout != torch.strided:
             raise ProtocolError(f"{self.where}: tensors travel dense or CSR, not {value.layout}")
-        return value.detach().clone(memory_format=torch.contiguous_format)
+        return value.detach()
+
+    def copy(self, value: Any) -> Tensor:
+        tensor = self._check(value)
+        if tensor.layout == torch.sparse_csr:
+            return _csr(tensor.crow_indices().clone(), tensor.col_indices().clone(), tensor.values().clone(), tuple(tensor.shape))
+        return tensor.clone(memory_format=torch.contiguous_format)
 
     def write(self, value: Any, sink: Sink) -> Json:
-        if not isinstance(value, Tensor):
-            raise self.wrong(value, "a tensor")
-        if value.layout == torch.sparse_csr:
-            sink.tensors += [value.values().detach(), value.col_indices(), value.crow_indices()]
-            return ["c", *(int(n) for n in value.shape)]
-        if value.layout != torch.strided:
-            raise ProtocolError(f"{self.where}: tensors travel dense or CSR, not {value.layout}")
-        sink.tensors.append(value.detach())
+        tensor = self._check(value)
+        if tensor.layout == torch.sparse_csr:
+            sink.tensors += [tensor.values(), tensor.col_indices(), tensor.crow_indices()]
+            return ["c", *(int(n) for n in tensor.shape)]
+        sink.tensors.append(tensor)
         return "t"
 
     def read(self, tree: Json, source: Source) -> Tensor:
@@ -254,6 +270,7 @@ class TensorNode(Node):
     def add(self, a: Any, b: Any) -> Tensor:
         if a.shape != b.shape or a.dtype != b.dtype or a.layout != b.layout:
             raise ProtocolError(f"{self.where}: parties sent tensors of different shape, type or layout")
+        self._check_sum(a.dtype)
         if a.layout == torch.sparse_csr:
             return add_csr(a, b)
         total: Tensor = a + b
@@ -262,15 +279,20 @@ class TensorNode(Node):
     def row(self, stack: Any, k: int) -> Tensor:
         if isinstance(stack, ScaledRows):
             return stack.tensor[k] * stack.scale[k]
-        tensor: Tensor = stack[k]
+        tensor: Tensor = stack[k].clone()  # what the server holds must not change while the cohort trains on
         return tensor
 
     def sum_rows(self, stack: Any) -> Tensor:
         if isinstance(stack, ScaledRows):
             flat = stack.tensor.reshape(stack.tensor.shape[0], -1)
             return (stack.scale.to(flat.dtype) @ flat).reshape(stack.tensor.shape[1:])
-        total: Tensor = stack.sum(0)
+        self._check_sum(stack.dtype)
+        total: Tensor = stack.sum(0, dtype=stack.dtype)  # torch would widen small integers; single messages are not widened either
         return total
+
+    def _check_sum(self, dtype: torch.dtype) -> None:
+        if dtype in _NO_SUM:
+            raise ProtocolError(f"{self.where} cannot be summed: tensors of type {dtype} have no sum; send int64 or a float")
 
 
 class OptionalNode(Node):
@@ -396,7 +418,8 @@ class RecordNode(Node):
         if not isinstance(tree, dict) or tree.get("") != self.record.__name__:
             raise self.wrong(tree, f"a {self.record.__name__}")
         if list(tree) != ["", *self.fields]:
-            raise ProtocolError(f"{self.where}: fields of {self.record.__name__} are {list(self.fields)}, got {list(tree)[1:]}")
+            missing, extra = [name for name in self.fields if name not in tree], len(set(tree) - {"", *self.fields})
+            raise ProtocolError(f"{self.where}: {self.record.__name__} has other fields here: missing {missing}, {extra} unknown")
         return self.record(**{name: node.read(tree[name], source) for name, node in self.fields.items()})
 
     def add(self, a: Any, b: Any) -> Any:
@@ -448,6 +471,8 @@ def _take_integer(node: Node, tree: Json, mark: str, source: Source) -> int:
     return int(source.integers[source.next_integer - 1])
 
 
+_NO_SUM = (torch.bool, torch.uint16, torch.uint32, torch.uint64)
+
 _SCALARS: dict[object, type[Node]] = {
     bool: BoolNode, int: IntNode, float: FloatNode, str: StrNode, bytes: BytesNode, Tensor: TensorNode, type(None): NoneNode,
 }  # fmt: skip
@@ -469,8 +494,9 @@ def _compile(where: str, hint: Any) -> Node:
         repeat = len(arguments) == 2 and arguments[1] is Ellipsis
         items = arguments[:1] if repeat else arguments
         return TupleNode(where, tuple(_compile(f"{where}[{i}]", item) for i, item in enumerate(items)), repeat=repeat)
-    if isinstance(origin, type) and issubclass(origin, Mapping) and arguments[0] is str:
+    if isinstance(origin, type) and issubclass(origin, Mapping) and len(arguments) == 2 and arguments[0] is str:
         return MapNode(where, _compile(f"{where}[...]", arguments[1]))
     raise TypeError(
-        f"{where}: {hint!r} cannot travel; use tensors, numbers, bool, None, str, bytes, tuple[...], Mapping[str, ...], records, or X | None"
+        f"{where}: {hint!r} cannot travel; "
+        "use tensors, numbers, bool, None, str, bytes, tuple[...], Mapping[str, ...], records, or X | None"
     )

@@ -62,8 +62,8 @@ class Clock:
         self.turn = Turn(incarnation, "init", 0)
         self.sequence = 0
 
-    def begin(self, phase: str, round: int) -> None:
-        self.turn = Turn(self.incarnation, phase, round)
+    def begin(self, phase: str, round: int, step: int = 0) -> None:
+        self.turn = Turn(self.incarnation, phase, round, step)
         self.sequence = 0
 
     def next(self) -> int:
@@ -102,8 +102,9 @@ class Session:
         outcome, failures = self._dispatch(calls, timeout)
         self._require(name, len(calls), failures, quorum)
         self._note_replies(name, outcome, "clear")
-        _check_finite(name, outcome)
-        return Replies(outcome if isinstance(outcome, Stacked) else _messages(outcome), failures)
+        replies = Replies[Any](outcome if isinstance(outcome, Stacked) else _messages(outcome), failures)
+        _check_finite(name, replies)  # looks at every row, so a stack is copied out before its cohort trains on
+        return replies
 
     def sum(self, handler: Callable[..., Any], request: Any = None, *, to: Iterable[PartyId] | None = None) -> Any:
         """Ask parties for messages of which the method sees only the total. Everyone must answer."""
@@ -119,25 +120,25 @@ class Session:
                 raise ProtocolError(f"{name} returned no message; a handler called through sum() must return one")
             summed = total(messages)
         if not codec.finite(summed):  # the total tells whether a closer look is needed
-            _check_finite(name, outcome)
+            _check_finite(name, Replies[Any](outcome if isinstance(outcome, Stacked) else _messages(outcome), {}))
         return summed
 
     def exchange(self, send: Callable[..., Any], receive: Callable[..., Any] | Sequence[Callable[..., Any]], request: Any = None, *,
                  to: Iterable[PartyId] | None = None, combine: Literal["each", "sum"] = "each") -> Replies[Any]:  # fmt: skip
         """Mail between parties.
 
-        ``send`` runs at the parties in ``to`` and returns ``{party: message}``; ``receive`` runs at every party of its role that sent or got
-        mail (one handler per receiving role). With ``combine="sum"`` a receiver is given one message, the sum, or None. Mail to ``server``
-        is returned in ``Replies.mail`` (summed: under the key ``sum``). Mail to oneself is delivered but is no traffic.
+        ``send`` runs at the parties in ``to`` and returns ``{party: message}``; ``receive`` runs at every party of its role that sent or
+        got mail (one handler per receiving role). With ``combine="sum"`` a receiver is given one message, the sum, or None. Mail to
+        ``server`` is returned in ``Replies.mail`` (summed: under the key ``sum``). Mail to oneself is delivered but is no traffic.
         """
-        calls, name = self._calls(send, request, to)
+        handlers = self._receivers([receive] if callable(receive) else receive, combine)
+        calls, name = self._calls(send, request, to, sends=True)
         outcome, failures = self._dispatch(calls, None)
         self._require(name, len(calls), failures, 1.0)
         assert not isinstance(outcome, Stacked)
-        parcels = [parcel for sent in outcome.values() if isinstance(sent, tuple) for parcel in sent]
-        self._note_mail(name, parcels, combine)
-        handlers = dict(self.table.locate(function) for function in ([receive] if callable(receive) else receive))
+        parcels = [parcel for party, sent in outcome.items() for parcel in _sent_by(party, sent)]
         self._check_addresses(parcels, set(handlers))
+        self._note_mail(name, parcels, combine)
         replies: dict[PartyId, Any] = {}
         for role, handler in handlers.items():
             replies |= self._deliver(role, handler, parcels, set(outcome), combine)
@@ -169,10 +170,32 @@ class Session:
 
     # -- shared steps --------------------------------------------------------------------------------------------------------
 
-    def _calls(self, function: Callable[..., Any], request: Any, to: Iterable[PartyId] | None) -> tuple[list[Invocation], str]:
-        role, name = self.table.locate(function)
+    def _receivers(self, functions: Sequence[Callable[..., Any]], combine: Combine) -> dict[str, str]:
+        """Handler by receiving role; what cannot receive this mail is refused before anybody sends."""
+        handlers: dict[str, str] = {}
+        for function in functions:
+            role, name = self.table.locate(function, prefer=self.role)
+            signature = self.table.signature(role, name)
+            if signature.request is None or signature.mail != (combine == "each"):
+                wanted = "Mapping[PartyId, Message]" if combine == "each" else "Message | None"
+                raise ProtocolError(f"{name} cannot receive with combine={combine!r}: its argument must be {wanted}")
+            if signature.sends:
+                raise ProtocolError(f"{name} receives mail and may not send: give its mail to another exchange()")
+            if role in handlers:
+                raise ProtocolError(f"{handlers[role]} and {name} both receive for role {role!r}; name one")
+            handlers[role] = name
+        return handlers
+
+    def _calls(self, function: Callable[..., Any], request: Any, to: Iterable[PartyId] | None, *,
+               sends: bool = False) -> tuple[list[Invocation], str]:  # fmt: skip
+        role, name = self.table.locate(function, prefer=self.role)
         if role != self.role:
             raise ProtocolError(f"{name} is a handler of role {role!r}; use federation.tier({role!r})")
+        signature = self.table.signature(role, name)
+        if signature.mail:
+            raise ProtocolError(f"{name} receives mail; name it as `receive` of exchange()")
+        if signature.sends != sends:
+            raise ProtocolError(f"{name} sends mail; use exchange()" if signature.sends else f"{name} sends no mail; use call() or sum()")
         everyone = self.clients
         parties = everyone if to is None else tuple(sorted(set(to)))
         for party in parties:
@@ -180,14 +203,25 @@ class Session:
                 raise unknown("party", party, everyone, error=ProtocolError)
         if not parties:
             raise ProtocolError(f"{name}: nobody to call")
-        signature, sequence = self.table.signature(role, name), self.clock.next()
-        arguments = {p: request.messages[p] for p in parties} if isinstance(request, PerClient) else dict.fromkeys(parties, request)
+        arguments = self._arguments(name, request, parties)
+        sequence = self.clock.next()
         for party, argument in arguments.items():
             if type(argument) is not (signature.request or type(None)):
                 wanted = signature.request.__name__ if signature.request else "no message"
                 raise ProtocolError(f"{name} takes {wanted}, got {type(argument).__name__} for {party}")
         self._note_requests(name, arguments, broadcast=not isinstance(request, PerClient))
         return [Invocation(p, role, name, self.clock.turn, sequence, argument=arguments[p]) for p in parties], name
+
+    def _arguments(self, name: str, request: Any, parties: Sequence[PartyId]) -> dict[PartyId, Any]:
+        if not isinstance(request, PerClient):
+            return dict.fromkeys(parties, request)
+        for party in request.messages:
+            if party not in self.clients:
+                raise unknown("party", party, self.clients, error=ProtocolError)
+        missing = [party for party in parties if party not in request.messages]
+        if missing:
+            raise ProtocolError(f"{name}: no message for {', '.join(missing)}; add theirs to PerClient or leave them out with `to`")
+        return {party: request.messages[party] for party in parties}
 
     def _dispatch(self, calls: Sequence[Invocation], timeout: float | None) -> tuple[_Outcomes, dict[PartyId, Failure]]:
         """One retry for parties that were away; a repeated sequence is answered from memory, so nobody trains twice."""
@@ -197,13 +231,15 @@ class Session:
         again = [call for call in calls if isinstance(failure := outcome[call.party], Failure) and failure.kind in RETRIED]
         if again:
             second = self.engine.dispatch(again, timeout)
-            outcome = {**outcome, **(second if not isinstance(second, Stacked) else {})}
-        failures = {party: result for party, result in outcome.items() if isinstance(result, Failure)}
-        return {party: result for party, result in outcome.items() if party not in failures}, failures
+            outcome = {**outcome, **(Replies(second, {}) if isinstance(second, Stacked) else second)}
+        # In the order of the calls, however the engine collected them: sums must not depend on who was faster.
+        ordered = {call.party: outcome[call.party] for call in calls}
+        failures = {party: result for party, result in ordered.items() if isinstance(result, Failure)}
+        return {party: result for party, result in ordered.items() if party not in failures}, failures
 
     def _require(self, name: str, asked: int, failures: Mapping[PartyId, Failure], quorum: float) -> None:
         answered = asked - len(failures)
-        if answered < math.ceil(quorum * asked - 1e-9):
+        if answered < max(1, math.ceil(quorum * asked - 1e-9)):
             raise QuorumError(f"{self.clock.turn.phase} round {self.clock.turn.round}, {name}", failures, answered, asked)
 
     # -- ledger --------------------------------------------------------------------------------------------------------------
@@ -243,7 +279,8 @@ class Session:
         for batch in by_roles.values():
             self._note_batch(name, protection, batch)
 
-    def _note_alike(self, name: str, protection: Protection, message: Message, sender: Sequence[PartyId], receiver: Sequence[PartyId], n: int) -> None:
+    def _note_alike(self, name: str, protection: Protection, message: Message, sender: Sequence[PartyId], receiver: Sequence[PartyId],
+                    n: int) -> None:  # fmt: skip
         size, by_kind = codec.measure(message)
         self._entry(type(message), name, protection, sender, receiver, [size] * n, {kind: value * n for kind, value in by_kind.items()})
 
@@ -259,9 +296,8 @@ class Session:
         self._entry(type(batch[0][2]), name, protection, [s for s, _, _ in batch], [r for _, r, _ in batch], sizes, by_kind)
 
 
-def _check_finite(name: str, outcome: _Outcomes) -> None:
+def _check_finite(name: str, replies: Replies[Any]) -> None:
     """Models, gradients and embeddings must be numbers: one NaN would silently become everybody's."""
-    replies = Replies[Any](outcome, {}) if isinstance(outcome, Stacked) else _messages(outcome)
     for party, reply in replies.items():
         if reply is not None and not codec.finite(reply):
             raise RunError(f"{name}: what {party} returned is not finite; training has diverged: lower lr or check the features of {party}")
@@ -269,6 +305,14 @@ def _check_finite(name: str, outcome: _Outcomes) -> None:
 
 def _messages(outcome: Mapping[PartyId, Outcome]) -> dict[PartyId, Message | None]:
     return {party: reply if isinstance(reply, Message) else None for party, reply in outcome.items()}
+
+
+def _sent_by(party: PartyId, sent: Outcome) -> tuple[Parcel, ...]:
+    """A party's parcels, none of which claims to come from somebody else or goes twice to the same address."""
+    assert isinstance(sent, tuple)
+    if any(parcel.sender != party for parcel in sent) or len({parcel.receiver for parcel in sent}) != len(sent):
+        raise ProtocolError(f"mail of {party} has another sender on it, or two messages for one receiver")
+    return sent
 
 
 def _server_mail(parcels: Sequence[Parcel], combine: Combine) -> dict[PartyId, Message]:

@@ -25,7 +25,7 @@ from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.fedavg import Broadcast
 from isthmus.methods.registry import Log, Method, Phase, register
 from isthmus.methods.training import Deployed, ModelCohort, Size, WeightedClient, WeightedConfig, dropout_of, total_samples
-from isthmus.nn.optim import OptimizerState, fresh_state, get_step
+from isthmus.nn.optim import OptimizerState, fresh_state, step_plan, take_step
 from isthmus.nn.train import gradients
 from isthmus.records import Record
 from isthmus.seeds import Stream
@@ -87,7 +87,8 @@ def fedsgd_round(state: ServerState, federation: Federation, config: WeightedCon
         total = federation.sum(FedSGDClient.gradient, Broadcast(state.weights, state.total))  # g = sum_k (n_k / n) g_k
         weights = {name: tensor.clone() for name, tensor in state.weights.items()}
         moments = OptimizerState(state.optimizer.steps, _clone(state.optimizer.first), _clone(state.optimizer.second))
-        optimizer = get_step(config.optimizer)(weights, total.gradients, moments, config.lr, config.weight_decay)
+        plan = step_plan(config.optimizer, moments.steps, 1, config.lr, config.weight_decay, config.dtype)
+        optimizer = take_step(weights, total.gradients, moments, plan)
         state = replace(state, weights=weights, optimizer=optimizer)
     return state, {}
 

@@ -1,7 +1,7 @@
 """Everything in one process. The default engine.
 
-Parties are isolated by copying every message at the wall; with ``wire=True`` each message also goes through the full wire codec, with the same
-bits as a result. With ``cohort=True`` clients whose class offers it are trained together.
+Parties are isolated by copying every message at the wall; with ``wire=True`` each message also goes through the full wire codec, with the
+same bits as a result. With ``cohort=True`` clients whose class offers it are trained together.
 """
 
 from __future__ import annotations
@@ -10,11 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from isthmus.data.nodes import NodeData
-from isthmus.federation.interface import Stacked
-from isthmus.federation.messages import ClientId, Message, PartyId
+from isthmus.errors import DataError, ProtocolError, unknown
+from isthmus.federation.interface import Failure, Stacked
+from isthmus.federation.messages import SERVER, ClientId, Message, PartyId
 from isthmus.federation.party import Invocation, Outcome, Parcel, Party, Store, readdress, transfer_copy, transfer_wire
 from isthmus.federation.roles import Client, Cohort, RoleTable
 from isthmus.seeds import Stream
+
+RESERVED = (SERVER, "common")
+"""Names that mean something else: the server's address, and the random stream all parties share."""
 
 
 class LocalEngine:
@@ -31,7 +35,11 @@ class LocalEngine:
 
     def __init__(self, parts: Mapping[ClientId, NodeData], table: RoleTable, config: Any, stream: Stream, *, wire: bool = False,
                  cohort: bool = False) -> None:  # fmt: skip
+        for client in parts:
+            if client in RESERVED or "/" in client or not client:
+                raise DataError(f"a client cannot be called {client!r}: {', '.join(RESERVED)} and names with '/' are taken; rename it")
         self._transfer = transfer_wire if wire else transfer_copy
+        self._table = table
         self._cohort_wanted = cohort
         self._cohorts: dict[str, Cohort[Any]] = {}
         self._with_cohort: set[str] = set()
@@ -50,7 +58,10 @@ class LocalEngine:
     def party(self, name: PartyId) -> Party:
         """One party's runtime (for its owner: export of models, tests)."""
         self._release()
-        return next(group[name] for group in self._parties.values() if name in group)
+        everyone = {party.name: party for party in self._all()}
+        if name not in everyone:
+            raise unknown("party", name, everyone)
+        return everyone[name]
 
     def dispatch(self, calls: Sequence[Invocation], timeout: float | None) -> Mapping[PartyId, Outcome] | Stacked[Any]:
         together = self._together(calls)
@@ -63,9 +74,12 @@ class LocalEngine:
         argument = self._transfer(call.argument) if call.argument is not None else None
         parcels = tuple(self._cross(parcel) for parcel in call.parcels) if call.parcels is not None else None
         outcome = self._parties[call.role][call.party].invoke(readdress(call, argument, parcels))
-        if isinstance(outcome, Message):
-            return self._transfer(outcome)
-        return tuple(self._cross(parcel) for parcel in outcome) if isinstance(outcome, tuple) else outcome
+        try:
+            if isinstance(outcome, Message):
+                return self._transfer(outcome)
+            return tuple(self._cross(parcel) for parcel in outcome) if isinstance(outcome, tuple) else outcome
+        except ProtocolError as error:  # the right type with wrong contents: this party's failure, nobody else's
+            return Failure("protocol", type(error).__name__, error)
 
     def _cross(self, parcel: Parcel) -> Parcel:
         return Parcel(parcel.sender, parcel.receiver, self._transfer(parcel.content))
@@ -77,9 +91,20 @@ class LocalEngine:
         if not self._cohort_wanted or calls[0].parcels is not None or len(calls) != len(self._parties[role]):
             return None
         cohort = self._cohort(role)
-        function = getattr(cohort, handler, None)
-        if cohort is None or function is None:
+        if cohort is None or hasattr(Cohort, handler) or not hasattr(cohort, handler):
             return None
+        try:
+            return self._run_together(cohort, calls)
+        except Exception as error:  # as in `Party.invoke`; here nobody can say whose fault it was
+            # The cohort may be half changed: it goes, and the round is played again from a tag.
+            self._with_cohort.discard(role)
+            del self._cohorts[role]
+            failure = Failure("protocol" if isinstance(error, ProtocolError) else "handler", type(error).__name__, error)
+            return {call.party: failure for call in calls}
+
+    def _run_together(self, cohort: Cohort[Any], calls: Sequence[Invocation]) -> Stacked[Any] | dict[PartyId, Outcome]:
+        role, handler = calls[0].role, calls[0].handler
+        reply = self._table.signature(role, handler).reply
         if role not in self._with_cohort:
             cohort.load()
             self._with_cohort.add(role)
@@ -87,10 +112,11 @@ class LocalEngine:
             party = self._parties[role][call.party]
             party.begin(call.turn)
             party.client.enter(call.turn.phase, call.turn.round, call.sequence)
-        result = function(*self._requests(calls))
-        if result is None:
+        result = getattr(cohort, handler)(*self._requests(calls))
+        if result is None and reply is None:
             return {call.party: None for call in calls}
-        assert isinstance(result, Stacked)
+        if not isinstance(result, Stacked) or type(result.message) is not reply or result.parties != tuple(call.party for call in calls):
+            raise ProtocolError(f"{type(cohort).__name__}.{handler} must return the replies of all its clients as a Stacked message")
         return result
 
     def _requests(self, calls: Sequence[Invocation]) -> tuple[Any, ...]:
