@@ -218,6 +218,7 @@ def test_cohort_equals_each_in_float64_over_twenty_rounds(scenario: Scenario) ->
         assert max(max_difference(each[client], together[client]) for client in each) < 1e-10, method
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_diverging_training_is_reported_not_averaged(scenario: Scenario) -> None:
     with pytest.raises((RunError, QuorumError), match="not finite"):
         play("fedavg", scenario, lr=1e30, rounds=10, optimizer="sgd")
