@@ -18,7 +18,7 @@ from isthmus.methods import (
     Message,
     Method,
     Model,
-    NodeClient,
+    ModelClient,
     Phase,
     Record,
     Replies,
@@ -46,7 +46,7 @@ class ServerState(Record):
     weights: Weights
 
 
-class FedMedianClient(NodeClient[TrainConfig]):
+class FedMedianClient(ModelClient[TrainConfig]):
     """One client. Its graph stays in `self.data`; only what a @handler returns leaves."""
 
     @handler

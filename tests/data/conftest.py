@@ -28,8 +28,9 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def need_data() -> object:
     """``need_data("Planetoid/Cora/raw")`` skips the test unless the mirror holds that folder or file."""
 
+    root = os.environ.get("ISTHMUS_DATA")  # as it was before the test changed it: name this fixture first
+
     def need(path: str) -> Path:
-        root = os.environ.get("ISTHMUS_DATA")
         if not root or not (Path(root) / path).exists():
             pytest.skip(f"ISTHMUS_DATA holds no {path}")
         return Path(root) / path

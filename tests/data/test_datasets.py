@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import shutil
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 
 from isthmus.data import datasets, store
 from isthmus.data.datasets import Counts, find, load_dataset, load_nodes, node_sets
+from isthmus.data.fetch import fetch
 from isthmus.data.scenario import build_scenario
 from isthmus.errors import ConfigError, DataError
 from isthmus.seeds import Stream
@@ -120,6 +125,97 @@ def test_names() -> None:
     assert find("Photo").name == find("Amazon_Photo").name == "amazon-photo"
     with pytest.raises(ConfigError, match="did you mean 'citeseer'"):
         find("citeseeer")
+    with pytest.raises(ConfigError, match="ptc-mr holds many graphs"):
+        find("PTC_MR")
+
+
+# -- sets whose files we never saw: PyG's classes on files of their format ------------------------------------------------
+
+
+def fake_set(folder: Path, name: str) -> Counts:
+    """Raw files of a graph on six nodes in the format of the data set; its counts."""
+    folder.mkdir(parents=True)
+    x, y = np.eye(6, 4, dtype=np.float32), np.array([0, 1, 2, 0, 1, 2])
+    turn = np.arange(6) % 3
+    if name == "amazon-ratings":
+        masks = {f"{part}_masks": np.stack([turn == index, turn == index]) for index, part in enumerate(("train", "val", "test"))}
+        np.savez(folder / "amazon_ratings.npz", node_features=x, node_labels=y, edges=np.array([[0, 1], [2, 3]]), **masks)
+    elif name == "wikics":
+        masks = {"train_masks": [(turn == 0).tolist()] * 2, "val_masks": [(turn == 1).tolist()] * 2, "stopping_masks": [[False] * 6] * 2}
+        links = [[1], [], [3], [], [], []]
+        content = {"features": x.tolist(), "labels": y.tolist(), "links": links, "test_mask": (turn == 2).tolist(), **masks}
+        (folder / "data.json").write_text(json.dumps(content))
+    else:
+        adjacency = sp.csr_matrix((np.ones(4), ([0, 1, 2, 3], [1, 0, 3, 2])), shape=(6, 6))
+        np.savez(folder / "adj_full.npz", data=adjacency.data, indices=adjacency.indices, indptr=adjacency.indptr, shape=adjacency.shape)
+        np.save(folder / "feats.npy", x)
+        (folder / "class_map.json").write_text(json.dumps({str(node): int(label) for node, label in enumerate(y)}))
+        (folder / "role.json").write_text(json.dumps({"tr": [0, 3], "va": [1, 4], "te": [2, 5]}))
+    return Counts(6, 4, 4, 3)
+
+
+@pytest.mark.parametrize(("name", "splits"), [("amazon-ratings", 2), ("wikics", 2), ("flickr", 1)])
+def test_sets_not_in_the_mirror(name: str, splits: int, tmp_path: Path, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = find(name)
+    counts = fake_set(tmp_path / "mirror" / entry.raw.folder, name)
+    monkeypatch.setenv("ISTHMUS_DATA", str(tmp_path / "mirror"))
+    with pytest.raises(DataError, match="published are"):  # such a file is not the data set ...
+        load_nodes(name, STREAM)
+    monkeypatch.setitem(datasets._NODE_SETS, name, replace(entry, counts=counts))
+    loaded = load_nodes(name, STREAM)  # ... but it is read like it
+    assert loaded.data.edge_index.tolist() == [[0, 1, 2, 3], [1, 0, 3, 2]]
+    assert torch.equal(loaded.data.x.to_dense() if loaded.data.x.is_sparse_csr else loaded.data.x, torch.eye(6, 4))
+    assert loaded.public is not None and loaded.public.num_splits == splits
+    assert loaded.public.test[:, 0].tolist() == [False, False, True] * 2
+
+
+def test_an_object_array_is_not_unpickled(tmp_path: Path, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = find("flickr")
+    fake_set(tmp_path / "mirror" / entry.raw.folder, "flickr")
+    np.save(tmp_path / "mirror" / entry.raw.folder / "feats.npy", np.array([Explosive()], dtype=object), allow_pickle=True)
+    monkeypatch.setenv("ISTHMUS_DATA", str(tmp_path / "mirror"))
+    with pytest.raises(DataError, match="cannot be read"):
+        load_nodes("flickr", STREAM)
+
+
+def test_fetch_downloads_and_opens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch_geometric.datasets
+    from torch_geometric.data import InMemoryDataset
+
+    class Remote(InMemoryDataset):  # type: ignore[misc]
+        raw_file_names = "a.txt"
+        processed_file_names = "data.pt"
+
+        def __init__(self, root: str, name: str) -> None:
+            self.name = name
+            super().__init__(root)
+            raise AssertionError("went on after the download")
+
+        def download(self) -> None:
+            (Path(self.raw_dir) / "a.txt").write_text(self.name)
+
+        def process(self) -> None:
+            raise AssertionError("opened the download")
+
+    monkeypatch.setattr(torch_geometric.datasets, "Remote", Remote, raising=False)
+    fetch(str(tmp_path), "Remote", "content")
+    assert (tmp_path / "raw" / "a.txt").read_text() == "content"
+
+
+def test_download_is_verified_and_kept(need_data: Need, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = need_data("Planetoid/Cora/raw")
+
+    def run(command: list[str], **options: object) -> None:
+        assert command[2] == "isthmus.data.fetch" and command[4:] == ["Planetoid", "Cora"]
+        shutil.copytree(raw, Path(command[3]) / "Cora" / "raw")
+
+    monkeypatch.setattr(store.subprocess, "run", run)
+    monkeypatch.delenv("ISTHMUS_OFFLINE", raising=False)
+    monkeypatch.delenv("ISTHMUS_DATA", raising=False)
+    assert load_dataset("cora", STREAM)[1] == "download"
+    shutil.rmtree(fresh_cache / "converted")
+    monkeypatch.setenv("ISTHMUS_OFFLINE", "1")
+    assert load_dataset("cora", STREAM)[1] == "download"
 
 
 # -- package index -------------------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ def test_mutag_is_what_pyg_loads(need_data: Need, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_chunked_reader_equals_pyg(need_data: Need, tmp_path: Path, zipped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_reader_equals_pyg(need_data: Need, tmp_path: Path, zipped: bool) -> None:
     raw = need_data("TUDataset/IMDB-BINARY/raw")
     folder = raw
     if zipped:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +30,8 @@ from isthmus.seeds import Stream
 
 Need = Callable[[str], Path]
 
-COVERING = ["random", "random-equal", "louvain", "louvain:rule=prose", "kmeans", "metis", "dirichlet:alpha=5", "shards"]
+HAS_METIS = find_spec("pymetis") is not None
+COVERING = ["random", "random-equal", "louvain", "louvain:rule=prose", "kmeans", "dirichlet:alpha=5", "shards", *["metis"] * HAS_METIS]
 PARTIAL = ["louvain-top", "ego", "ego:hops=0"]
 
 
@@ -156,6 +160,13 @@ def test_shards_hold_few_classes() -> None:
     assert all(part.y.unique().numel() <= 4 for part in scenario.parts.values())
 
 
+def test_metis_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pymetis", None)
+    with pytest.raises(ConfigError, match=r"isthmus\[metis\]"):
+        build_scenario(dataset="csbm", partition="metis")
+
+
+@pytest.mark.skipif(not HAS_METIS, reason="pymetis is not installed")
 def test_metis_cuts_less_than_random() -> None:
     share = {
         name: build_scenario(dataset="csbm:nodes=800,homophily=0.95", partition=name, clients=4).statistics.cross_edge_share
@@ -243,8 +254,6 @@ def test_nodes_without_label_are_in_no_part() -> None:
     graph = draw(90, 0)
     y = graph.data.y.clone()
     y[::3] = -1
-    from dataclasses import replace
-
     graph = replace(graph, data=replace(graph.data, y=y))
     for text in ("10/10/80", "client:40/30/30", "stratified:60/20/20", "fsg"):
         masks = parse_split(text).draw(graph, torch.arange(90) % 2, Stream(1))
@@ -256,6 +265,12 @@ def test_cut_points_are_exact() -> None:
     masks = parse_split("client:29/41/30").draw(graph, torch.zeros(100, dtype=torch.long), Stream(0))
     assert (int(masks.train.sum()), int(masks.val.sum()), int(masks.test.sum())) == (29, 41, 30)
     assert str(parse_split("33.3/33.3/33.4")) == "33.3/33.3/33.4"
+
+
+def test_splits_read_well() -> None:
+    assert repr(parse_split("stratified:60/20/20")) == "StratifiedSplit(shares=Shares(60/20/20))"
+    for text in ("10/10/80", "client:40/30/30", "stratified:60/20/20", "fsg", "public", "public:3"):
+        assert str(parse_split(text)) == text and parse_split(str(parse_split(text))) == parse_split(text)
 
 
 def test_rank_inside() -> None:

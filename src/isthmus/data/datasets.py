@@ -39,9 +39,10 @@ from torch import Tensor
 
 from isthmus.data import convert, store
 from isthmus.data.generators import GENERATORS, canonical, generate
+from isthmus.data.graphsets import SETTINGS, graph_sets
 from isthmus.data.loaded import Loaded, PublicSplits, empty_masks
 from isthmus.data.nodes import NodeData
-from isthmus.errors import DataError, unknown
+from isthmus.errors import ConfigError, DataError, unknown
 from isthmus.graph.normalise import to_torch_csr
 from isthmus.seeds import Stream
 
@@ -122,6 +123,8 @@ def find(name: str) -> NodeSet:
     for entry in sets.values():
         if wanted == entry.name or wanted in entry.aliases:
             return entry
+    if wanted in graph_sets() or wanted in SETTINGS:
+        raise ConfigError(f"{wanted} holds many graphs: it needs a method for graph tasks, not one for nodes of one graph")
     raise unknown("data set", name, [*sets, *GENERATORS])
 
 
@@ -151,8 +154,11 @@ def read_pyg(root: Path, name: str, *arguments: str) -> dict[str, Tensor]:
     import torch_geometric.datasets
 
     options: dict[str, Any] = {"is_undirected": True} if name == "WikiCS" else {}
-    with contextlib.redirect_stderr(io.StringIO()):  # PyG reports "Processing..." there
-        data = getattr(torch_geometric.datasets, name)(str(root), *arguments, **options)[0]
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # PyG reports "Processing..." there
+            data = getattr(torch_geometric.datasets, name)(str(root), *arguments, **options)[0]
+    except (ValueError, KeyError, IndexError, OSError, RuntimeError) as error:  # what parsers raise on files of another format
+        raise DataError(f"the raw files of {name} cannot be read ({type(error).__name__}: {error}): replace them") from error
     tensors = {**convert.pack("x", convert.sparsify(data.x)), "edge_index": data.edge_index.contiguous(), "y": data.y.to(torch.int64)}
     if "train_mask" in data:
         masks = {part: data[f"{part}_mask"].to(torch.bool) for part in ("train", "val", "test")}

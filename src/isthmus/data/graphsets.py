@@ -106,15 +106,18 @@ def _read(entry: GraphSet) -> tuple[dict[str, Tensor], str]:
             if entry.chunked:
                 return read_chunked(root / raw.folder, entry.title), found.source
             return read_tu(root / raw.root, entry.title, entry.features), found.source
-    raise store.missing(entry.raws[0])
+    raise store.missing(entry.raws[-1])
 
 
 def read_tu(root: Path, title: str, features: str) -> dict[str, Tensor]:
     """Let PyG's class read a staged root."""
     from torch_geometric.datasets import TUDataset
 
-    with contextlib.redirect_stderr(io.StringIO()):  # PyG reports "Processing..." there
-        dataset: Any = TUDataset(str(root), title, use_node_attr=features == "attribute")
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # PyG reports "Processing..." there
+            dataset: Any = TUDataset(str(root), title, use_node_attr=features == "attribute")
+    except (ValueError, KeyError, IndexError, OSError, RuntimeError) as error:  # what parsers raise on files of another format
+        raise DataError(f"the raw files of {title} cannot be read ({type(error).__name__}: {error}): replace them") from error
     data, slices = dataset._data, dataset.slices
     sizes = slices["x"].diff() if data.x is not None else torch.tensor(data._num_nodes)
     graphs = sizes.numel()
@@ -254,11 +257,15 @@ def _graphs(tensors: Mapping[str, Tensor]) -> GraphSetData:
     )
 
 
+# Wheels only: pip would run the build script of a source archive.
+_WHEEL = ("--only-binary=:all:", "--python-version", "3.11", "--platform", "manylinux_2_28_x86_64")
+
+
 def _tu(title: str, features: str, counts: GraphCounts) -> GraphSet:
     name = title.lower().replace("_", "-")
     parts = ("A", "graph_indicator", "graph_labels", *{"label": ("node_labels",), "attribute": ("node_attributes",)}.get(features, ()))
     files = tuple(f"{title}_{part}.txt" for part in parts)
-    package = store.PackageCopy("grakel==0.1.11", "grakel/tests/data/MUTAG", files) if title == "MUTAG" else None
+    package = store.PackageCopy("grakel==0.1.11", "grakel/tests/data/MUTAG", files, _WHEEL) if title == "MUTAG" else None
     # Not pinned: text cannot run code, and the mirror's copies are partly converted. Counts are checked instead.
     unpacked = store.RawFiles(name, f"TUDataset/{title}/raw", files, ("TUDataset", title), package, pinned=False)
     if title != "COLLAB":

@@ -62,6 +62,9 @@ class Shares:
     def __str__(self) -> str:
         return "/".join(f"{float(share):g}" for share in (self.train, self.val, self.test))
 
+    def __repr__(self) -> str:
+        return f"Shares({self})"
+
 
 @dataclass(frozen=True)
 class UniformSplit:

@@ -134,6 +134,8 @@ def locate(raw: RawFiles, *, network: bool = True) -> Found | None:
     root = mirror()
     if root is not None and _complete(root / raw.folder, raw.files):
         return Found(root / raw.folder, "mirror")
+    if root is not None and any((root / raw.folder / file).exists() for file in raw.files):
+        log.warning("the mirror holds only some of the files of %s, so it is not used for it", raw.name)
     if (kept := _kept(raw.folder, raw.files)) is not None:
         return kept
     if not network or offline():
@@ -260,10 +262,13 @@ def _keep(folder: Path, into: str, files: tuple[str, ...], source: str, *, pinne
             )
     (folder / "SOURCE").write_text(source + "\n", encoding="utf-8")
     target = cache() / "raw" / into
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if target.exists():  # left incomplete by something else
-        shutil.rmtree(target)
-    folder.replace(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists():  # left incomplete by something else
+            shutil.rmtree(target)
+        shutil.move(folder, target)
+    except OSError as error:
+        raise DataError(f"the fetched files cannot be kept ({error.strerror}): set ISTHMUS_CACHE to a folder you may write to") from error
     return Found(target, source)
 
 

@@ -158,5 +158,8 @@ class View:
     clients: tuple[PartyId, ...]
     num_features: int
     num_classes: int
+    task: Literal["node", "graph"] = "node"
+    alike: bool = True
+    """Whether all clients have the same features and classes; if not, the two numbers above are those of nobody in particular."""
     edges: Tensor | None = None
     """The whole edge list (2, E), only for a method whose server knows the graph."""

@@ -8,16 +8,26 @@ See ``examples/fedmedian.py`` for a complete small method and ``isthmus.testing.
 from isthmus.federation.interface import Federation, PerClient, Replies, View
 from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import (
-    Ciphertext, Count, Embedding, Gradient, Identifier, LabelStatistic, Message, Metric, Model, Share, Structure,
+    Ciphertext,
+    Count,
+    Embedding,
+    Gradient,
+    Identifier,
+    LabelStatistic,
+    Message,
+    Metric,
+    Model,
+    Share,
+    Structure,
 )  # fmt: skip
 from isthmus.federation.roles import Client, Cohort, Role, handler
 from isthmus.methods.evaluation import Evaluation, Tally, tally
 from isthmus.methods.registry import Log, Method, Phase, all_methods, get_method, register
-from isthmus.methods.training import Deployed, ModelState, NodeClient, TrainConfig
+from isthmus.methods.training import Deployed, ModelClient, ModelState, TrainConfig
 from isthmus.records import Record
 
 __all__ = [
     "Ciphertext", "Client", "Cohort", "Count", "Deployed", "Disclosure", "Embedding", "Evaluation", "Federation", "Gradient", "Identifier",
-    "LabelStatistic", "Log", "Message", "Method", "Metric", "Model", "ModelState", "NodeClient", "PerClient", "Phase", "Record", "Replies",
+    "LabelStatistic", "Log", "Message", "Method", "Metric", "Model", "ModelState", "ModelClient", "PerClient", "Phase", "Record", "Replies",
     "Role", "Share", "Structure", "Tally", "TrainConfig", "View", "all_methods", "get_method", "handler", "register", "tally",
 ]  # fmt: skip

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from isthmus.federation.messages import Message, Metric
+from isthmus.federation.messages import LabelStatistic, Message, Metric
+from isthmus.metrics.histogram import score_histogram
 from isthmus.records import Record
 
 
 @dataclass(frozen=True)
 class Tally(Record):
-    """Right answers, all answers, and the summed loss, of one part of the split."""
+    """Right answers, all answers, and the summed loss, of some samples."""
 
     correct: int
     total: int
@@ -23,9 +24,21 @@ class Tally(Record):
 
 @dataclass(frozen=True)
 class Evaluation(Message):
-    """One client's tallies by part: ``train``, ``val``, ``test``."""
+    """One client's tallies by part: ``train``, ``val``, ``test``, and groups of the test part such as ``test:minority``."""
 
     parts: Metric[Mapping[str, Tally]]
+
+
+@dataclass(frozen=True)
+class Detail(Message):
+    """What scores beyond accuracy need, by part (``val``, ``test``). It tells how many samples of each class a client has, so it is asked
+    for only where such a score is wanted (``--metric``).
+
+    confusion: (C, C) counts, row = true class. histogram: (C, 2, B) counts of predicted scores, see `isthmus.metrics.histogram`.
+    """
+
+    confusion: LabelStatistic[Mapping[str, Tensor]]
+    histogram: LabelStatistic[Mapping[str, Tensor]]
 
 
 def tally(logits: Tensor, y: Tensor, mask: Tensor) -> Tally:
@@ -35,3 +48,14 @@ def tally(logits: Tensor, y: Tensor, mask: Tensor) -> Tally:
         return Tally(0, 0, 0.0)
     loss = torch.nn.functional.cross_entropy(rows, labels, reduction="sum")
     return Tally(int((rows.argmax(1) == labels).sum()), int(labels.numel()), float(loss))
+
+
+def detail(logits: Tensor, y: Tensor, masks: Mapping[str, Tensor]) -> Detail:
+    """Confusion and score histograms of each part."""
+    classes = logits.shape[1]
+    confusion, histogram = {}, {}
+    for part, mask in masks.items():
+        rows, labels = logits[mask], y[mask]
+        confusion[part] = torch.bincount(labels * classes + rows.argmax(1), minlength=classes * classes).view(classes, classes)
+        histogram[part] = score_histogram(rows, labels)
+    return Detail(confusion, histogram)

@@ -30,6 +30,7 @@ from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.registry import Log, Method, Phase, register
 from isthmus.methods.training import Deployed, ModelCohort, Size, WeightedClient, WeightedConfig, total_samples
 from isthmus.nn.backbone import NORM, Backbone
+from isthmus.nn.graph_models import GraphModel
 from isthmus.nn.optim import fresh_state
 from isthmus.records import Record
 from isthmus.seeds import Stream
@@ -55,13 +56,15 @@ class FedAvgConfig(WeightedConfig):
         if not 0.0 < self.fraction <= 1.0:
             raise ConfigError(f"fraction must lie in (0, 1], got {self.fraction}")
 
-    def personal_prefixes(self, model: Backbone) -> tuple[str, ...]:
+    def personal_prefixes(self, model: Backbone | GraphModel) -> tuple[str, ...]:
         """Parameters that never leave the client, by prefix of their names."""
-        return () if self.share_input_norm or model.input_norm is None else (f"{NORM}.",)
+        return () if self.share_input_norm else (f"{NORM}.",)
 
-    def shared_names(self, model: Backbone) -> tuple[str, ...]:
-        """Parameters that are averaged."""
+    def shared_names(self, model: Backbone | GraphModel, view: View) -> tuple[str, ...]:
+        """Parameters that are averaged. Where clients differ in features or classes, what depends on those stays at home (FedStar)."""
         personal = self.personal_prefixes(model)
+        if not view.alike and isinstance(model, GraphModel):
+            personal += model.shape_bound
         return tuple(name for name, _ in model.named_parameters() if not (personal and name.startswith(personal)))
 
 
@@ -123,7 +126,7 @@ def init(view: View, config: FedAvgConfig, common: Stream) -> ServerState:
     """w_0: the shared part of the common first model."""
     model = config.first_model(view, common)
     weights = get_weights(model)
-    return ServerState(0, {name: weights[name] for name in config.shared_names(model)}, 0.0)
+    return ServerState(0, {name: weights[name] for name in config.shared_names(model, view)}, 0.0)
 
 
 def count_round(state: ServerState, federation: Federation, config: FedAvgConfig) -> tuple[ServerState, Log]:

@@ -1,7 +1,7 @@
 """FedPer -- Arivazhagan et al., 2019, https://arxiv.org/abs/1912.00818.
 
-FedAvg on the base of the model; the last ``personal_layers`` layers are personal and never leave their client. With none it is FedAvg, with all of
-them Local. HiFGL's paper leaves the split open; the last layer is our choice there too.
+FedAvg on the base of the model; the last ``personal_layers`` layers are personal and never leave their client. With none it is FedAvg, with
+all of them Local. HiFGL's paper leaves the split open; the last layer is our choice there too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from isthmus.methods import fedavg
 from isthmus.methods.fedavg import FedAvgClient, FedAvgConfig
 from isthmus.methods.registry import register
 from isthmus.nn.backbone import Backbone
+from isthmus.nn.graph_models import GraphModel
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,9 @@ class FedPerConfig(FedAvgConfig):
         if self.personal_layers < 0:
             raise ConfigError(f"personal_layers must be at least 0, got {self.personal_layers}")
 
-    def personal_prefixes(self, model: Backbone) -> tuple[str, ...]:
+    def personal_prefixes(self, model: Backbone | GraphModel) -> tuple[str, ...]:
+        if isinstance(model, GraphModel):
+            return ("pre.", "post.", "readout.")  # FedStar: the base is the convolutions
         groups = model.shared_groups
         return (*super().personal_prefixes(model), *groups[max(0, len(groups) - self.personal_layers) :])
 

@@ -6,8 +6,8 @@
     g          the sum                       g = sum_k (n_k / n) g_k
     w_t        ServerState.weights
 
-One optimiser, at the server, steps on g. FedStruct's code steps an identical Adam at every party instead; the trajectory is the same, and one
-place cannot drift from another.
+One optimiser, at the server, steps on g. FedStruct's code steps an identical Adam at every party instead; the trajectory is the same, and
+one place cannot drift from another.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from isthmus.errors import ConfigError
 from isthmus.federation.interface import Federation, Replies, Stacked, View
 from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import Count, Gradient, Message
@@ -24,7 +25,7 @@ from isthmus.federation.roles import Cohort, Role, handler
 from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.fedavg import Broadcast
 from isthmus.methods.registry import Log, Method, Phase, register
-from isthmus.methods.training import Deployed, ModelCohort, Size, WeightedClient, WeightedConfig, dropout_of, total_samples
+from isthmus.methods.training import Deployed, ModelCohort, Size, WeightedClient, WeightedConfig, total_samples
 from isthmus.nn.optim import OptimizerState, fresh_state, step_plan, take_step
 from isthmus.nn.train import gradients
 from isthmus.records import Record
@@ -53,7 +54,7 @@ class FedSGDCohort(ModelCohort):
     """FedSGD's clients, differentiated together."""
 
     def gradient(self, common: Broadcast) -> Stacked[Step]:
-        grads, _ = gradients(self.model, common.weights, self.inputs, loss=self.config.loss, dropout=dropout_of(self.clients))
+        grads, _ = gradients(self.model, common.weights, self.inputs, loss=self.config.loss, dropout=self.dropout())
         shares = self.shares(common.total)
         return Stacked(Step(self.scaled({name: grads[name] for name in common.weights}, shares), shares), self.parties)
 
@@ -66,12 +67,14 @@ class FedSGDClient(WeightedClient[WeightedConfig]):
     @handler
     def gradient(self, common: Broadcast) -> Step:
         """g_k; zero at a client without training nodes."""
-        grads, _ = gradients(self.model, common.weights, self.inputs, loss=self.config.loss, dropout=dropout_of([self]))
+        grads = self.learner.gradients(common.weights, self.stream)
         share = self.samples() / common.total
         return Step(scaled({name: grads[name] for name in common.weights}, share), share)
 
 
 def init(view: View, config: WeightedConfig, common: Stream) -> ServerState:
+    if not view.alike:
+        raise ConfigError("fedsgd steps one common model: clients with different features or classes cannot use it; try fedavg")
     weights = get_weights(config.first_model(view, common))
     return ServerState(weights, fresh_state(config.optimizer, weights), 0.0)
 

@@ -1,7 +1,7 @@
 """Local (also Isolate, SelfTrain): every client trains its own model on its own data. No message passes.
 
-The lower reference of every comparison. It gets the budget of the federated runs: ``rounds * local_epochs`` epochs. All clients start from the
-same weights, drawn from the run's common stream, so that FedAvg with one client is this method bit for bit.
+The lower reference of every comparison. It gets the budget of the federated runs: ``rounds * local_epochs`` epochs. All clients start from
+the same weights, drawn from the run's common stream, so that FedAvg with one client is this method bit for bit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from isthmus.federation.ledger import Disclosure
 from isthmus.federation.roles import Cohort, Role, handler
 from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.registry import Log, Method, Phase, register
-from isthmus.methods.training import ModelCohort, NodeClient, TrainConfig
+from isthmus.methods.training import ModelClient, ModelCohort, TrainConfig
 from isthmus.records import Record
 from isthmus.seeds import Stream
 
@@ -29,7 +29,7 @@ class LocalCohort(ModelCohort):
         self.train_together(received={})
 
 
-class LocalClient(NodeClient[TrainConfig]):
+class LocalClient(ModelClient[TrainConfig]):
     """One client, on its own."""
 
     cohort: ClassVar[type[Cohort[Any]] | None] = LocalCohort

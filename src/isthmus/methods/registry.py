@@ -1,7 +1,7 @@
 """What a method is, and where methods are found.
 
-A method is one file that ends in ``register(Method(...))``. Every module of this package is imported, so a file dropped in here is all it takes;
-others' methods come through the Python entry point group ``isthmus.methods`` (an entry point names the module to import).
+A method is one file that ends in ``register(Method(...))``. Every module of this package is imported, so a file dropped in here is all it
+takes; others' methods come through the Python entry point group ``isthmus.methods`` (an entry point names the module to import).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the classic methods share: a node classifier at each client, trained by the one local loop, alone or together with others."""
+"""What the classic methods share: a model at each client, trained by the local loop, alone or together with others."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from typing import Any, Generic, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from isthmus.data.graphs import GraphSetData
 from isthmus.errors import ConfigError, RunError
 from isthmus.federation.interface import Federation, Stacked, View
 from isthmus.federation.messages import Count, Message, Model
 from isthmus.federation.roles import Client, Cohort, handler
 from isthmus.federation.schema import ScaledRows
-from isthmus.methods.evaluation import Evaluation, Tally, tally
+from isthmus.methods.evaluation import Detail, Evaluation, Tally, detail, tally
+from isthmus.methods.learners import GraphLearner, Learner, NodeLearner, dropout_source
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.cohort import stack_states, stack_weights, unstack_states, unstack_weights
 from isthmus.nn.dropout import DropoutSource
-from isthmus.nn.inputs import Inputs, build_inputs, stack_inputs
+from isthmus.nn.graph_models import GraphModel, build_graph_model, graph_models
+from isthmus.nn.inputs import stack_inputs
 from isthmus.nn.optim import OptimizerState, fresh_state
-from isthmus.nn.registry import build_backbone
+from isthmus.nn.registry import backbones, build_backbone
 from isthmus.nn.train import ExtraGradient, predict, train_locally
 from isthmus.records import Record
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights, get_weights
-
-PARTS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class TrainConfig:
         head: Linear classifier on top of the last hidden layer.
         lr, weight_decay, optimizer: Of each step; weight decay is added to the gradient.
         loss: ``ce``, or ``double_softmax`` (what FedStruct's reference code trains).
+        class_weight: ``balanced`` makes every class count the same in a client's loss, for rare classes.
+        batch_size: Graphs per step in graph tasks; node tasks take the whole graph.
         local_epochs: Full-batch steps a client takes in a round (E).
         precision: Of weights and features.
     """
@@ -54,7 +57,9 @@ class TrainConfig:
     weight_decay: float = 5e-4
     optimizer: Literal["adam", "sgd"] = "adam"
     loss: Literal["ce", "double_softmax"] = "ce"
+    class_weight: Literal["none", "balanced"] = "none"
     local_epochs: int = 1
+    batch_size: int = 128
     precision: Literal["float32", "float64"] = "float32"
 
     def __post_init__(self) -> None:
@@ -62,9 +67,12 @@ class TrainConfig:
             raise ConfigError(f"lr must be above 0, got {self.lr}")
         if self.weight_decay < 0.0:
             raise ConfigError(f"weight_decay must be at least 0, got {self.weight_decay}")
-        if self.local_epochs < 1:
-            raise ConfigError(f"local_epochs must be at least 1, got {self.local_epochs}")
-        self.build(num_features=1, num_classes=2, stream=Stream(0))  # names and widths are checked where they are used
+        for name in ("local_epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        # Names and widths are checked where they are used. A backbone may be known for one kind of task only.
+        build = self.build if self.backbone in backbones() or self.backbone not in graph_models() else self.build_graphs
+        build(num_features=1, num_classes=2, stream=Stream(0))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -78,9 +86,17 @@ class TrainConfig:
         )  # fmt: skip
         return model.to(self.dtype)
 
-    def first_model(self, view: View, common: Stream) -> Backbone:
+    def build_graphs(self, *, num_features: int, num_classes: int, stream: Stream) -> GraphModel:
+        """The model of a graph task; weights that do not depend on the client's data are the same at every client."""
+        model = build_graph_model(
+            self.backbone, num_features=num_features, num_classes=num_classes, hidden=self.hidden, dropout=self.dropout, stream=stream
+        )
+        return model.to(self.dtype)
+
+    def first_model(self, view: View, common: Stream) -> Backbone | GraphModel:
         """The model every party starts from; methods that share a seed share it."""
-        return self.build(num_features=view.num_features, num_classes=view.num_classes, stream=common.child("init"))
+        build = self.build_graphs if view.task == "graph" else self.build
+        return build(num_features=view.num_features, num_classes=view.num_classes, stream=common.child("init"))
 
 
 @dataclass(frozen=True)
@@ -113,24 +129,22 @@ class Deployed(Message):
     weights: Model[Weights]
 
 
-class NodeClient(Client[ConfigT, ModelState], Generic[ConfigT]):
-    """A client with a node classifier. Sub-classes add what it says to others."""
+class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
+    """A client with a model of its nodes or of its graphs. Sub-classes add what it says to others."""
 
     def setup(self) -> None:
-        data, config = self.data, self.config
-        self.model = config.build(num_features=data.num_features, num_classes=data.num_classes, stream=self.common.child("init"))
-        self.inputs = build_inputs(data, self.model, data.train, dtype=config.dtype)
-        self._everything: Inputs | None = None
-
-    @property
-    def everything(self) -> Inputs:
-        """Inputs for all nodes; only evaluation needs them."""
-        if self._everything is None:
-            self._everything = build_inputs(self.data, self.model, dtype=self.config.dtype)
-        return self._everything
+        data: Any = self.data
+        stream = self.common.child("init")
+        self.learner: Learner
+        if isinstance(data, GraphSetData):
+            model = self.config.build_graphs(num_features=data.num_features, num_classes=data.num_classes, stream=stream)
+            self.learner = GraphLearner(data, model, self.config)
+        else:
+            backbone = self.config.build(num_features=data.num_features, num_classes=data.num_classes, stream=stream)
+            self.learner = NodeLearner(data, backbone, self.config)
 
     def initial_state(self) -> ModelState:
-        weights = get_weights(self.model)
+        weights = get_weights(self.learner.model)
         return ModelState(weights, fresh_state(self.config.optimizer, weights))
 
     def export(self) -> Weights:
@@ -146,25 +160,26 @@ class NodeClient(Client[ConfigT, ModelState], Generic[ConfigT]):
 
     def train(self, weights: Weights, received: Weights) -> ModelState:
         """The client's epochs of this round from ``weights``; ``received`` is the part that came from the server."""
-        config = self.config
-        result = train_locally(
-            self.model, weights, self.state.optimizer, self.inputs, epochs=config.local_epochs, lr=config.lr,
-            weight_decay=config.weight_decay, optimizer=config.optimizer, loss=config.loss, extra_gradient=self.extra_gradient(received),
-            frozen=self.frozen(), dropout=dropout_of([self]),
-        )  # fmt: skip
+        result = self.learner.train(weights, self.state.optimizer, self.stream, self.extra_gradient(received), self.frozen())
         return ModelState(result.weights, result.optimizer_state)
 
     @handler
     def evaluate(self) -> Evaluation:
-        """Score the client's own model on its own nodes and edges."""
-        logits = predict(self.model, self.state.weights, self.everything)
-        return Evaluation({part: tally(logits, self.data.y, getattr(self.data, part)) for part in PARTS})
+        """Score the client's own model on its own data."""
+        logits = self.learner.logits(self.state.weights)
+        return Evaluation({part: tally(logits, self.learner.y, mask) for part, mask in self.learner.masks.items()})
 
     @handler
     def deploy(self, common: Deployed) -> Evaluation:
         """Take the common model, keep what is personal, and score it."""
         self.state = replace(self.state, weights={**self.state.weights, **common.weights})
         return self.evaluate()
+
+    @handler
+    def detail(self) -> Detail:
+        """Counts for scores beyond accuracy, of the model scored last."""
+        logits = self.learner.logits(self.state.weights)
+        return detail(logits, self.learner.y, {part: self.learner.masks[part] for part in ("val", "test")})
 
 
 @dataclass(frozen=True)
@@ -174,12 +189,12 @@ class Size(Message):
     samples: Count[float]
 
 
-class WeightedClient(NodeClient[WeightedT], Generic[WeightedT]):
+class WeightedClient(ModelClient[WeightedT], Generic[WeightedT]):
     """A client that knows its weight in an average."""
 
     def samples(self) -> float:
         """n_k."""
-        return float({"train": self.data.num_train, "nodes": self.data.num_nodes, "uniform": 1}[self.config.weighting])
+        return float({"train": self.learner.num_train, "nodes": self.learner.num_samples, "uniform": 1}[self.config.weighting])
 
     @handler
     def size(self) -> Size:
@@ -194,13 +209,6 @@ def total_samples(federation: Federation) -> float:
     return total
 
 
-def dropout_of(clients: Sequence[NodeClient[Any]]) -> DropoutSource | None:
-    """One generator per client, from its own stream; None where nothing is dropped."""
-    if clients[0].config.dropout == 0.0:
-        return None
-    return DropoutSource([client.stream("dropout").torch() for client in clients])
-
-
 class ModelCohort(Cohort[Any]):
     """Clients with the same model, trained together: weights and moments stacked (K, ...), one block-diagonal product for all."""
 
@@ -209,14 +217,17 @@ class ModelCohort(Cohort[Any]):
     @classmethod
     def worthwhile(cls, clients: Sequence[Any]) -> bool:
         """Every client is padded to the largest; beyond this factor the padding costs more than it saves."""
-        rows = [max(1, client.inputs.rows[0][0]) for client in clients]
-        return len(clients) > 1 and len(rows) * max(rows) <= cls.MAX_PADDING * sum(rows)
+        learners = [client.learner for client in clients]
+        if len(learners) < 2 or not all(isinstance(each, NodeLearner) and getattr(each.model, "cohort", True) for each in learners):
+            return False
+        rows: list[int] = [max(1, learner.inputs.rows[0][0]) for learner in learners]
+        return len(rows) * max(rows) <= cls.MAX_PADDING * sum(rows)
 
     def __init__(self, clients: Sequence[Any]) -> None:
         super().__init__(clients)
-        self.model, self.config = clients[0].model, clients[0].config
+        self.model, self.config = clients[0].learner.model, clients[0].config
         self.parties = tuple(client.party for client in clients)
-        self.inputs = stack_inputs([client.inputs for client in clients])
+        self.inputs = stack_inputs([client.learner.inputs for client in clients])
         self._evaluation: _StackedEvaluation | None = None
         self.weights: dict[str, Tensor]
         self.optimizer: OptimizerState
@@ -230,6 +241,10 @@ class ModelCohort(Cohort[Any]):
         for client, own, optimizer in zip(self.clients, weights, unstack_states(self.optimizer), strict=True):
             client.state = ModelState(_clone(own), _copied(optimizer))
 
+    def dropout(self) -> DropoutSource | None:
+        """Every client's own generator of this call."""
+        return dropout_source(self.config, [client.stream for client in self.clients])
+
     def train_together(self, received: Weights) -> None:
         """One round of local epochs at every client, from ``received`` where given and from its own weights elsewhere."""
         config, first = self.config, self.clients[0]
@@ -237,7 +252,7 @@ class ModelCohort(Cohort[Any]):
         result = train_locally(
             self.model, {name: own.get(name, received.get(name)) for name in self.weights}, self.optimizer, self.inputs,  # type: ignore[misc]
             epochs=config.local_epochs, lr=config.lr, weight_decay=config.weight_decay, optimizer=config.optimizer, loss=config.loss,
-            extra_gradient=first.extra_gradient(received), frozen=first.frozen(), dropout=dropout_of(self.clients), donate=True,
+            extra_gradient=first.extra_gradient(received), frozen=first.frozen(), dropout=self.dropout(), donate=True,
         )  # fmt: skip
         self.weights, self.optimizer = result.weights, result.optimizer_state
 
@@ -269,16 +284,17 @@ class ModelCohort(Cohort[Any]):
 class _StackedEvaluation:
     """Tallies of all clients at once."""
 
-    def __init__(self, clients: Sequence[NodeClient[Any]]) -> None:
-        self.inputs = stack_inputs([client.everything for client in clients])
-        self.owner = torch.repeat_interleave(torch.arange(len(clients)), torch.tensor([client.data.num_nodes for client in clients]))
-        self.y = torch.cat([client.data.y for client in clients])
-        self.rows = {part: torch.cat([getattr(client.data, part) for client in clients]).nonzero().flatten() for part in PARTS}
+    def __init__(self, clients: Sequence[ModelClient[Any]]) -> None:
+        learners: Any = [client.learner for client in clients]
+        self.inputs = stack_inputs([learner.everything for learner in learners])
+        self.owner = torch.repeat_interleave(torch.arange(len(clients)), torch.tensor([learner.num_samples for learner in learners]))
+        self.y = torch.cat([learner.y for learner in learners])
+        self.rows = {part: torch.cat([learner.masks[part] for learner in learners]).nonzero().flatten() for part in learners[0].masks}
         self.clients = len(clients)
 
     def score(self, model: Backbone, weights: Weights) -> Evaluation:
         logits = predict(model, weights, self.inputs)
-        loss = torch.nn.functional.cross_entropy(logits, self.y, reduction="none")
+        loss = torch.nn.functional.cross_entropy(logits, self.y.clamp(min=0), reduction="none")  # unlabelled nodes (-1) are in no part
         right = (logits.argmax(1) == self.y).long()
         parts: dict[str, Any] = {}
         for part, rows in self.rows.items():

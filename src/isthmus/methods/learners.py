@@ -1,0 +1,160 @@
+"""What a client learns on: its nodes, or its graphs. One interface for both, so that a classic method is written once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from isthmus.data.graphs import GraphSetData
+from isthmus.data.nodes import NodeData
+from isthmus.metrics.groups import minority_mask
+from isthmus.nn.backbone import Backbone
+from isthmus.nn.dropout import DropoutSource
+from isthmus.nn.graph_models import GraphModel
+from isthmus.nn.graph_train import graph_gradients, predict_graphs, train_graphs
+from isthmus.nn.inputs import Inputs, build_inputs
+from isthmus.nn.optim import OptimizerState
+from isthmus.nn.packed import pack_graphs
+from isthmus.nn.train import ExtraGradient, TrainResult, gradients, predict, train_locally
+from isthmus.seeds import Stream
+from isthmus.tensors import Weights
+
+PARTS = ("train", "val", "test")
+DEGREES = ((0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, None))
+Streams = Callable[[str], Stream]
+
+
+class Hyper(Protocol):
+    """What a learner reads of a method's config."""
+
+    @property
+    def lr(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def optimizer(self) -> Any: ...
+    @property
+    def loss(self) -> Any: ...
+    @property
+    def local_epochs(self) -> int: ...
+    @property
+    def dropout(self) -> float: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def class_weight(self) -> Any: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+
+class Learner(Protocol):
+    """A model and the samples (nodes or graphs) it is trained and scored on."""
+
+    model: Any
+    y: Tensor
+    masks: dict[str, Tensor]
+    """Samples of each part of the split, and of groups of the test part as ``test:<group>``."""
+
+    @property
+    def num_samples(self) -> int: ...
+    @property
+    def num_train(self) -> int: ...
+
+    def train(self, weights: Weights, state: OptimizerState, streams: Streams, extra: ExtraGradient | None,
+              frozen: Collection[str]) -> TrainResult: ...  # fmt: skip
+
+    def gradients(self, weights: Weights, streams: Streams) -> dict[str, Tensor]:
+        """Gradient of the mean training loss; zero without training samples."""
+        ...
+
+    def logits(self, weights: Weights) -> Tensor:
+        """One row per sample."""
+        ...
+
+
+class NodeLearner:
+    """Node classification on the client's own graph, full batch."""
+
+    def __init__(self, data: NodeData, model: Backbone, config: Hyper) -> None:
+        self.data, self.model, self.config = data, model, config
+        self.y, self.num_samples, self.num_train = data.y, data.num_nodes, data.num_train
+        self.masks: dict[str, Tensor] = {part: getattr(data, part) for part in PARTS} | node_groups(data)
+        self.inputs = _balanced(build_inputs(data, model, data.train, dtype=config.dtype), data, config)
+
+    @cached_property
+    def everything(self) -> Inputs:
+        """Inputs for all nodes; only evaluation needs them."""
+        return build_inputs(self.data, self.model, dtype=self.config.dtype)
+
+    def train(self, weights: Weights, state: OptimizerState, streams: Streams, extra: ExtraGradient | None,
+              frozen: Collection[str]) -> TrainResult:  # fmt: skip
+        config = self.config
+        return train_locally(
+            self.model, weights, state, self.inputs, epochs=config.local_epochs, lr=config.lr, weight_decay=config.weight_decay,
+            optimizer=config.optimizer, loss=config.loss, extra_gradient=extra, frozen=frozen, dropout=dropout_source(config, [streams]),
+        )  # fmt: skip
+
+    def gradients(self, weights: Weights, streams: Streams) -> dict[str, Tensor]:
+        return gradients(self.model, weights, self.inputs, loss=self.config.loss, dropout=dropout_source(self.config, [streams]))[0]
+
+    def logits(self, weights: Weights) -> Tensor:
+        return predict(self.model, weights, self.everything)
+
+
+class GraphLearner:
+    """Graph classification on the client's own graphs, mini-batches."""
+
+    def __init__(self, data: GraphSetData, model: GraphModel, config: Hyper) -> None:
+        self.model, self.config = model, config
+        self.y, self.num_samples, self.num_train = data.y, data.num_graphs, data.num_train
+        self.masks: dict[str, Tensor] = {part: getattr(data, part) for part in PARTS}
+        self.pack = pack_graphs(data, dtype=config.dtype)
+
+    def train(self, weights: Weights, state: OptimizerState, streams: Streams, extra: ExtraGradient | None,
+              frozen: Collection[str]) -> TrainResult:  # fmt: skip
+        config = self.config
+        return train_graphs(
+            self.model, weights, state, self.pack, self.masks["train"], epochs=config.local_epochs, batch_size=config.batch_size,
+            lr=config.lr, weight_decay=config.weight_decay, optimizer=config.optimizer, loss=config.loss, extra_gradient=extra,
+            frozen=frozen, generator=streams("shuffle").torch(), dropout=dropout_source(config, [streams]),
+        )  # fmt: skip
+
+    def gradients(self, weights: Weights, streams: Streams) -> dict[str, Tensor]:
+        dropout = dropout_source(self.config, [streams])
+        return graph_gradients(self.model, weights, self.pack, self.masks["train"], loss=self.config.loss, dropout=dropout)[0]
+
+    def logits(self, weights: Weights) -> Tensor:
+        return predict_graphs(self.model, weights, self.pack)
+
+
+def dropout_source(config: Hyper, streams: Collection[Streams]) -> DropoutSource | None:
+    """One generator per client, from its own stream; None where nothing is dropped."""
+    if config.dropout == 0.0:
+        return None
+    return DropoutSource([each("dropout").torch() for each in streams])
+
+
+def node_groups(data: NodeData) -> dict[str, Tensor]:
+    """Groups of the test nodes: the client's minority and majority classes, and degrees inside the client."""
+    minority = minority_mask(data.y, data.train)
+    known = data.y >= 0
+    degree = torch.bincount(data.edge_index[1], minlength=data.num_nodes)
+    groups = {"test:minority": minority, "test:majority": ~minority & known if bool(data.train.any()) else torch.zeros_like(minority)}
+    for low, high in DEGREES:
+        name = f"test:degree {low}" if high == low else f"test:degree {low}+" if high is None else f"test:degree {low}-{high}"
+        groups[name] = (degree >= low) & (degree <= high) if high is not None else degree >= low
+    return {name: mask & data.test for name, mask in groups.items()}
+
+
+def _balanced(inputs: Inputs, data: NodeData, config: Hyper) -> Inputs:
+    """With ``class_weight=balanced`` every class the client has training nodes of counts the same in its loss."""
+    if config.class_weight == "none" or not data.num_train:
+        return inputs
+    counts = torch.bincount(data.y[data.train], minlength=data.num_classes).clamp(min=1).to(inputs.weight.dtype)
+    weight = inputs.weight / counts[inputs.y]
+    return replace(inputs, weight=weight / weight.sum())
