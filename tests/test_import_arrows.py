@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "federation": frozenset({"privacy", "data"}),
     "methods": frozenset({"graph", "privacy", "metrics", "data", "nn", "federation"}),
     "experiments": frozenset({"methods", "federation", "data", "metrics"}),
-    "papers": frozenset({"experiments"}),
+    "papers": frozenset({"experiments", "metrics"}),
     "report": frozenset({"metrics"}),
 }
 ANYTHING = frozenset({"cli", "testing", ""})

@@ -31,7 +31,7 @@ USAGE = [
     ([*RUN, "--preset", "fedstrukt"], ["did you mean 'fedstruct'?"]),
     ([*RUN, "--profile", "papper"], ["unknown value for profile 'papper': did you mean 'paper'? allowed: paper, reference"]),
     ([*RUN, "--engine", "rai"], ["unknown value for engine 'rai'", "local"]),
-    ([*RUN, "--metric", "acuracy"], ["unknown value for metric 'acuracy'", "accuracy"]),
+    ([*RUN, "--metric", "acuracy"], ["unknown metric 'acuracy'", "accuracy"]),
     ([*RUN, "--set", "lrr=0.1"], ["unknown key 'lrr': did you mean 'lr'? allowed: ", "weight_decay"]),
     ([*RUN, "--set", "mu=0.1"], ["unknown key 'mu'"]),
     ([*RUN, "--set", "lr"], ["--set takes key=value, got 'lr'"]),
@@ -150,7 +150,7 @@ def test_ctrl_c_before_there_is_a_folder(monkeypatch: pytest.MonkeyPatch, capsys
     def interrupted(*rest: Any, **named: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("isthmus.experiments.run.build_scenario", interrupted)
+    monkeypatch.setattr("isthmus.experiments.scenarios.build_scenario", interrupted)
     assert main([*RUN, "--out", "r"]) == 130
     shown = capsys.readouterr()
     assert "stopped; nothing was written" in shown.err and "Traceback" not in shown.err and list(tmp_path.iterdir()) == []

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
-from nn_helpers import client, jittered, model
+from nn_helpers import NUM_FEATURES, client, jittered, model
 from torch import nn
 
-from isthmus.errors import ConfigError, ProtocolError
-from isthmus.nn import DropoutSource, build_inputs, gradients, proximal, train_locally
+from isthmus.errors import ConfigError, DataError, ProtocolError
+from isthmus.nn import DropoutSource, Proximal, build_backbone, build_inputs, gradients, train_locally
 from isthmus.nn.loss import get_loss
-from isthmus.nn.optim import OptimizerState, adam_step, fresh_state, get_step, sgd_step
+from isthmus.nn.optim import OptimizerState, fresh_state, optimizers, step_plan, take_step
 from isthmus.seeds import Stream
 from isthmus.tensors import equal_weights, get_weights, max_difference
 
@@ -31,7 +32,7 @@ def test_steps_equal_torch(optimizer: str, weight_decay: float) -> None:
         for name, parameter in parameters.items():
             parameter.grad = grads[name].clone()
         reference.step()
-        state = (adam_step if optimizer == "adam" else sgd_step)(weights, grads, state, 0.03, weight_decay)
+        state = take_step(weights, grads, state, step_plan(optimizer, state.steps, 1, 0.03, weight_decay, torch.float64))
     assert state.steps == (20,)
     assert max_difference(weights, {name: parameter.detach() for name, parameter in parameters.items()}) < 1e-7
 
@@ -118,12 +119,12 @@ def test_proximal_term() -> None:
     common = {"epochs": 1, "lr": 0.1, "optimizer": "sgd"}
     # At the anchor the term has no gradient: the first step is FedAvg's, bit for bit.
     assert equal_weights(
-        train_locally(backbone, start, None, inputs, extra_gradient=proximal(10.0, start), **common).weights,
+        train_locally(backbone, start, None, inputs, extra_gradient=Proximal(10.0, start), **common).weights,
         train_locally(backbone, start, None, inputs, **common).weights,
     )
     anchor = jittered(backbone, 6)
     grads, _ = gradients(backbone, start, inputs)
-    end = train_locally(backbone, start, None, inputs, extra_gradient=proximal(0.5, anchor), **common).weights
+    end = train_locally(backbone, start, None, inputs, extra_gradient=Proximal(0.5, anchor), **common).weights
     expected = {name: start[name] - 0.1 * (grads[name] + 0.5 * (start[name] - anchor[name])) for name in start}
     assert max_difference(end, expected) < 1e-14
 
@@ -134,9 +135,9 @@ def test_double_softmax_by_hand() -> None:
     inputs = build_inputs(data, backbone, data.train, dtype=torch.float64)
     logits = torch.randn(len(inputs.y), 3, dtype=torch.float64, generator=Stream(1).torch())
     twice = torch.softmax(torch.softmax(logits, 1), 1)[torch.arange(len(logits)), inputs.y]
-    assert abs(float(get_loss("double_softmax")(logits, inputs)) + float(twice.log().mean())) < 1e-14
+    assert abs(float(get_loss("double_softmax").value(logits, inputs)) + float(twice.log().mean())) < 1e-14
     once = torch.softmax(logits, 1)[torch.arange(len(logits)), inputs.y]
-    assert abs(float(get_loss("ce")(logits, inputs)) + float(once.log().mean())) < 1e-14
+    assert abs(float(get_loss("ce").value(logits, inputs)) + float(once.log().mean())) < 1e-14
 
 
 def test_dropout_mask() -> None:
@@ -185,4 +186,29 @@ def test_mistakes_are_named() -> None:
     wrong = weights | {"layers.1.bias": torch.zeros(9)}
     with pytest.raises(ProtocolError, match=r"layers\.1\.bias"):
         train_locally(backbone, wrong, None, inputs, epochs=1, lr=0.1)
-    assert get_step("sgd") is sgd_step and isinstance(fresh_state("sgd", weights), OptimizerState)
+    assert optimizers() == ("adam", "sgd") and fresh_state("sgd", weights) == OptimizerState((0,), {}, {})
+
+
+def test_what_does_not_fit_is_refused_before_compiled_loops_run() -> None:
+    """They check no bounds: a wrong shape would read foreign memory."""
+    data = client(20, 8)
+    backbone, other = model("gcn"), model("gcn", hidden=(7,))
+    inputs = build_inputs(data, backbone, data.train)
+    weights, options = get_weights(backbone), {"epochs": 1, "lr": 0.1}
+    adam = train_locally(backbone, weights, None, inputs, **options).optimizer_state
+    foreign = train_locally(other, get_weights(other), None, inputs, **options).optimizer_state
+    for state, optimizer in ((foreign, "adam"), (OptimizerState((1,), {}, {}), "adam"), (adam, "sgd")):
+        with pytest.raises(ProtocolError, match="optimiser state"):
+            train_locally(backbone, weights, state, inputs, optimizer=optimizer, **options)
+    with pytest.raises(ProtocolError, match="anchor"):
+        train_locally(backbone, weights, None, inputs, extra_gradient=Proximal(1.0, get_weights(other)), **options)
+    with pytest.raises(ProtocolError, match="float64"):
+        train_locally(backbone, {name: tensor.double() for name, tensor in weights.items()}, None, inputs, **options)
+    narrow = build_backbone("gcn", num_features=5, num_classes=3, stream=Stream(0))
+    with pytest.raises(ProtocolError, match="do not fit"):
+        train_locally(narrow, get_weights(narrow), None, inputs, **options)
+    few = build_backbone("gcn", num_features=NUM_FEATURES, num_classes=2, stream=Stream(0))
+    with pytest.raises(DataError, match="2 classes"):
+        train_locally(few, get_weights(few), None, inputs, **options)
+    with pytest.raises(DataError, match="negative"):
+        build_inputs(replace(data, y=data.y - 1), backbone, data.train)

@@ -39,7 +39,10 @@ class Callback:
         """Parties were lost; the run goes on from ``step``."""
 
     def on_end(self, result: Mapping[str, Any]) -> None:
-        """After the last round."""
+        """After the last round, with the result."""
+
+    def close(self) -> None:
+        """At the very end of this process' part of the run, also after an error or Ctrl-C."""
 
 
 class TensorBoard(Callback):
@@ -52,9 +55,16 @@ class TensorBoard(Callback):
             raise ConfigError("tensorboard=true needs an extra: pip install 'isthmus[tensorboard]'") from None
         self._factory = SummaryWriter
         self._writer: Any = None
+        self._folder: Path | None = None
 
     def on_start(self, settings: Settings, folder: Path, step: int, steps: int) -> None:
-        self._writer = self._factory(str(folder / "tensorboard"), purge_step=step)
+        self._folder = folder / "tensorboard"
+        self._open(step)
+
+    def _open(self, step: int) -> None:
+        # Points of rounds that will be played again, the ones after ``step``, are taken back.
+        self.close()
+        self._writer = self._factory(str(self._folder), purge_step=step + 1 if step else None)
 
     def on_round(self, progress: Progress) -> None:
         for name, value in (progress.scores or {}).items():
@@ -63,5 +73,10 @@ class TensorBoard(Callback):
         for channel, value in progress.bytes.items():
             self._writer.add_scalar(f"bytes/{channel}", value, progress.step)
 
-    def on_end(self, result: Mapping[str, Any]) -> None:
-        self._writer.close()
+    def on_recover(self, reason: str, step: int) -> None:
+        self._open(step)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None

@@ -17,13 +17,18 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import tomli_w
 
 from isthmus.data.datasets import canonical_name
+from isthmus.data.graphscenario import task_of
 from isthmus.errors import ConfigError, unknown
 from isthmus.experiments.presets import Preset, load_preset
 from isthmus.experiments.scoring import SCORE_RULES
 from isthmus.methods.registry import Method, get_method
-
+from isthmus.metrics.named import parse_metric
 
 MAX_THREADS = 1024
+
+
+BASELINE_PRESETS = {"node": "fedstruct", "graph": "fedstar"}
+"""Paper whose settings a baseline takes, by task."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class RunConfig:
     """What every run has, whatever the method.
 
     Args:
+        partition, split: Not given = ``random`` and ``10/10/80`` for one graph, by data set and ``fedstar`` for sets of graphs, resolved.
         clients: Number of clients; not given = what the partition brings itself, else 10, which is resolved.
         rounds: Rounds of the main phase.
         metric: Score that validation picks rounds by.
@@ -45,14 +51,14 @@ class RunConfig:
 
     method: str
     dataset: str
-    partition: str = "random"
+    partition: str | None = None
     clients: int | None = None
-    split: str = "10/10/80"
+    split: str | None = None
     seed: int = 0
     rounds: int = 100
     preset: str = "fedstruct"
     profile: Literal["paper", "reference"] = "paper"
-    metric: Literal["accuracy"] = "accuracy"
+    metric: str = "accuracy"
     engine: Literal["local"] = "local"
     execution: Literal["auto", "each", "cohort"] = "auto"
     selection: Literal["last", "best_val_acc", "best_val_loss"] = "last"
@@ -69,6 +75,7 @@ class RunConfig:
         ):  # fmt: skip
             if value < low:
                 raise ConfigError(f"{key} must be at least {low}, got {value}")
+        parse_metric(self.metric)
         if self.seed >= 2**63:
             raise ConfigError(f"seed must be below 2^63, got {self.seed}")
         if self.threads > MAX_THREADS:
@@ -119,7 +126,7 @@ def resolve(method: str, flags: Mapping[str, Any], overrides: Mapping[str, Any] 
     typed = {key: coerce(value, allowed[key][1], key) for key, value in given.items()}
     if "dataset" not in typed:
         raise ConfigError("no data set given: use --dataset NAME (isthmus datasets lists them)")
-    preset = load_preset(typed.get("preset", entry.preset))
+    preset = load_preset(typed.get("preset", entry.preset or BASELINE_PRESETS[task_of(typed["dataset"])]))
     values = _preset_values(preset, method, entry.config, typed, allowed) | typed
     values |= {"method": method, "preset": preset.name}
     run = RunConfig(**{allowed[key][0]: value for key, value in values.items() if key in _keys(RunConfig)})
@@ -139,7 +146,8 @@ def _preset_values(
     preset: Preset, method: str, config: type, typed: Mapping[str, Any], allowed: Mapping[str, tuple[str, Any]]
 ) -> dict[str, Any]:
     """A preset speaks for all methods of its paper, so keys this method does not have are passed over."""
-    dataset = canonical_name(typed["dataset"]).partition(":")[0]
+    name = typed["dataset"]
+    dataset = (canonical_name(name) if task_of(name) == "node" else name.lower()).partition(":")[0]
     facts = {"method": method, "dataset": dataset, "profile": typed.get("profile", "paper")}
     for key in ("backbone",):
         default = next((f.default for f in dataclasses.fields(config) if f.name == key), None)

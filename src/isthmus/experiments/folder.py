@@ -1,7 +1,7 @@
 """The run folder: everything a run leaves behind, written so that ``kill -9`` at any moment leaves it whole.
 
-``config.toml``, ``scenario.json``, ``metrics.jsonl``, ``ledger/NNNNNN.jsonl`` (one per committed round), ``checkpoints/<party>/``, then at the end
-``result.json``, ``disclosure.json``, ``models/``. Files that must be whole are written beside and renamed.
+``config.toml``, ``scenario.json``, ``metrics.jsonl``, ``ledger/NNNNNN.jsonl`` (one per committed round), ``checkpoints/<party>/``, then at
+the end ``result.json``, ``disclosure.json``, ``models/``. Files that must be whole are written beside and renamed.
 """
 
 from __future__ import annotations
@@ -56,23 +56,17 @@ class FileStore:
                 raise ProtocolError("checksum differs")
             return codec.decode(raw[_DIGEST:], record, CHECKPOINT_LIMITS)
         except (OSError, ProtocolError) as error:
-            raise DataError(f"checkpoint {self.folder.name}/{path.name} is damaged ({error}); delete it to fall back to the one before") from None
+            raise DataError(f"checkpoint {self.folder.name}/{path.name} is damaged ({error})") from None
 
     def steps(self) -> tuple[int, ...]:
         return tuple(sorted(int(path.stem) for path in self.folder.glob("*.tag") if path.stem.isdigit()))
-
-    def sound(self, step: int) -> bool:
-        """True if the tag's bytes are what was written."""
-        try:
-            raw = (self.folder / f"{step:07d}.tag").read_bytes()
-        except OSError:
-            return False
-        return hashlib.sha256(raw[_DIGEST:]).digest() == raw[:_DIGEST]
 
     def forget(self, keep: Sequence[int]) -> None:
         for step in self.steps():
             if step not in keep:
                 (self.folder / f"{step:07d}.tag").unlink(missing_ok=True)
+        for left in self.folder.glob(".*.tmp"):  # of a process that was killed while it wrote
+            left.unlink(missing_ok=True)
 
 
 class RunFolder:
@@ -86,33 +80,55 @@ class RunFolder:
     def create(cls, path: Path, config: str, scenario: Mapping[str, Any]) -> RunFolder:
         """Make a new folder. Refuses one that already holds a run."""
         folder = cls(path)
-        if (path / "config.toml").exists():
-            raise ConfigError(f"{path} already holds a run: continue it with `isthmus resume {path}` or choose another --out")
+        folder.refuse_taken()
         try:
-            (path / "ledger").mkdir(parents=True, exist_ok=True)
-            (path / "checkpoints").mkdir(exist_ok=True)
+            path.mkdir(parents=True, exist_ok=True)
             folder.lock()
+            folder.refuse_taken()  # somebody may have been faster
+            (path / "ledger").mkdir(exist_ok=True)
+            (path / "checkpoints").mkdir(exist_ok=True)
             (path / "scenario.json").write_text(json.dumps(scenario))
             write_whole(path / "config.toml", config.encode())
         except OSError as error:
+            folder.close()
             raise ConfigError(f"cannot write the run folder {path}: {error.strerror}; choose another --out") from None
+        except BaseException:
+            folder.close()
+            raise
         return folder
+
+    def refuse_taken(self) -> None:
+        """Raise if the folder holds a run, or what is left of one: two runs in one folder would mix."""
+        path = self.path
+        try:
+            if (path / "config.toml").exists():
+                raise ConfigError(f"{path} already holds a run: continue it with `isthmus resume {path}` or choose another --out")
+            if (path / "metrics.jsonl").exists() or (path / "result.json").exists() or self._segments():
+                raise ConfigError(f"{path} holds the remains of a run: delete them or choose another --out")
+        except OSError as error:
+            raise ConfigError(f"cannot use the run folder {path}: {error.strerror}; choose another --out") from None
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        if not (path / "config.toml").is_file():
-            raise DataError(f"{path} is not a run folder (no config.toml); start one with `isthmus run`")
+        """The folder of a run that was started before, locked."""
         folder = cls(path)
-        folder.lock()
+        try:
+            if not (path / "config.toml").is_file():
+                raise DataError(f"{path} is not a run folder (no config.toml); start one with `isthmus run`")
+            folder.lock()
+        except OSError as error:
+            raise ConfigError(f"cannot write the run folder {path}: {error.strerror}") from None
         return folder
 
     def lock(self) -> None:
         """Only one process works on a run. The lock goes with the process."""
-        self._lock = (self.path / ".lock").open("w")
+        lock = (self.path / ".lock").open("w")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            lock.close()
             raise RunError(f"{self.path} is in use by another process; wait for it or stop it") from None
+        self._lock = lock
 
     def close(self) -> None:
         if self._lock is not None:
@@ -121,7 +137,10 @@ class RunFolder:
 
     @property
     def config(self) -> str:
-        return (self.path / "config.toml").read_text()
+        try:
+            return (self.path / "config.toml").read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{self.path / 'config.toml'} cannot be read ({error}); start the run again") from None
 
     def store(self, party: PartyId) -> FileStore:
         return FileStore(self.path / "checkpoints" / party.replace("/", "."))
@@ -137,27 +156,50 @@ class RunFolder:
 
     def truncate(self, step: int) -> None:
         """Drop what came after a tag: those rounds will be played again."""
-        for path in (self.path / "ledger").glob("*.jsonl"):
-            if int(path.stem) > step:
+        for number, path in self._segments().items():
+            if number > step:
                 path.unlink()
         lines = [json.dumps(line) + "\n" for line in self.metrics() if line["step"] <= step]
         write_whole(self.path / "metrics.jsonl", "".join(lines).encode())
 
+    def check(self, step: int, evaluated: Sequence[int]) -> None:
+        """Raise unless the traces of all rounds up to ``step`` are there: what is lost cannot be made up for later."""
+        if [line["step"] for line in self.metrics() if line["step"] <= step] != list(evaluated):
+            raise DataError(f"{self.path / 'metrics.jsonl'} is damaged: rounds before checkpoint {step} are missing")
+        if not set(range(1, step + 1)) <= self._segments().keys():
+            raise DataError(f"{self.path / 'ledger'} is damaged: rounds before checkpoint {step} are missing")
+
+    @property
+    def begun(self) -> bool:
+        """True once a round was committed."""
+        return bool(self._segments())
+
     def metrics(self) -> list[dict[str, Any]]:
-        """Evaluated rounds, a broken last line left out."""
+        """Evaluated rounds, up to a broken line (a process killed while it wrote leaves one at the end)."""
         path = self.path / "metrics.jsonl"
-        lines = []
-        for text in path.read_text().splitlines() if path.exists() else []:
+        lines: list[dict[str, Any]] = []
+        for text in path.read_text(errors="replace").splitlines() if path.exists() else []:
             try:
-                lines.append(json.loads(text))
+                line = json.loads(text)
             except json.JSONDecodeError:
                 break
+            if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+                break
+            lines.append(line)
         return lines
 
-    def ledger(self) -> Iterable[Entry]:
-        for path in sorted((self.path / "ledger").glob("*.jsonl")):
-            for line in path.read_text().splitlines():
-                yield Entry.from_json(line)
+    def ledger(self, step: int | None = None) -> Iterable[Entry]:
+        """Entries of all committed rounds, or of those up to ``step``."""
+        for number, path in self._segments().items():
+            if step is None or number <= step:
+                try:
+                    yield from [Entry.from_json(line) for line in path.read_text().splitlines()]
+                except (ValueError, TypeError, AttributeError) as error:
+                    raise DataError(f"{path} is damaged ({error})") from None
+
+    def _segments(self) -> dict[int, Path]:
+        """The ledger's files by step, in order."""
+        return dict(sorted((int(path.stem), path) for path in (self.path / "ledger").glob("*.jsonl") if path.stem.isdecimal()))
 
     # -- the end -----------------------------------------------------------------------------------------------------------------
 
@@ -174,7 +216,7 @@ class RunFolder:
         if not path.exists():
             return None
         try:
-            result: dict[str, Any] = json.loads(path.read_text())
-        except json.JSONDecodeError:
+            result = json.loads(path.read_text())
+        except ValueError:
             return None
-        return result
+        return result if isinstance(result, dict) else None

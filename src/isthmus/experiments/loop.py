@@ -1,28 +1,33 @@
 """The one round loop.
 
-1. play a round of the current phase, 2. evaluate if due, 3. write the ledger segment and the metrics line, 4. checkpoint if due. The round is the
-transaction: after a crash, of a party or of this process, everyone returns to the newest tag all hold and the rounds since are played again, with
-the same random streams and so the same bits.
+1. play a round of the current phase, 2. evaluate if due, 3. write the ledger segment and the metrics line, 4. checkpoint if due. The round
+is the transaction: after a crash, of a party or of this process, everyone returns to the newest tag all hold and the rounds since are
+played again, with the same random streams and so the same bits.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from isthmus.errors import DataError
+import torch
+from torch import Tensor
+
+from isthmus.errors import ConfigError, DataError, IsthmusError, RunError
 from isthmus.experiments.callbacks import Callback, Progress
 from isthmus.experiments.config import Settings
 from isthmus.experiments.folder import RunFolder
-from isthmus.experiments.scoring import better, evaluation_line
+from isthmus.experiments.scoring import better, evaluation_line, use_metric
 from isthmus.federation.interface import QuorumError, View
 from isthmus.federation.ledger import Entry, Sheet, channel_totals
 from isthmus.federation.messages import SERVER
 from isthmus.federation.session import Engine, Session
 from isthmus.methods.registry import Phase
+from isthmus.metrics.named import parse_metric
 from isthmus.records import Record, make_record
 from isthmus.seeds import Stream
 
@@ -76,8 +81,10 @@ class Loop:
         self.session = Session(engine, self.method.table, seed=settings.run.seed, incarnation=incarnation)
         self.state: Record = self.method.init(view, self.config, Stream(settings.run.seed, ("common",)))
         self._saved_type = make_record(
-            "ServerSnapshot", position=_PositionRecord, seconds=Mapping[str, float], server=type(self.state), selected=type(self.state) | None
-        )
+            "ServerSnapshot", position=_PositionRecord, seconds=Mapping[str, float], round_seconds=Tensor, server=type(self.state),
+            selected=type(self.state) | None,
+        )  # fmt: skip
+        self._metric = parse_metric(settings.run.metric)
         self.selected_state: Record | None = None
         self.best: Mapping[str, Any] | None = None
         self.at = Position(0, 0, 1)
@@ -86,6 +93,7 @@ class Loop:
         self.seconds = {"setup": 0.0, "train": 0.0, "eval": 0.0}
         self.round_seconds: list[float] = []
         self._tags: dict[int, Record] = {}
+        self._entries: list[tuple[int, list[Entry]]] = []  # the ledger, where there is no folder for it
         self._setup_phases = frozenset(phase.name for phase in self.method.phases if phase.setup)
         self._last_checkpoint = time.monotonic()
         self._checkpoint_cost = 0.0
@@ -101,6 +109,19 @@ class Loop:
     @property
     def steps(self) -> int:
         return sum(self.rounds_of(phase) for phase in self.method.phases)
+
+    def evaluates(self, phase: Phase, round: int) -> bool:
+        """Rounds of the main phase are evaluated every so often, its last one always."""
+        return phase.rounds is None and (round == self.rounds_of(phase) or round % self.run_config.eval_every == 0)
+
+    def _evaluated(self, until: int) -> list[int]:
+        """Steps that have a metrics line once ``until`` steps are committed."""
+        steps, before = list[int](), 0
+        for phase in self.method.phases:
+            rounds = self.rounds_of(phase)
+            steps += [before + round for round in range(1, rounds + 1) if self.evaluates(phase, round)]
+            before += rounds
+        return [step for step in steps if step <= until]
 
     # -- running ---------------------------------------------------------------------------------------------------------------
 
@@ -124,25 +145,46 @@ class Loop:
     def _round(self, started_at: int) -> None:
         phase = self.method.phases[self.at.phase]
         round = self.at.round
-        self.session.clock.begin(phase.name, round)
+        self.session.clock.begin(phase.name, round, self.at.step + 1)
         self.session.ledger.take()  # what a lost attempt left
         begun = time.perf_counter()
-        state, log = phase.run_round(self.state, self.session, self.config)
+        with self._method_code(phase.name, round):
+            state, log = phase.run_round(self.state, self.session, self.config)
         spent = time.perf_counter() - begun
-        last = round == self.rounds_of(phase)
-        main = phase.rounds is None
-        line, eval_spent = self._evaluate(state, phase, log) if main and (last or round % self.run_config.eval_every == 0) else (None, 0.0)
+        line, eval_spent = self._evaluate(state, phase, log) if self.evaluates(phase, round) else (None, 0.0)
         self._commit(state, phase, spent, eval_spent, line)
         self._progress(phase, round, line, started_at)
-        if self._due(last):
+        if self._due(phase_ended=round == self.rounds_of(phase)):
             self.checkpoint()
+
+    @contextmanager
+    def _method_code(self, phase: str, round: int) -> Iterator[None]:
+        """Whatever a method's code raises is a failed run; the traceback goes to the log."""
+        try:
+            yield
+        except IsthmusError:
+            raise
+        except Exception as error:
+            logger.info("%s round %d failed", phase, round, exc_info=True)
+            raise RunError(f"{phase} round {round} of {self.method.name} failed: {type(error).__name__}: {error}") from error
 
     def _evaluate(self, state: Record, phase: Phase, log: Mapping[str, float]) -> tuple[dict[str, Any], float]:
         begun = time.perf_counter()
-        self.session.clock.begin(EVALUATION, self.at.round)
-        evaluations = self.method.evaluate(state, self.session, self.config)
-        line = {"step": self.at.step + 1, "phase": phase.name, "round": self.at.round, **evaluation_line(evaluations, self.nodes), "log": dict(log)}
+        self.session.clock.begin(EVALUATION, self.at.round, self.at.step + 1)
+        place = {"step": self.at.step + 1, "phase": phase.name, "round": self.at.round}
+        with self._method_code(EVALUATION, self.at.round):
+            evaluations = self.method.evaluate(state, self.session, self.config)
+            line = {**place, **evaluation_line(evaluations, self.nodes), "log": dict(log)}
+            if self._metric is not None:
+                use_metric(line, self._metric, self.session.call(self._detail_handler()), self.nodes)
         return line, time.perf_counter() - begun
+
+    def _detail_handler(self) -> Any:
+        """The clients' handler that gives counts for scores beyond accuracy."""
+        handler = getattr(self.method.roles["client"].cls, "detail", None)
+        if handler is None or "detail" not in self.method.table.handlers["client"]:
+            raise ConfigError(f"clients of {self.method.name} give only accuracy: leave --metric out, or give them a `detail` handler")
+        return handler
 
     def _commit(self, state: Record, phase: Phase, spent: float, eval_spent: float, line: dict[str, Any] | None) -> None:
         """The round counts from here on."""
@@ -154,8 +196,10 @@ class Loop:
         self.seconds["eval"] += eval_spent
         if phase.rounds is None:
             self.round_seconds.append(spent)
-        last = self.at.round == self.rounds_of(phase)
-        self.at = Position(self.at.step + 1, self.at.phase + 1, 1) if last else replace(self.at, step=self.at.step + 1, round=self.at.round + 1)
+        if self.at.round == self.rounds_of(phase):
+            self.at = Position(self.at.step + 1, self.at.phase + 1, 1)
+        else:
+            self.at = replace(self.at, step=self.at.step + 1, round=self.at.round + 1)
         if line is not None:
             line["bytes"] = {"setup": sum(self.totals.setup.values()), **self.totals.training}
             line["seconds"] = sum(self.seconds.values())
@@ -167,6 +211,8 @@ class Loop:
                     self.engine.select()
         if self.folder is not None:
             self.folder.append_round(self.at.step, entries, line)
+        else:
+            self._entries.append((self.at.step, entries))
 
     def _progress(self, phase: Phase, round: int, line: Mapping[str, Any] | None, started_at: int) -> None:
         done, elapsed = self.at.step - started_at, time.monotonic() - self._started
@@ -189,63 +235,74 @@ class Loop:
         """Tag every party, then the server: a tag the server holds is held by all."""
         begun = time.monotonic()
         self.engine.commit(self.at.step)
-        position = _PositionRecord(self.at.step, self.at.phase, self.at.round)
-        values: dict[str, Any] = {"position": position, "seconds": dict(self.seconds), "server": self.state, "selected": self.selected_state}
+        values: dict[str, Any] = {
+            "position": _PositionRecord(self.at.step, self.at.phase, self.at.round, self.session.clock.incarnation),
+            "seconds": dict(self.seconds), "round_seconds": torch.tensor(self.round_seconds, dtype=torch.float64),
+            "server": self.state, "selected": self.selected_state,
+        }  # fmt: skip
         record = self._saved_type(**values)
         self._tags[self.at.step] = record
         self._tags = {step: self._tags[step] for step in sorted(self._tags)[-2:]}
         if self.folder is not None:
             store = self.folder.store(SERVER)
             store.save(self.at.step, record)
-            store.forget(keep=store.steps()[-2:])
+            store.forget(keep=sorted(self._tags))
         self._last_checkpoint = time.monotonic()
         self._checkpoint_cost = self._last_checkpoint - begun
 
     def _recover(self, error: QuorumError) -> None:
-        logger.warning("%s; rolling back", error)
+        logger.info("%s; rolling back", error)
         self.restore()
         for callback in self.callbacks:
             callback.on_recover(str(error), self.at.step)
 
     def restore(self) -> None:
-        """Go back to the newest tag that the server and every party hold."""
+        """Go back to the newest tag that the server and every party hold and that can be read."""
         steps = set(self._tags) | set(self.folder.store(SERVER).steps() if self.folder is not None else ())
+        if not steps and self.folder is not None and not self.folder.begun:
+            return  # stopped before the first tag was complete: nothing has happened yet
+        damage: list[str] = []
         for step in sorted(steps & set(self.engine.tags()), reverse=True):
-            if self._restore(step):
-                return
-        raise DataError("no checkpoint that all parties hold can be read; start the run again")
+            try:
+                self._restore(step)
+            except DataError as error:
+                damage.append(str(error))
+                continue
+            for text in damage:
+                logger.warning("%s; went back to the checkpoint before", text)
+            return
+        raise DataError(f"no checkpoint that all parties hold can be read{f': {damage[0]}' if damage else ''}; start the run again")
 
-    def _restore(self, step: int) -> bool:
-        try:
-            record: Any = self._tags.get(step)
-            if record is None:
-                assert self.folder is not None
-                record = self.folder.store(SERVER).load(step, self._saved_type)
-            self.engine.rollback(step)
-        except DataError as error:
-            logger.warning("%s", error)
-            return False
+    def _restore(self, step: int) -> None:
+        """Go back to one tag; a DataError leaves the traces in the folder as they are."""
+        record: Any = self._tags.get(step)
+        if record is None:
+            assert self.folder is not None
+            record = self.folder.store(SERVER).load(step, self._saved_type)
+        if self.folder is not None:
+            self.folder.check(step, self._evaluated(step))
+            entries = list(self.folder.ledger(step))
+        else:
+            self._entries = [(at, batch) for at, batch in self._entries if at <= step]
+            entries = [entry for _, batch in self._entries for entry in batch]
+        self.engine.rollback(step)
         self.at = Position(record.position.step, record.position.phase, record.position.round)
         self.state, self.selected_state = record.server, record.selected
-        self.seconds = dict(record.seconds)
-        self.session = Session(
-            self.engine, self.method.table, seed=self.run_config.seed, incarnation=self.session.clock.incarnation + 1)
+        self.seconds, self.round_seconds = dict(record.seconds), record.round_seconds.tolist()
+        incarnation = max(self.session.clock.incarnation, record.position.attempt) + 1
+        self.session = Session(self.engine, self.method.table, seed=self.run_config.seed, incarnation=incarnation)
         self._tags = {tag: kept for tag, kept in self._tags.items() if tag < step} | {step: record}
         if self.folder is not None:
             self.folder.truncate(step)
             self.lines = self.folder.metrics()
-            entries = list(self.folder.ledger())
         else:
             self.lines = [line for line in self.lines if line["step"] <= step]
-            entries = []
         self._recount(entries)
-        return True
 
     def _recount(self, entries: Sequence[Entry]) -> None:
-        if self.folder is not None:
-            self.sheet, self.totals = Sheet(), Totals.empty()
-            self.sheet.add(entries)
-            self.totals.add(entries, self._setup_phases)
+        self.sheet, self.totals = Sheet(), Totals.empty()
+        self.sheet.add(entries)
+        self.totals.add(entries, self._setup_phases)
         self.best = None
         for line in self.lines:
             if better(line, self.best, self.run_config.selection):
@@ -257,3 +314,4 @@ class _PositionRecord(Record):
     step: int
     phase: int
     round: int
+    attempt: int

@@ -11,9 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import isthmus
-from isthmus.data.scenario import Scenario
 from isthmus.experiments.config import Settings
 from isthmus.experiments.loop import Totals
+from isthmus.experiments.scenarios import AnyScenario
 from isthmus.experiments.scoring import SCORE_RULES, selected_line
 
 PACKAGES = ("torch", "torch_geometric", "numpy", "scipy")
@@ -30,8 +30,10 @@ def versions() -> dict[str, str]:
     return found
 
 
-def form_result(settings: Settings, scenario: Scenario, nodes: Mapping[str, int], lines: Sequence[Mapping[str, Any]], totals: Totals,
-                seconds: Mapping[str, float], round_seconds: Sequence[float], parameters: Mapping[str, int], run_dir: str) -> dict[str, Any]:  # fmt: skip
+def form_result(
+    settings: Settings, scenario: AnyScenario, nodes: Mapping[str, int], lines: Sequence[Mapping[str, Any]], totals: Totals,
+    seconds: Mapping[str, float], round_seconds: Sequence[float], parameters: Mapping[str, int], run_dir: str,
+) -> dict[str, Any]:  # fmt: skip
     """Put a result together from the metrics lines and counters."""
     run = settings.run
     selected, last = selected_line(lines, run.selection), lines[-1]
@@ -41,12 +43,16 @@ def form_result(settings: Settings, scenario: Scenario, nodes: Mapping[str, int]
         "seed": run.seed, "engine": run.engine, "preset": run.preset, "profile": run.profile, "execution": run.execution,
         "rounds": run.rounds, "selected_round": selected["round"], "metric": run.metric,
         "val": selected["val"], "test": selected["test"], "test_last": last["test"],
-        "test_client_mean": selected["test_client_mean"], "test_client_mean_last": last["test_client_mean"], "test_minority": None,
-        "score": (last if when == "last" else selected)[column], "score_rule": sentence,
+        "test_client_mean": selected["test_client_mean"], "test_client_mean_last": last["test_client_mean"], "test_minority": _share(selected["test_groups"].get("minority")),
+        "score": (last if when == "last" else selected)[column],
+        "score_rule": sentence.replace("accuracies", f"{run.metric} scores").replace("accuracy", run.metric)
+        if run.metric != "accuracy" else sentence,
+        "groups": {name: {"share_right": _share(counts), "samples": counts[1]} for name, counts in selected["test_groups"].items()},
         "per_client": [_client(client, nodes[client], selected["per_client"][client], last["per_client"][client]) for client in nodes],
         "parameters": dict(parameters),
         "bytes": {
-            "setup_up": totals.setup["up"], "setup_down": totals.setup["down"], "up": totals.training["up"], "down": totals.training["down"],
+            "setup_up": totals.setup["up"], "setup_down": totals.setup["down"],
+            "up": totals.training["up"], "down": totals.training["down"],
             "peer": totals.setup["peer"] + totals.training["peer"], "device": totals.setup["device"] + totals.training["device"],
             "evaluation_up": totals.evaluation["up"], "evaluation_down": totals.evaluation["down"],
         },
@@ -58,11 +64,16 @@ def form_result(settings: Settings, scenario: Scenario, nodes: Mapping[str, int]
     }  # fmt: skip
 
 
-def _client(name: str, nodes: int, selected: Mapping[str, Sequence[int]], last: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    def score(pair: Sequence[int]) -> float | None:
-        return pair[0] / pair[1] if pair[1] else None
+def _client(name: str, nodes: int, selected: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
+    def score(line: Mapping[str, Any], part: str) -> float | None:
+        given: float | None = line[f"{part}_score"] if f"{part}_score" in line else _share(line[part])
+        return given
 
     return {
         "client": name, "nodes": nodes, "train": last["train"][1], "val": last["val"][1], "test": last["test"][1],
-        "val_score": score(selected["val"]), "test_score": score(selected["test"]), "test_score_last": score(last["test"]),
+        "val_score": score(selected, "val"), "test_score": score(selected, "test"), "test_score_last": score(last, "test"),
     }  # fmt: skip
+
+
+def _share(counts: Sequence[int] | None) -> float | None:
+    return counts[0] / counts[1] if counts and counts[1] else None

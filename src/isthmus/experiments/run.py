@@ -13,15 +13,14 @@ from typing import Any
 
 import torch
 
-from isthmus.data.nodes import NodeData
-from isthmus.data.scenario import Scenario, build_scenario
+from isthmus.errors import ConfigError, RunError
 from isthmus.experiments.callbacks import Callback, TensorBoard
 from isthmus.experiments.config import Settings, resolve, settings_from_toml
 from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.loop import Loop
 from isthmus.experiments.result import form_result
+from isthmus.experiments.scenarios import AnyScenario, parts_for, report_statistics, samples_of, scenario_of, view_of
 from isthmus.federation.engines.local import LocalEngine
-from isthmus.federation.interface import View
 from isthmus.federation.ledger import PROTECTIONS
 from isthmus.seeds import Stream
 from isthmus.tensors import num_values
@@ -46,67 +45,79 @@ def run(method: str, *, out: str | os.PathLike[str] | None = None, config: str |
         >>> result["rounds"]
         2
     """
-    return start(resolve(method, settings, set, Path(config) if config is not None else None), Path(out) if out is not None else None, callbacks)
+    resolved = resolve(method, settings, set, Path(config) if config is not None else None)
+    return start(resolved, Path(out) if out is not None else None, callbacks)
 
 
 def start(settings: Settings, out: Path | None = None, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Run resolved settings in a new folder. Everything is checked and loaded before the folder is made."""
+    if out is not None:
+        RunFolder(out).refuse_taken()  # before anything is loaded
     with _threads(settings.run.threads):
         scenario = scenario_of(settings)
         experiment = Experiment(settings, scenario, callbacks=callbacks)
-        folder = RunFolder.create(out or default_folder(settings), experiment.settings.to_toml(), report_statistics(scenario))
+        path = default_folder(experiment.settings) if out is None else out
+        folder = RunFolder.create(path, experiment.settings.to_toml(), report_statistics(scenario))
         return experiment.play(folder, resumed=False)
 
 
 def resume(path: str | os.PathLike[str], callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Continue a run from its newest checkpoint; a finished run just gives its result again."""
     folder = RunFolder.open(Path(path))
-    finished = folder.result()
-    if finished is not None:
+    try:
+        finished = folder.result()
+        if finished is not None:
+            return finished
+        settings = settings_from_toml(folder.config)
+        with _threads(settings.run.threads):
+            return Experiment(settings, scenario_of(settings), callbacks=callbacks).play(folder, resumed=True)
+    finally:
         folder.close()
-        return finished
-    settings = settings_from_toml(folder.config)
-    with _threads(settings.run.threads):
-        return Experiment(settings, scenario_of(settings), callbacks=callbacks).play(folder, resumed=True)
 
 
 class Experiment:
     """Settings and a scenario, brought together on an engine."""
 
-    def __init__(self, settings: Settings, scenario: Scenario, *, callbacks: Sequence[Callback] = (), engine: type[LocalEngine] = LocalEngine,
-                 **engine_options: Any) -> None:  # fmt: skip
+    def __init__(self, settings: Settings, scenario: AnyScenario, *, callbacks: Sequence[Callback] = (),
+                 engine: type[LocalEngine] = LocalEngine, **engine_options: Any) -> None:  # fmt: skip
         self.scenario = scenario
         self.parts = parts_for(settings, scenario)
-        self.nodes = {client: data.num_nodes for client, data in self.parts.items()}
-        self._folder: RunFolder | None = None
+        self.nodes = samples_of(self.parts)
         self.engine = engine(
             self.parts, settings.method.table, settings.method_config, Stream(settings.run.seed, ("party",)), wire=settings.run.wire,
             cohort=settings.run.execution != "each" and not settings.run.wire, **engine_options,
         )  # fmt: skip
-        self.settings = replace(settings, run=replace(settings.run, execution=self.engine.execution))
+        resolved: dict[str, Any] = {"execution": self.engine.execution, "clients": scenario.clients, "partition": scenario.partition, "split": scenario.split}
+        self.settings = replace(settings, run=replace(settings.run, **resolved))
         self.callbacks = [*callbacks, *([TensorBoard()] if settings.run.tensorboard else [])]
         self.loop = self.new_loop(None)
 
     def new_loop(self, folder: RunFolder | None, incarnation: int = 0) -> Loop:
-        whole = self.scenario.whole
-        view = View(self.engine.parties("client"), whole.num_features, whole.num_classes)
+        view = view_of(self.parts)
         return Loop(self.settings, self.engine, view, self.nodes, folder=folder, callbacks=self.callbacks, incarnation=incarnation)
 
     def play(self, folder: RunFolder, *, resumed: bool) -> dict[str, Any]:
-        """Play the whole run in a folder and leave its result there."""
-        self.engine.keep_tags(folder.store)
-        self.loop = loop = self.new_loop(folder)
-        with _log_file(folder.path / "log.txt"):
-            if resumed:
-                loop.restore()
+        """Play the whole run in a folder and leave its result there. However it ends, the folder is free again afterwards."""
+        try:
+            self.engine.keep_tags(folder.store)
+            self.loop = loop = self.new_loop(folder)
+            with _log_file(folder.path / "log.txt"):
+                if resumed:
+                    loop.restore()
+                for callback in self.callbacks:
+                    callback.on_start(self.settings, folder.path, loop.at.step, loop.steps)
+                loop.play()
+                result = self._finish(folder)
             for callback in self.callbacks:
-                callback.on_start(self.settings, folder.path, loop.at.step, loop.steps)
-            loop.play()
-            result = self._finish(folder)
-        for callback in self.callbacks:
-            callback.on_end(result)
-        folder.close()
-        return result
+                callback.on_end(result)
+            return result
+        except OSError as error:
+            message = f"cannot write to {folder.path} ({error.strerror or error}): set that right, then `isthmus resume {folder.path}`"
+            raise RunError(message) from error
+        finally:
+            for callback in self.callbacks:
+                callback.close()
+            folder.close()
 
     def _finish(self, folder: RunFolder) -> dict[str, Any]:
         loop, run = self.loop, self.settings.run
@@ -122,49 +133,29 @@ class Experiment:
             parameters["shared"] = self.settings.method.shared_values(loop.state)
         folder.write_json("disclosure.json", {"method": run.method, "rows": loop.sheet.rows(), "protections": PROTECTIONS})
         result = form_result(
-            self.settings, self.scenario, self.nodes, loop.lines, loop.totals, loop.seconds, loop.round_seconds, parameters, str(folder.path)
-        )
+            self.settings, self.scenario, self.nodes, loop.lines, loop.totals, loop.seconds, loop.round_seconds, parameters,
+            str(folder.path),
+        )  # fmt: skip
         folder.write_json("result.json", result)
         return result
 
 
-def scenario_of(settings: Settings) -> Scenario:
-    run = settings.run
-    return build_scenario(dataset=run.dataset, partition=run.partition, clients=run.clients, split=run.split, seed=run.seed)
-
-
-def parts_for(settings: Settings, scenario: Scenario) -> dict[str, NodeData]:
-    """What each client is given: everything in one place for a pooled method, no cross edges for a method that must not know them."""
-    if settings.method.pooled:
-        return {"central": scenario.whole}
-    if settings.method.cross_edges:
-        return dict(scenario.parts)
-    return {client: data.without_cross() for client, data in scenario.parts.items()}
-
-
-def report_statistics(scenario: Scenario) -> dict[str, Any]:
-    """``scenario.json``: what the report shows of the partition."""
-    facts = scenario.statistics
-    return {
-        **facts.to_json(),
-        "sizes": {client.client: client.nodes for client in facts.clients},
-        "cross_edges": [list(row) for row in facts.cross_edges],
-        "cross_share": facts.cross_edge_share,
-        "labels": {client.client: list(client.classes) for client in facts.clients},
-        "homophily": {client.client: client.homophily for client in facts.clients},
-        "edges_inside": {client.client: client.edges for client in facts.clients},
-    }
-
-
 def default_folder(settings: Settings) -> Path:
-    """``runs/<method>-<data set>-<partition>-k<clients>-s<seed>``, numbered where taken."""
+    """A new ``runs/<method>-<data set>-<partition>-k<clients>-s<seed>``, numbered where taken; made, so that nobody else gets it."""
     run = settings.run
-    name = "-".join([run.method, run.dataset.lower(), run.partition, f"k{run.clients}", f"s{run.seed}"])
+    name = "-".join([run.method, run.dataset.lower(), str(run.partition), f"k{run.clients}", f"s{run.seed}"])
     stem = "".join(character if character.isalnum() or character in "-_." else "_" for character in name)[:80]
     for number in itertools.count(1):
         path = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
-        if not path.exists():
-            return path
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            if path.parent.is_dir():
+                continue
+            raise ConfigError("cannot make the folder runs: a file has that name; choose another place with --out") from None
+        except OSError as error:
+            raise ConfigError(f"cannot make the run folder {path}: {error.strerror}; choose another place with --out") from None
+        return path
     raise AssertionError
 
 

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from isthmus.errors import RunError
-from isthmus.methods.evaluation import Evaluation, Tally
+from isthmus.methods.evaluation import Detail, Evaluation, Tally
+from isthmus.metrics.named import NamedMetric
 
 Line = Mapping[str, Any]
 
 
 def evaluation_line(evaluations: Mapping[str, Evaluation], nodes: Mapping[str, int]) -> dict[str, Any]:
-    """Scores of one evaluated round. ``nodes``: number of nodes of each client (weights of FedStruct's mean)."""
+    """Accuracies of one evaluated round. ``nodes``: number of samples of each client (weights of FedStruct's mean)."""
     line: dict[str, Any] = {}
     for part in ("val", "test"):
         tallies = {client: evaluation.parts[part] for client, evaluation in evaluations.items()}
+        scores = {client: tally.correct / tally.total if tally.total else None for client, tally in tallies.items()}
         line[part] = pooled(tallies.values())
         line[f"{part}_loss"] = _pooled_loss(list(tallies.values()))
-        line[f"{part}_client_mean"] = client_mean(tallies.values())
-        line[f"{part}_node_weighted"] = node_weighted(tallies, nodes)
+        line[f"{part}_client_mean"] = mean(scores.values())
+        line[f"{part}_node_weighted"] = node_weighted(scores, nodes)
+    line["test_groups"] = groups_of(evaluations)
     line["train_loss"] = _pooled_loss([evaluation.parts["train"] for evaluation in evaluations.values()])
     line["per_client"] = {
         client: {part: [evaluation.parts[part].correct, evaluation.parts[part].total] for part in ("train", "val", "test")}
@@ -35,29 +41,61 @@ def pooled(tallies: Any) -> float | None:
     return sum(t.correct for t in tallies) / total if total else None
 
 
-def client_mean(tallies: Any) -> float | None:
-    """Unweighted mean over clients that have answers."""
-    scores = [t.correct / t.total for t in tallies if t.total]
-    return sum(scores) / len(scores) if scores else None
+def mean(scores: Iterable[float | None]) -> float | None:
+    """Unweighted mean over clients that have a score."""
+    known = [score for score in scores if score is not None]
+    return sum(known) / len(known) if known else None
 
 
-def node_weighted(tallies: Mapping[str, Tally], nodes: Mapping[str, int]) -> float | None:
-    """``sum_i (n_i / n) acc_i`` with all nodes as weights, over clients that have answers (FedStruct, section 12.4)."""
-    rated = {client: tally for client, tally in tallies.items() if tally.total}
+def node_weighted(scores: Mapping[str, float | None], nodes: Mapping[str, int]) -> float | None:
+    """``sum_i (n_i / n) score_i`` with all nodes as weights, over clients that have a score (FedStruct, section 12.4)."""
+    rated = {client: score for client, score in scores.items() if score is not None}
     total = sum(nodes[client] for client in rated)
-    return sum(nodes[c] * t.correct / t.total for c, t in rated.items()) / total if total else None
+    return sum(nodes[client] * score for client, score in rated.items()) / total if total else None
+
+
+def groups_of(evaluations: Mapping[str, Evaluation]) -> dict[str, list[int]]:
+    """Right and all answers in groups of the test part (minority, majority, by degree), pooled over clients."""
+    groups: dict[str, list[int]] = {}
+    for evaluation in evaluations.values():
+        for part, tally in evaluation.parts.items():
+            if part.startswith("test:"):
+                counts = groups.setdefault(part.removeprefix("test:"), [0, 0])
+                counts[0] += tally.correct
+                counts[1] += tally.total
+    return groups
+
+
+def use_metric(line: dict[str, Any], metric: NamedMetric, details: Mapping[str, Detail], nodes: Mapping[str, int]) -> None:
+    """Put another score in the place of accuracy, which stays beside it as ``val_accuracy`` and ``test_accuracy``."""
+    for part in ("val", "test"):
+        line[f"{part}_accuracy"] = line[part]
+        scores = {client: metric.of(detail.confusion[part], detail.histogram[part]) for client, detail in details.items()}
+        for client, score in scores.items():
+            line["per_client"][client][f"{part}_score"] = score
+        if len({detail.confusion[part].shape for detail in details.values()}) == 1:
+            confusion = torch.stack([detail.confusion[part] for detail in details.values()]).sum(0)
+            line[part] = metric.of(confusion, torch.stack([detail.histogram[part] for detail in details.values()]).sum(0))
+        else:  # clients with different classes have no pooled score
+            line[part] = mean(scores.values())
+        line[f"{part}_client_mean"] = mean(scores.values())
+        line[f"{part}_node_weighted"] = node_weighted(scores, nodes)
 
 
 def _pooled_loss(tallies: Sequence[Tally]) -> float | None:
+    """Mean loss; None where there are no answers, or where training has diverged (JSON knows no infinity)."""
     total = sum(t.total for t in tallies)
-    return sum(t.loss for t in tallies) / total if total else None
+    loss = sum(t.loss for t in tallies) / total if total else math.nan
+    return loss if math.isfinite(loss) else None
 
 
 def better(new: Line, old: Line | None, selection: str) -> bool:
-    """Did validation improve? Ties go to the earlier round; without validation nodes the later round counts as better."""
+    """Did validation improve? Ties go to the earlier round; while nothing can be compared the later round counts as better."""
     key = "val_loss" if selection == "best_val_loss" else "val"
-    if old is None or new[key] is None or old[key] is None:
+    if old is None or old[key] is None:
         return True
+    if new[key] is None:
+        return False
     return bool(new[key] < old[key] if key == "val_loss" else new[key] > old[key])
 
 
@@ -73,11 +111,12 @@ def selected_line(lines: Sequence[Line], selection: str) -> Line:
     return best
 
 
+_MEAN = "mean of the clients' test accuracies"
 SCORE_RULES = {
-    "node_weighted_last": ("test_node_weighted", "last", "mean of the clients' test accuracies weighted by their number of nodes, last round"),
-    "client_mean_last": ("test_client_mean", "last", "unweighted mean of the clients' test accuracies, last round"),
+    "node_weighted_last": ("test_node_weighted", "last", f"{_MEAN} weighted by their number of nodes, last round"),
+    "client_mean_last": ("test_client_mean", "last", f"unweighted {_MEAN}, last round"),
     "pooled_last": ("test", "last", "pooled test accuracy, last round"),
     "pooled_selected": ("test", "selected", "pooled test accuracy at the round picked by validation"),
-    "client_mean_selected": ("test_client_mean", "selected", "unweighted mean of the clients' test accuracies at the round picked by validation"),
+    "client_mean_selected": ("test_client_mean", "selected", f"unweighted {_MEAN} at the round picked by validation"),
 }
 """Rule -> (column, round, sentence)."""

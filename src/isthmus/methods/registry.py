@@ -59,7 +59,7 @@ class Method:
         evaluate: ``(state, federation, config) -> {client: Evaluation}``; may use messages.
         roles: A class per role; ``client`` always.
         discloses: The disclosure sheet, stated in advance.
-        preset: Paper whose settings apply by default.
+        preset: Paper whose settings apply by default; None for a baseline (by task: fedstruct for nodes, fedstar for graphs).
         cross_edges: Clients may know their cross edges. Otherwise the engine never hands them over.
         pooled: The method trains on the union of all data at one place (a reference, not a federation).
         shared: Names of the trainable tensors that leave a client: ``(state) -> weights``.
@@ -74,7 +74,7 @@ class Method:
     evaluate: Callable[[Any, Federation, Any], Mapping[PartyId, Evaluation]]
     roles: Mapping[str, Role]
     discloses: tuple[Disclosure, ...] = ()
-    preset: str = "fedstruct"
+    preset: str | None = None
     cross_edges: bool = False
     pooled: bool = False
     shared_values: Callable[[Any], int] | None = None
@@ -116,7 +116,6 @@ def _load() -> None:
     global _loaded
     if _loaded:
         return
-    _loaded = True
     package = importlib.import_module("isthmus.methods")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"isthmus.methods.{module.name}")
@@ -125,3 +124,4 @@ def _load() -> None:
             point.load()
         except Exception as error:  # a broken plug-in must not take our own methods down
             logger.warning("method plug-in %r could not be loaded: %s", point.name, error)
+    _loaded = True

@@ -14,7 +14,7 @@ from isthmus.nn.loss import get_loss, losses
 from isthmus.nn.memory import Workspace
 from isthmus.nn.optim import OptimizerState, fresh_state, optimizers
 from isthmus.nn.registry import backbones, build_backbone
-from isthmus.nn.train import ExtraGradient, TrainResult, gradients, predict, proximal, train_locally
+from isthmus.nn.train import ExtraGradient, Proximal, TrainResult, gradients, predict, train_locally
 
 __all__ = [
     "Backbone",
@@ -22,6 +22,7 @@ __all__ = [
     "ExtraGradient",
     "Inputs",
     "OptimizerState",
+    "Proximal",
     "TrainResult",
     "Workspace",
     "backbones",
@@ -34,7 +35,6 @@ __all__ = [
     "losses",
     "optimizers",
     "predict",
-    "proximal",
     "stack_inputs",
     "stack_states",
     "stack_weights",

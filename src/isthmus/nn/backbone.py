@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from isthmus.errors import ConfigError
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.inputs import Inputs
-from isthmus.nn.layers import InputNorm, Layer, LinearLayer
+from isthmus.nn.layers import InputNorm, Layer, LinearLayer, add_bias
 from isthmus.nn.operand import Norm
 from isthmus.seeds import Stream
 
@@ -100,6 +100,12 @@ class Backbone(nn.Module):
         head = () if self.head is None else ("head.",)
         return (*norm, *(f"layers.{i}." for i in range(len(self.layers))), *head)
 
+    @property
+    def later(self) -> tuple[tuple[str, Layer], ...]:
+        """The layers after the first, by prefix, in order."""
+        layers: list[tuple[str, Layer]] = [(f"layers.{i}.", layer) for i, layer in enumerate(self.layers)]  # type: ignore[misc]
+        return (*layers[1:], *(() if self.head is None else (("head.", self.head),)))
+
     def norm(self) -> Norm | None:
         """(gamma, beta), or None without input norm."""
         return None if self.input_norm is None else (self.input_norm.gamma, self.input_norm.beta)
@@ -119,11 +125,10 @@ class Backbone(nn.Module):
         Args:
             inputs: What `isthmus.nn.inputs.build_inputs` made for this backbone.
             dropout: The clients' generators in training; None in evaluation.
-            products: `products` where the caller has them already (the training loop does).
+            products: `products` where the caller has them already; their memory may be used.
         """
         products = self.products(inputs) if products is None else products
-        first: Layer = self.layers[0]  # type: ignore[assignment]
-        h = first.first(*(products[name] for name in self.first_terms))
+        h = add_bias(add_up([products[name] for name in self.first_terms]), self.layers[0].bias)  # type: ignore[arg-type]
         for i in range(1, len(self.layers)):
             h = self._activate(h, inputs, inputs.level(i - 1), dropout)
             h = self.layers[i](h, inputs, inputs.level(i))
@@ -137,3 +142,11 @@ class Backbone(nn.Module):
         if dropout is None or self.dropout == 0.0:
             return h
         return h * dropout.mask(inputs.rows[level], inputs.padded[level], h.shape[-1], self.dropout, h.dtype)
+
+
+def add_up(tensors: Sequence[Tensor]) -> Tensor:
+    """The sum; of one tensor, itself."""
+    total = tensors[0]
+    for tensor in tensors[1:]:
+        total = total + tensor
+    return total

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from isthmus.errors import ProtocolError
+from isthmus.nn.kernels import weighted_sum
 from isthmus.nn.optim import OptimizerState
 from isthmus.tensors import Weights, check_same_names
 
@@ -49,8 +50,7 @@ def stacked_mean(weights: Weights, shares: Sequence[float]) -> dict[str, Tensor]
     for name, tensor in weights.items():
         if tensor.shape[0] != len(shares):
             raise ProtocolError(f"weight {name!r} holds {tensor.shape[0]} clients, {len(shares)} shares given")
-        row = torch.tensor([list(shares)], dtype=tensor.dtype)
-        means[name] = torch.mm(row, tensor.reshape(len(shares), -1)).view(tensor.shape[1:])
+        means[name] = weighted_sum(tensor, torch.tensor(list(shares), dtype=torch.float64))
     return means
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from isthmus.errors import ConfigError
+from isthmus.nn.kernels import scaled_mask
 
 _LEVELS = 2**16
 
@@ -45,5 +46,5 @@ class DropoutSource:
         for k, (count, generator) in enumerate(zip(rows, self.generators, strict=True)):
             bits[k * padded : k * padded + count].random_(-(2**63), None, generator=generator)
         dropped = min(round(rate * _LEVELS), _LEVELS - 1)
-        keep = bits.view(torch.int16)[:, :width] >= dropped - _LEVELS // 2  # int16 runs from -2^15
-        return keep.to(dtype).mul_(_LEVELS / (_LEVELS - dropped))
+        threshold = dropped - _LEVELS // 2  # int16 runs from -2^15
+        return scaled_mask(bits.view(torch.int16), width, threshold, _LEVELS / (_LEVELS - dropped), dtype)

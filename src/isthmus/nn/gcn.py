@@ -17,13 +17,15 @@ from torch import Tensor, nn
 from isthmus.graph.normalise import gcn_norm
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.inputs import Inputs
-from isthmus.nn.layers import Layer, add_bias, glorot_, propagate_and_map
+from isthmus.nn.layers import Layer, add_bias, bias_grad, glorot_, propagate_and_map, propagate_and_map_grads
+from isthmus.tensors import Weights
 
 
 class GCNLayer(Layer):
     r""":math:`\hat A h W + b`."""
 
     terms: ClassVar[dict[str, bool]] = {"weight": True}
+    written_out: ClassVar[bool] = True
 
     def __init__(self, in_channels: int, out_channels: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -32,8 +34,14 @@ class GCNLayer(Layer):
         with torch.no_grad():
             glorot_(self.weight, generator)
 
-    def forward(self, h: Tensor, inputs: Inputs, level: int) -> Tensor:
-        return add_bias(propagate_and_map(h, self.weight, inputs, level), self.bias)
+    @staticmethod
+    def run(own: Weights, h: Tensor, inputs: Inputs, level: int) -> Tensor:
+        return add_bias(propagate_and_map(h, own["weight"], inputs, level), own["bias"])
+
+    @staticmethod
+    def run_grads(own: Weights, h: Tensor, grad: Tensor, inputs: Inputs, level: int) -> tuple[Tensor, dict[str, Tensor]]:
+        h_grad, weight_grad = propagate_and_map_grads(h, own["weight"], grad, inputs, level)
+        return h_grad, {"weight": weight_grad, "bias": bias_grad(grad, own["bias"])}
 
 
 class GCN(Backbone):

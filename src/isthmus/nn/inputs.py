@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -20,21 +21,43 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from isthmus.data.nodes import NodeData
+from isthmus.errors import DataError
 from isthmus.graph.normalise import from_torch_csr
 from isthmus.graph.reach import reach
 from isthmus.nn.operand import Operand, build_operand, stack_operands
 from isthmus.nn.sparse import Sparse, block_diagonal, canonical, vertical
 
 
+class Nodes(Protocol):
+    """What is read of a client's nodes (`isthmus.data.nodes.NodeData` has it; this room does not import that one)."""
+
+    @property
+    def x(self) -> Tensor: ...
+    @property
+    def edge_index(self) -> Tensor: ...
+    @property
+    def y(self) -> Tensor: ...
+    @property
+    def num_nodes(self) -> int: ...
+
+
 class InputSpec(Protocol):
     """What `build_inputs` must know of a backbone."""
 
-    hops: int
-    """Number of propagations."""
-    input_norm: bool
-    first_terms: Mapping[str, bool]
-    """Name of each first-layer weight matrix -> whether its features are propagated."""
+    @property
+    def hops(self) -> int:
+        """Number of propagations."""
+        ...
+
+    @property
+    def norm_names(self) -> tuple[str, ...]:
+        """Names of the input norm's parameters, empty without one."""
+        ...
+
+    @property
+    def first_terms(self) -> Mapping[str, bool]:
+        """Name of each first-layer weight matrix -> whether its features are propagated."""
+        ...
 
     def propagation(self, edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
         """M, so that ``M @ h`` is one propagation."""
@@ -63,6 +86,11 @@ class Inputs:
     y: Tensor
     weight: Tensor
 
+    @cached_property
+    def num_labels(self) -> int:
+        """One more than the largest label."""
+        return int(self.y.max()) + 1
+
     @property
     def counts(self) -> tuple[int, ...]:
         """Real output rows of each client."""
@@ -85,7 +113,7 @@ class Inputs:
 
 
 def build_inputs(
-    data: NodeData, backbone: InputSpec, mask: Tensor | None = None, *, restrict: bool = True, dtype: torch.dtype = torch.float32
+    data: Nodes, backbone: InputSpec, mask: Tensor | None = None, *, restrict: bool = True, dtype: torch.dtype = torch.float32
 ) -> Inputs:
     """Inputs of one client.
 
@@ -98,6 +126,8 @@ def build_inputs(
         dtype: Of all operands.
     """
     count = data.num_nodes
+    if mask is not None and bool((data.y[mask] < 0).any()):
+        raise DataError("a training node has a negative label; leave unlabelled nodes out of the training mask")
     steps = backbone.propagation(data.edge_index, count) if backbone.hops else None
     levels = max(1, backbone.hops)
     if mask is not None and restrict:
@@ -107,12 +137,12 @@ def build_inputs(
     padded = tuple(max(1, len(order)) for order in orders)
     x = from_torch_csr(data.x) if data.x.layout == torch.sparse_csr else sp.csr_matrix(data.x.numpy())
     first = {
-        name: build_operand(x, steps if propagated else None, orders[0], padded[0], input_norm=backbone.input_norm, dtype=dtype)
+        name: build_operand(x, steps if propagated else None, orders[0], padded[0], input_norm=bool(backbone.norm_names), dtype=dtype)
         for name, propagated in backbone.first_terms.items()
     }
     y, weight = torch.zeros(padded[-1], dtype=torch.int64), torch.zeros(padded[-1], dtype=dtype)
     out = torch.from_numpy(orders[-1])
-    y[: len(out)] = data.y[out]
+    y[: len(out)] = data.y[out].clamp(min=0)
     if mask is not None:
         weight[: len(out)] = mask[out].to(dtype) / max(1, int(mask.sum()))
     return Inputs(1, first, _hidden(steps, orders, padded, dtype), tuple((len(order),) for order in orders), padded, y, weight)

@@ -8,21 +8,33 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from isthmus.nn.inputs import Inputs
+from isthmus.nn.kernels import add_rows, spmm, sum_rows
+from isthmus.tensors import Weights
+
+_SMALL = 1 << 23
+"""Multiplications below which a product is left to numpy, which takes a thread for it. torch wakes all its threads for a batch of
+matrices of any size, and where cores are busy waiting for them takes a hundred times as long as the product."""
 
 
 def matmul(h: Tensor, weight: Tensor) -> Tensor:
     """``h W``, client by client where the weight has a client dimension. (R, out)"""
+    if not (h.requires_grad or weight.requires_grad) and h.numel() * weight.shape[-1] < _SMALL:
+        return _numpy_matmul(h.view(*weight.shape[:-2], -1, h.shape[-1]), weight).view(-1, weight.shape[-1])
     if weight.dim() == 2:
         return h @ weight
     return torch.bmm(h.view(weight.shape[0], -1, h.shape[-1]), weight).view(-1, weight.shape[-1])
 
 
 def add_bias(h: Tensor, bias: Tensor) -> Tensor:
-    """``h + b``, client by client where the bias has a client dimension. (R, out)"""
+    """``h + b``, client by client where the bias has a client dimension. (R, out) Without autograd in place of ``h``."""
+    if not (h.requires_grad or bias.requires_grad):
+        add_rows(h, bias)
+        return h
     if bias.dim() == 1:
         return h + bias
     return (h.view(bias.shape[0], -1, h.shape[-1]) + bias.unsqueeze(1)).view(-1, h.shape[-1])
@@ -35,12 +47,37 @@ def first_rows(h: Tensor, clients: int, padded: int) -> Tensor:
     return h.view(clients, -1, h.shape[-1])[:, :padded].reshape(-1, h.shape[-1])
 
 
+def matmul_grads(h: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of h (R, in) and of the weight, given that of ``matmul(h, weight)`` (R, out)."""
+    rows, values = grad.view(*weight.shape[:-2], -1, grad.shape[-1]), h.view(*weight.shape[:-2], -1, h.shape[-1])
+    product = _numpy_matmul if h.numel() * weight.shape[-1] < _SMALL else torch.matmul
+    return product(rows, weight.mT).view(-1, h.shape[-1]), product(values.mT, rows)
+
+
+def _numpy_matmul(a: Tensor, b: Tensor) -> Tensor:
+    return torch.from_numpy(np.matmul(a.numpy(), b.numpy()))
+
+
+def bias_grad(grad: Tensor, bias: Tensor) -> Tensor:
+    """Gradient of the bias given that of ``add_bias(h, bias)``."""
+    return sum_rows(grad, bias.numel() // bias.shape[-1]).view(bias.shape)
+
+
 def propagate_and_map(h: Tensor, weight: Tensor, inputs: Inputs, level: int) -> Tensor:
     """``M h W`` from ``level - 1`` to ``level``, with the propagation on the narrower side of the map."""
     matrix = inputs.hidden[level - 1]
     if weight.shape[-1] <= weight.shape[-2]:
         return matrix @ matmul(h, weight)
     return matmul(matrix @ h, weight)
+
+
+def propagate_and_map_grads(h: Tensor, weight: Tensor, grad: Tensor, inputs: Inputs, level: int) -> tuple[Tensor, Tensor]:
+    """Gradients of h and of the weight, given that of `propagate_and_map`."""
+    matrix = inputs.hidden[level - 1]
+    if weight.shape[-1] <= weight.shape[-2]:
+        return matmul_grads(h, weight, spmm(matrix.transposed, grad))
+    inner, weight_grad = matmul_grads(spmm(matrix.csr, h), weight, grad)
+    return spmm(matrix.transposed, inner), weight_grad
 
 
 def glorot_(tensor: Tensor, generator: torch.Generator) -> None:
@@ -59,23 +96,33 @@ class Layer(nn.Module):
     """A layer of a backbone.
 
     As first layer it receives the products of its ``terms`` with the constant features; the base class adds them up and adds the bias.
-    As a later layer its ``forward`` runs.
+    As a later layer ``run`` runs. A layer that also has ``run_grads``, and says so by ``written_out``, trains without autograd, whose
+    bookkeeping would take longer than the arithmetic of a small client.
     """
+
+    written_out: ClassVar[bool] = False
 
     terms: ClassVar[dict[str, bool]]
     """Attribute name of each weight matrix -> whether what it multiplies is propagated."""
     bias: nn.Parameter
 
-    def first(self, *products: Tensor) -> Tensor:
-        """The layer on constant features, given ``S W`` for each term in order."""
-        total = products[0]
-        for product in products[1:]:
-            total = total + product
-        return add_bias(total, self.bias)
+    @staticmethod
+    def run(own: Weights, h: Tensor, inputs: Inputs, level: int) -> Tensor:
+        """The layer on hidden values ``h`` of the level before ``level``.
+
+        Args:
+            own: The layer's weights by attribute name.
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def run_grads(own: Weights, h: Tensor, grad: Tensor, inputs: Inputs, level: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Gradients of ``h`` and of ``own``, given that of the output of `run`."""
+        raise NotImplementedError
 
     def forward(self, h: Tensor, inputs: Inputs, level: int) -> Tensor:
-        """The layer on hidden values of the level before ``level``."""
-        raise NotImplementedError
+        """`run` with the module's own parameters."""
+        return self.run(dict(self.named_parameters(recurse=False)), h, inputs, level)
 
 
 class LinearLayer(Layer):
@@ -85,6 +132,7 @@ class LinearLayer(Layer):
     """
 
     terms: ClassVar[dict[str, bool]] = {"weight": False}
+    written_out: ClassVar[bool] = True
 
     def __init__(self, in_channels: int, out_channels: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -94,8 +142,14 @@ class LinearLayer(Layer):
             fan_in_(self.weight, in_channels, generator)
             fan_in_(self.bias, in_channels, generator)
 
-    def forward(self, h: Tensor, inputs: Inputs, level: int) -> Tensor:
-        return add_bias(matmul(h, self.weight), self.bias)
+    @staticmethod
+    def run(own: Weights, h: Tensor, inputs: Inputs, level: int) -> Tensor:
+        return add_bias(matmul(h, own["weight"]), own["bias"])
+
+    @staticmethod
+    def run_grads(own: Weights, h: Tensor, grad: Tensor, inputs: Inputs, level: int) -> tuple[Tensor, dict[str, Tensor]]:
+        h_grad, weight_grad = matmul_grads(h, own["weight"], grad)
+        return h_grad, {"weight": weight_grad, "bias": bias_grad(grad, own["bias"])}
 
 
 class InputNorm(nn.Module):

@@ -10,16 +10,33 @@ A client's loss is the mean over its training rows; with none it is exactly zero
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.errors import unknown
+from isthmus.errors import DataError, unknown
 from isthmus.nn.inputs import Inputs
+from isthmus.nn.kernels import Array, compiled
 
-Loss = Callable[[Tensor, Inputs], Tensor]
-"""(logits (K p, C), inputs) -> loss of each client (K,). The sum over clients gives every client its own gradient."""
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss in two forms that agree.
+
+    Args:
+        value: (logits (K p, C), inputs) -> loss of each client (K,), differentiable. The sum over clients gives every client its own
+            gradient.
+        value_and_grad: The same without autograd, with the gradient of that sum for the logits (K p, C).
+    """
+
+    value: Callable[[Tensor, Inputs], Tensor]
+    value_and_grad: Callable[[Tensor, Inputs], tuple[Tensor, Tensor]]
 
 
 def ce(logits: Tensor, inputs: Inputs) -> Tensor:
@@ -33,7 +50,58 @@ def double_softmax(logits: Tensor, inputs: Inputs) -> Tensor:
     return ce(torch.softmax(logits, dim=-1), inputs)
 
 
-_LOSSES: dict[str, Loss] = {"ce": ce, "double_softmax": double_softmax}
+def _written_out(double: bool, logits: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    if inputs.num_labels > logits.shape[1]:  # the compiled loop checks no bounds
+        raise DataError(f"labels go up to {inputs.num_labels - 1}, the model has {logits.shape[1]} classes; set num_classes accordingly")
+    loss, grad = torch.zeros(inputs.clients, dtype=logits.dtype), torch.empty_like(logits)
+    arrays = (tensor.numpy() for tensor in (logits, inputs.y, inputs.weight, loss, grad))
+    _rows(double, inputs.padded[-1], *arrays)
+    return loss, grad
+
+
+@compiled
+def _rows(double: bool, padded: int, logits: Array, y: Array, weight: Array, loss: Array, grad: Array) -> None:
+    """Loss of each client and its gradient, (softmax - onehot) times the weight of the row, pulled back through the inner softmax."""
+    classes = logits.shape[1]
+    p, q = np.zeros(classes, dtype=logits.dtype), np.zeros(classes, dtype=logits.dtype)
+    for row in range(len(y)):
+        g = grad[row]
+        if weight[row] == 0:  # padding, or not a training row
+            for c in range(classes):
+                g[c] = 0
+            continue
+        log_p = _softmax(classes, logits[row], y[row], p)
+        if not double:
+            loss[row // padded] -= weight[row] * log_p
+            for c in range(classes):
+                g[c] = weight[row] * p[c]
+            g[y[row]] -= weight[row]
+            continue
+        loss[row // padded] -= weight[row] * _softmax(classes, p, y[row], q)
+        q[y[row]] -= 1
+        mean = q[0] * p[0]
+        for c in range(1, classes):
+            mean += q[c] * p[c]
+        for c in range(classes):
+            g[c] = weight[row] * p[c] * (q[c] - mean)
+
+
+@compiled
+def _softmax(classes: int, values: Array, y: int, out: Array) -> Any:
+    """Writes the softmax and returns its logarithm at ``y``."""
+    top = values[0]
+    for c in range(1, classes):
+        top = max(top, values[c])
+    total = values[0] * 0
+    for c in range(classes):
+        out[c] = math.exp(values[c] - top)
+        total += out[c]
+    for c in range(classes):
+        out[c] /= total
+    return values[y] - top - math.log(total)
+
+
+_LOSSES = {"ce": Loss(ce, partial(_written_out, False)), "double_softmax": Loss(double_softmax, partial(_written_out, True))}
 
 
 def losses() -> tuple[str, ...]:

@@ -30,15 +30,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from isthmus.nn.kernels import AdamPlan, adam_rows, adam_rows_normed, spmm, spmm_into
+from isthmus.nn.kernels import spmm, spmm_into
 from isthmus.nn.memory import empty
 from isthmus.nn.sparse import Sparse, block_diagonal, canonical, spread, torch_dtype, vertical
+from isthmus.nn.steps import StepPlan, StepTensors, step_rows, step_rows_normed
 
 LAYER_NORM_EPS = 1e-5
 
 DENSE_ABOVE = 0.35
 """Share of non-zeros above which an operand is stored dense: a dense product does about ten times the operations per second
 of a sparse one, and a CSR entry takes two to three times the memory of a dense one."""
+
+Vectors = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""(u, v) while an operand is built."""
 
 Norm = tuple[Tensor, Tensor]
 """(gamma, beta) of the input norm, (F,) each, or (K, F)."""
@@ -125,18 +129,14 @@ class Operand:
         result.mul_(gamma.unsqueeze(-1)).addcmul_(beta.unsqueeze(-1), v_grad)
         return result, gamma_grad, beta_grad
 
-    def adam(
-        self, grad: Tensor, source: Tensor, weight: Tensor, moments: tuple[Tensor, Tensor], plan: AdamPlan, norm: Norm | None = None
-    ) -> tuple[Tensor, Tensor] | None:
-        """`backward` and Adam's step in one pass, for a sparse operand.
+    def step(self, grad: Tensor, tensors: StepTensors, plan: StepPlan, norm: Norm | None = None) -> tuple[Tensor, Tensor] | None:
+        """`backward` and the optimiser's step in one pass, for a sparse operand.
 
         Args:
             grad: Gradient of the product (K p, H).
-            source: The weight before the step, (K, F, H), or (F, H) where all clients start from the same.
-            weight: The weight after the step (K, F, H); may be ``source``.
-            moments: Both moments, changed in place.
-            plan: Which step of how many this is.
-            norm: gamma and beta, per client exactly if the source is.
+            tensors: The weight and what belongs to it; one per client, but its source may be common where there is no norm.
+            plan: Which step of how many this is, and of which optimiser.
+            norm: gamma and beta, per client exactly if the weight is.
 
         Returns:
             Gradients of gamma and beta with norm, else None.
@@ -145,11 +145,10 @@ class Operand:
             raise ValueError("a dense operand has no sparse rows to step on; use backward")
         grad = self._before_after(grad)
         if norm is None:
-            adam_rows(self.blocks.transposed, grad, source, weight, *moments, plan)
+            step_rows(self.blocks.transposed, grad, tensors, plan)
             return None
-        u_grad, v_grad = self._row_sums(grad, weight.shape[:-2])
-        gamma, beta = (tensor.expand(weight.shape[:-1]).contiguous() for tensor in norm)
-        return adam_rows_normed(self.blocks.transposed, grad, source, weight, *moments, plan, gamma, beta, u_grad, v_grad)
+        u_grad, v_grad = self._row_sums(grad, tensors.weight.shape[:-2])
+        return step_rows_normed(self.blocks.transposed, grad, tensors, plan, *norm, u_grad, v_grad)
 
     def _before_after(self, grad: Tensor) -> Tensor:
         """The gradient of the inner product given that of the product."""
@@ -238,23 +237,23 @@ def build_operand(
         input_norm: Prepare u and v and divide by sigma.
     """
     features = x.astype(np.float64)  # moments are sums over F numbers and S sums over neighbours: rounded once, at the end
-    u = v = None
+    vectors: Vectors | None = None
     if input_norm:
         width = features.shape[1]
         mean = np.asarray(features.sum(axis=1)).ravel() / width
         square = np.asarray(features.multiply(features).sum(axis=1)).ravel() / width
         deviation = np.sqrt(np.maximum(square - mean**2, 0.0) + LAYER_NORM_EPS)
         features = (sp.diags(1.0 / deviation) @ features).tocsr()
-        u, v = mean / deviation, np.ones(len(mean))
+        vectors = (mean / deviation, np.ones(len(mean)))
     if propagation is None:
-        return _operand(features[rows], *(None if t is None else t[rows] for t in (u, v)), padded, dtype)
+        return _operand(features[rows], vectors and (vectors[0][rows], vectors[1][rows]), padded, dtype)
     part = propagation[rows].astype(np.float64)
     heard = np.unique(part.indices)
     multiplied, inner = (part @ features).tocsr(), features[heard]
-    if _work(multiplied) <= _work(inner) + part.nnz:
-        return _operand(multiplied, *(None if t is None else part @ t for t in (u, v)), padded, dtype)
+    if not len(heard) or not _apart(multiplied, inner, part):
+        return _operand(multiplied, vectors and (part @ vectors[0], part @ vectors[1]), padded, dtype)
     after = Sparse(vertical([canonical(part[:, heard].tocsr(), dtype)], padded, len(heard)))
-    return replace(_operand(inner, *(None if t is None else t[heard] for t in (u, v)), len(heard), dtype), after=after)
+    return replace(_operand(inner, vectors and (vectors[0][heard], vectors[1][heard]), len(heard), dtype), after=after)
 
 
 def stack_operands(operands: Sequence[Operand], padded: int) -> Operand:
@@ -280,12 +279,12 @@ def stack_operands(operands: Sequence[Operand], padded: int) -> Operand:
     )
 
 
-def _operand(
-    matrix: sp.csr_matrix, u: NDArray[np.float64] | None, v: NDArray[np.float64] | None, padded: int, dtype: torch.dtype
-) -> Operand:
+def _operand(matrix: sp.csr_matrix, vectors: Vectors | None, padded: int, dtype: torch.dtype) -> Operand:
     stored = _stored(vertical([canonical(matrix, dtype)], padded, int(matrix.shape[1])))
-    vectors = (None if t is None else _pad(torch.from_numpy(t).to(dtype), padded) for t in (u, v))
-    return Operand(1, stored, *vectors)
+    if vectors is None:
+        return Operand(1, stored)
+    u, v = (_pad(torch.from_numpy(vector).to(dtype), padded) for vector in vectors)
+    return Operand(1, stored, u, v)
 
 
 def _after(operand: Operand) -> sp.csr_matrix:
@@ -295,9 +294,10 @@ def _after(operand: Operand) -> sp.csr_matrix:
     return canonical(sp.eye(operand.matrix.shape[0], format="csr", dtype=np.float64), torch_dtype(operand.matrix))
 
 
-def _work(matrix: sp.csr_matrix) -> float:
-    """Sparse multiplications per output column that a product costs, or that its dense form is worth."""
-    return min(matrix.nnz, DENSE_ABOVE * matrix.shape[0] * matrix.shape[1])
+def _apart(multiplied: sp.csr_matrix, inner: sp.csr_matrix, part: sp.csr_matrix) -> bool:
+    """Whether M and X apart take fewer multiplications per output column than M X; dense ones count by what they are worth."""
+    m, x = (min(float(matrix.nnz), DENSE_ABOVE * matrix.shape[0] * matrix.shape[1]) for matrix in (multiplied, inner))
+    return x + part.nnz < m
 
 
 def _stored(matrix: sp.csr_matrix) -> Tensor | sp.csr_matrix:

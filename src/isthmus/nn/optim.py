@@ -1,7 +1,7 @@
 r"""Optimisers as functions on named tensors.
 
 State is a plain value, so it goes into checkpoints and messages like any other. Tensors may carry a leading client dimension: then every
-client has its own moments, and one pass over contiguous memory updates all of them.
+client has its own moments and its own number of steps, and one pass over contiguous memory updates all of them.
 
 Adam -- Kingma & Ba, ICLR 2015, https://arxiv.org/abs/1412.6980, with torch's conventions: betas (.9, .999), eps 1e-8, weight decay
 added to the gradient.
@@ -9,21 +9,21 @@ added to the gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim.adam import adam as _torch_adam
 
 from isthmus.errors import unknown
-from isthmus.nn.kernels import AdamPlan
 from isthmus.nn.memory import empty
+from isthmus.nn.steps import StepPlan, StepTensors, step_dense
 from isthmus.records import Record
 from isthmus.tensors import Weights
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+_OPTIMIZERS = ("adam", "sgd")
 
 
 @dataclass(frozen=True)
@@ -41,72 +41,43 @@ class OptimizerState(Record):
     second: dict[str, Tensor]
 
 
-Step = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], OptimizerState, float, float], OptimizerState]
-"""(weights, gradients, state, lr, weight decay) -> state. Weights and moments are changed in place: the caller must own them.
-Only parameters with a gradient move. Gradients may be used as scratch memory."""
-
-
-def sgd_step(
-    weights: Mapping[str, Tensor], grads: Mapping[str, Tensor], state: OptimizerState, lr: float, weight_decay: float
-) -> OptimizerState:
-    """``w <- w - lr (g + wd w)``."""
-    for name, grad in grads.items():
-        weights[name].mul_(1.0 - lr * weight_decay).add_(grad, alpha=-lr)
-    return replace(state, steps=tuple(step + 1 for step in state.steps))
-
-
-def adam_plan(steps: Sequence[int], epochs: int, lr: float, weight_decay: float, dtype: torch.dtype) -> AdamPlan:
-    """The constants of the next ``epochs`` steps of clients that have taken ``steps``, for the fused first-layer kernel."""
+def step_plan(
+    optimizer: str, steps: Sequence[int], epochs: int, lr: float, weight_decay: float, dtype: torch.dtype
+) -> StepPlan:
+    """The constants of the next ``epochs`` steps of clients that have taken ``steps``: step size, bias corrections, weight decay."""
+    if optimizer not in _OPTIMIZERS:
+        raise unknown("optimizer", optimizer, _OPTIMIZERS)
     number = np.asarray(steps, dtype=np.float64) + np.arange(1, epochs + 1, dtype=np.float64)[:, None]  # (epochs, K)
-    table = np.stack([lr / (1.0 - BETA1**number), 1.0 / np.sqrt(1.0 - BETA2**number)], axis=-1)
-    common = np.array([BETA1, 1.0 - BETA1, BETA2, 1.0 - BETA2, EPS, weight_decay])
+    adam = optimizer == "adam"
+    correction = (1.0 - BETA1**number, 1.0 - BETA2**number) if adam else (np.ones_like(number),) * 2
+    table = np.stack([lr / correction[0], 1.0 / np.sqrt(correction[1])], axis=-1)
+    common = np.array([BETA1, 1.0 - BETA1, BETA2, 1.0 - BETA2, EPS, weight_decay, 1.0 - lr * weight_decay])
     kind = np.float32 if dtype == torch.float32 else np.float64
-    return AdamPlan(table.astype(kind), common.astype(kind))
+    return StepPlan(table.astype(kind), common.astype(kind))
 
 
-def adam_step(
-    weights: Mapping[str, Tensor], grads: Mapping[str, Tensor], state: OptimizerState, lr: float, weight_decay: float
-) -> OptimizerState:
-    """One step of Adam by torch's fused kernel: one pass over weights, gradients and both moments."""
-    steps = tuple(step + 1 for step in state.steps)
-    lists: tuple[list[Tensor], ...] = ([], [], [], [])
-    counters: list[Tensor] = []
+def take_step(weights: Weights, grads: Weights, state: OptimizerState, plan: StepPlan) -> OptimizerState:
+    """One step on every parameter that has a gradient.
+
+    Weights and moments are changed in place: the caller must own them.
+
+    Args:
+        plan: From `step_plan` with the optimiser and this state's steps.
+    """
     for name, grad in grads.items():
-        tensors = (weights[name], grad, state.first[name], state.second[name])
-        if len(set(steps)) == 1:
-            groups: Sequence[tuple[Tensor, ...]] = [tensors]
-        else:  # bias correction differs between clients: same kernel, a slice per client
-            groups = [tuple(tensor[k] for tensor in tensors) for k in range(len(steps))]
-        for k, group in enumerate(groups):
-            for target, tensor in zip(lists, group, strict=True):
-                target.append(tensor)
-            counters.append(torch.tensor(float(steps[k] - 1)))  # the kernel counts up
-    if counters:
-        _torch_adam(
-            lists[0], lists[1], lists[2], lists[3], [], counters, fused=True,
-            amsgrad=False, beta1=BETA1, beta2=BETA2, lr=lr, weight_decay=weight_decay, eps=EPS, maximize=False,
-        )  # fmt: skip
-    return replace(state, steps=steps)
-
-
-_STEPS: dict[str, Step] = {"adam": adam_step, "sgd": sgd_step}
+        step_dense(grad, StepTensors(weights[name], weights[name], state.first.get(name), state.second.get(name)), plan)
+    return replace(state, steps=tuple(step + 1 for step in state.steps))
 
 
 def optimizers() -> tuple[str, ...]:
     """Names of the optimisers."""
-    return tuple(sorted(_STEPS))
-
-
-def get_step(name: str) -> Step:
-    """The step function of the optimiser called ``name``."""
-    if name not in _STEPS:
-        raise unknown("optimizer", name, _STEPS)
-    return _STEPS[name]
+    return _OPTIMIZERS
 
 
 def fresh_state(optimizer: str, weights: Weights, *, clients: int = 1, frozen: Sequence[str] = ()) -> OptimizerState:
     """The state before the first step, for the parameters that are trained."""
-    get_step(optimizer)
+    if optimizer not in _OPTIMIZERS:
+        raise unknown("optimizer", optimizer, _OPTIMIZERS)
     if optimizer == "sgd":
         return OptimizerState((0,) * clients, {}, {})
     trained = {name: tensor for name, tensor in weights.items() if name not in frozen}

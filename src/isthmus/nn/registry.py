@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
+from typing import Any
 
-from isthmus.errors import unknown
+from isthmus.errors import ConfigError, unknown
 from isthmus.nn.backbone import Backbone
+from isthmus.nn.dgcn import DGCN
+from isthmus.nn.gat import GAT
 from isthmus.nn.gcn import GCN
+from isthmus.nn.gin import GIN
+from isthmus.nn.gprgnn import GPRGNN
 from isthmus.nn.mlp import MLP
 from isthmus.nn.sage import SAGE
+from isthmus.nn.sgc import SGC
 from isthmus.seeds import Stream
 
-_BACKBONES: dict[str, type[Backbone]] = {"gcn": GCN, "mlp": MLP, "sage": SAGE}
-_ALIASES = {"graphsage": "sage"}
+_BACKBONES: dict[str, type[Backbone]] = {
+    "dgcn": DGCN,
+    "gat": GAT,
+    "gcn": GCN,
+    "gin": GIN,
+    "gprgnn": GPRGNN,
+    "mlp": MLP,
+    "sage": SAGE,
+    "sgc": SGC,
+}
+_ALIASES = {"graphsage": "sage", "gpr-gnn": "gprgnn", "decoupled-gcn": "dgcn"}
 
 
 def backbones() -> tuple[str, ...]:
     """Names `build_backbone` knows, sorted; aliases left out."""
     return tuple(sorted(_BACKBONES))
+
+
+def backbone_options(name: str) -> dict[str, Any]:
+    """What `build_backbone` takes for this backbone besides the common arguments, with defaults."""
+    common = inspect.signature(Backbone.__init__).parameters
+    own = inspect.signature(_find(name).__init__).parameters
+    return {option: parameter.default for option, parameter in own.items() if option not in common}
 
 
 def build_backbone(
@@ -30,21 +53,27 @@ def build_backbone(
     input_norm: bool = False,
     head: bool = False,
     stream: Stream,
+    **options: Any,
 ) -> Backbone:
     """A backbone with its first weights, drawn from ``stream`` only.
 
     Args:
-        name: One of `backbones`, or the alias ``graphsage``.
+        name: One of `backbones`, or an alias such as ``graphsage``.
         num_features, num_classes: Of the task.
         hidden: Widths of the hidden layers.
         dropout: After every hidden layer, in training.
         input_norm: Learnable layer norm on the input features.
         head: Linear classifier on top of the last hidden layer; without it the last layer puts out the classes.
         stream: Same stream, same weights.
+        options: Of this backbone alone (`backbone_options`): ``hops`` of dgcn, sgc, gprgnn; ``alpha``, ``dprate`` of gprgnn; ``heads``,
+            ``attention_dropout`` of gat.
     """
-    kind = _BACKBONES.get(_ALIASES.get(name, name))
-    if kind is None:
-        raise unknown("backbone", name, [*_BACKBONES, *_ALIASES])
+    kind, allowed = _find(name), backbone_options(name)
+    for option in options:
+        if not allowed:
+            raise ConfigError(f"{name} has no options besides the common ones, got {option!r}")
+        if option not in allowed:
+            raise unknown(f"option of {name}", option, allowed)
     return kind(
         num_features=num_features,
         num_classes=num_classes,
@@ -53,4 +82,12 @@ def build_backbone(
         input_norm=input_norm,
         head=head,
         stream=stream,
+        **options,
     )
+
+
+def _find(name: str) -> type[Backbone]:
+    kind = _BACKBONES.get(_ALIASES.get(name, name))
+    if kind is None:
+        raise unknown("backbone", name, [*_BACKBONES, *_ALIASES])
+    return kind

@@ -18,13 +18,25 @@ from torch import Tensor, nn
 from isthmus.graph.normalise import mean_norm
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.inputs import Inputs
-from isthmus.nn.layers import Layer, add_bias, fan_in_, first_rows, matmul, propagate_and_map
+from isthmus.nn.layers import (
+    Layer,
+    add_bias,
+    bias_grad,
+    fan_in_,
+    first_rows,
+    matmul,
+    matmul_grads,
+    propagate_and_map,
+    propagate_and_map_grads,
+)
+from isthmus.tensors import Weights
 
 
 class SAGELayer(Layer):
     """Mean over neighbours and the node itself, with a weight matrix each."""
 
     terms: ClassVar[dict[str, bool]] = {"neighbour": True, "root": False}
+    written_out: ClassVar[bool] = True
 
     def __init__(self, in_channels: int, out_channels: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -35,9 +47,19 @@ class SAGELayer(Layer):
             for tensor in (self.neighbour, self.bias, self.root):
                 fan_in_(tensor, in_channels, generator)
 
-    def forward(self, h: Tensor, inputs: Inputs, level: int) -> Tensor:
-        own = first_rows(h, inputs.clients, inputs.padded[level])
-        return add_bias(propagate_and_map(h, self.neighbour, inputs, level) + matmul(own, self.root), self.bias)
+    @staticmethod
+    def run(own: Weights, h: Tensor, inputs: Inputs, level: int) -> Tensor:
+        itself = first_rows(h, inputs.clients, inputs.padded[level])
+        return add_bias(propagate_and_map(h, own["neighbour"], inputs, level) + matmul(itself, own["root"]), own["bias"])
+
+    @staticmethod
+    def run_grads(own: Weights, h: Tensor, grad: Tensor, inputs: Inputs, level: int) -> tuple[Tensor, dict[str, Tensor]]:
+        itself = first_rows(h, inputs.clients, inputs.padded[level])
+        h_grad, neighbour_grad = propagate_and_map_grads(h, own["neighbour"], grad, inputs, level)
+        itself_grad, root_grad = matmul_grads(itself, own["root"], grad)
+        rows = h_grad.view(inputs.clients, -1, h.shape[-1])[:, : inputs.padded[level]]
+        rows += itself_grad.view(rows.shape)
+        return h_grad, {"neighbour": neighbour_grad, "root": root_grad, "bias": bias_grad(grad, own["bias"])}
 
 
 class SAGE(Backbone):

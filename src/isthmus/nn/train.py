@@ -4,8 +4,9 @@ It trains one client, or a cohort of clients side by side, with the same code: w
 client dimension and `Inputs` are stacked. Clients of a cohort never influence each other; a cohort ends where its clients end one by one.
 
 A step works in two halves. The product of the constant features with the first weight matrix and its gradient are written out, because
-they are the bulk of the work: with sparse features and Adam, gradient and step are one pass over the weights (`isthmus.nn.kernels`),
-otherwise the gradient goes to memory we keep. Everything after the first product is left to autograd.
+they are the bulk of the work: with sparse features, gradient and step are one pass over the weights (`isthmus.nn.steps`),
+otherwise the gradient goes to memory we keep. Everything after the first product is written out too for layers that know their
+gradients, and left to autograd for others.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from torch import Tensor
 from torch.func import functional_call
 
 from isthmus.errors import ConfigError, ProtocolError
-from isthmus.nn.backbone import Backbone
+from isthmus.nn.backbone import Backbone, add_up
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.inputs import Inputs
+from isthmus.nn.kernels import activate, activate_grad
+from isthmus.nn.layers import Layer, add_bias, bias_grad
 from isthmus.nn.loss import Loss, get_loss
 from isthmus.nn.memory import Workspace, empty
 from isthmus.nn.operand import Norm
-from isthmus.nn.optim import OptimizerState, adam_plan, fresh_state, get_step
+from isthmus.nn.optim import OptimizerState, fresh_state, step_plan, take_step
+from isthmus.nn.steps import StepTensors
 from isthmus.tensors import Weights, check_same_names
 
 ExtraGradient = Callable[[Weights, Mapping[str, Tensor]], None]
@@ -44,6 +48,36 @@ class TrainResult:
     weights: dict[str, Tensor]
     optimizer_state: OptimizerState
     loss: Tensor
+
+
+@dataclass(frozen=True)
+class Proximal:
+    """The gradient of FedProx's term ``(mu / 2) ||W - W_anchor||^2``: ``mu (W - W_anchor)``, for the names the anchor holds.
+
+    Li et al., MLSys 2020, https://arxiv.org/abs/1812.06127. Used as ``extra_gradient``.
+
+    Args:
+        mu: Strength of the pull.
+        anchor: What to stay near to: the received weights. May be plain where the weights are stacked.
+    """
+
+    mu: float
+    anchor: Weights
+
+    def __call__(self, weights: Weights, grads: Mapping[str, Tensor]) -> None:
+        for name, received in self.anchor.items():
+            if name in grads:
+                # One difference first: mu W - mu W_anchor rounds twice and is not exactly zero at the anchor.
+                grads[name].add_(weights[name] - received, alpha=self.mu)
+
+    def pulls(self, names: Collection[str], weights: Weights) -> dict[str, tuple[float, Tensor]]:
+        """(mu, anchor) by name, for steps that add the term themselves."""
+        found = {name: (self.mu, self.anchor[name].detach().contiguous()) for name in names if name in self.anchor}
+        for name, (_, anchor) in found.items():
+            shape = weights[name].shape
+            if anchor.shape not in (shape, shape[-2:]) or anchor.dtype != weights[name].dtype:
+                raise ProtocolError(f"anchor of {name!r} is {anchor.dtype} {tuple(anchor.shape)}, the weight {tuple(shape)}")
+        return found
 
 
 def train_locally(
@@ -75,7 +109,7 @@ def train_locally(
         weight_decay: L2 term, added to the gradient.
         optimizer: ``adam`` or ``sgd``.
         loss: ``ce`` or ``double_softmax``.
-        extra_gradient: Adds the gradient of a further term, as `proximal` does.
+        extra_gradient: Adds the gradient of a further term, as `Proximal` does.
         frozen: Names of parameters that stay as they are.
         dropout: Generators of the clients; None trains without dropout.
         donate: The caller gives ``weights`` and ``optimizer_state`` away: they may be overwritten. Otherwise they are never changed.
@@ -83,7 +117,7 @@ def train_locally(
     """
     if epochs < 0:
         raise ConfigError(f"epochs must be at least 0, got {epochs}")
-    step, loss_function = get_step(optimizer), get_loss(loss)
+    loss_function = get_loss(loss)
     space = Workspace() if workspace is None else workspace
     stacked = _for_clients(model, weights, inputs)
     trained = {name for name in stacked if name not in set(frozen)}
@@ -94,8 +128,10 @@ def train_locally(
     if len(state.steps) != inputs.clients:
         raise ProtocolError(f"optimiser state of {len(state.steps)} clients given, inputs of {inputs.clients}; stack_states joins them")
 
+    _check_state(optimizer, state, stacked, trained)
+
     # Weights whose gradient and step are one pass: no gradient is stored, and the first step reads them where the caller has them.
-    simple = optimizer == "adam" and extra_gradient is None and epochs > 0
+    simple = epochs > 0 and (extra_gradient is None or isinstance(extra_gradient, Proximal))
     direct = [name for name, operand in inputs.first.items() if simple and name in trained and operand.blocks is not None]
     current: dict[str, Tensor] = {}
     start: dict[str, Tensor] = {}
@@ -114,20 +150,22 @@ def train_locally(
         if name in trained and name not in direct
     }
 
-    plan = adam_plan(state.steps, epochs, lr, weight_decay, inputs.weight.dtype)
+    pulls = extra_gradient.pulls(direct, current) if isinstance(extra_gradient, Proximal) else {}
+    plans = step_plan(optimizer, state.steps, epochs, lr, weight_decay, inputs.weight.dtype)
     client_loss = inputs.weight.new_zeros(inputs.clients)
     for epoch in range(epochs):
+        plan = replace(plans, step=epoch)
         before = current | start if epoch == 0 else current
         grads, product_grads, client_loss = _upstream(model, before, inputs, loss_function, dropout, trained)
         norm = _norm(model, before)
         for name in direct:
-            moments = (state.first[name], state.second[name])
-            found = inputs.first[name].adam(product_grads[name], before[name], current[name], moments, replace(plan, step=epoch), norm)
+            tensors = StepTensors(before[name], current[name], state.first.get(name), state.second.get(name), *pulls.get(name, ()))
+            found = inputs.first[name].step(product_grads[name], tensors, plan, norm)
             _add_norm(model, grads, found, trained)
         _first_gradients(model, grads, product_grads, current, inputs, trained, skip=direct, buffers=buffers)
         if extra_gradient is not None:
             extra_gradient(current, grads)
-        state = step(current, grads, state, lr, weight_decay)
+        state = take_step(current, grads, state, plan)
     return TrainResult(current, state, client_loss)
 
 
@@ -162,31 +200,53 @@ def predict(model: Backbone, weights: Weights, inputs: Inputs) -> Tensor:
     return inputs.unpad(logits)
 
 
-def proximal(mu: float, anchor: Weights) -> ExtraGradient:
-    """The gradient of FedProx's term ``(mu / 2) ||W - W_anchor||^2``: ``mu (W - W_anchor)``, for the names the anchor holds.
-
-    Li et al., MLSys 2020, https://arxiv.org/abs/1812.06127. The anchor may be plain where the weights are stacked.
-    """
-
-    def add(weights: Weights, grads: Mapping[str, Tensor]) -> None:
-        for name, received in anchor.items():
-            if name in grads:
-                # One difference first: mu W - mu W_anchor rounds twice and is not exactly zero at the anchor.
-                grads[name].add_(weights[name] - received, alpha=mu)
-
-    return add
-
-
 def _upstream(
     model: Backbone, weights: Weights, inputs: Inputs, loss: Loss, dropout: DropoutSource | None, trained: Collection[str]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
     """Everything after the first product: gradients of the weights there, gradients of the products, loss of each client."""
     norm = _norm(model, weights)
-    products = {name: operand.forward(weights[name], norm).requires_grad_() for name, operand in inputs.first.items()}
-    rest = {name: tensor.detach() for name, tensor in weights.items() if name not in products and name not in model.norm_names}
-    leaves = {name: tensor.requires_grad_() for name, tensor in rest.items() if name in trained}
-    logits = functional_call(model, rest, (inputs, dropout, products))
-    client_loss = loss(logits, inputs)
+    products = {name: operand.forward(weights[name], norm) for name, operand in inputs.first.items()}
+    backward = _by_hand if all(layer.written_out for _, layer in model.later) else _by_autograd
+    grads, product_grads, client_loss = backward(model, weights, products, inputs, loss, dropout)
+    return {name: grad for name, grad in grads.items() if name in trained}, product_grads, client_loss
+
+
+def _by_hand(
+    model: Backbone, weights: Weights, products: Mapping[str, Tensor], inputs: Inputs, loss: Loss, dropout: DropoutSource | None
+) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+    """The chain rule over layers that know their own gradients. Same arithmetic as ``Backbone.forward``."""
+    rate = 0.0 if dropout is None else model.dropout
+    z = add_bias(add_up(list(products.values())), weights["layers.0.bias"])
+    passed: list[tuple[str, Layer, dict[str, Tensor], Tensor, Tensor | None, int]] = []
+    for i, (prefix, layer) in enumerate(model.later, start=1):
+        mask = None
+        if dropout is not None and rate:
+            level = inputs.level(i - 1)
+            mask = dropout.mask(inputs.rows[level], inputs.padded[level], z.shape[-1], rate, z.dtype)
+        activate(z, mask)
+        own = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+        level = inputs.level(i)
+        passed.append((prefix, layer, own, z, mask, level))
+        z = layer.run(own, z, inputs, level)
+    client_loss, grad = loss.value_and_grad(z, inputs)
+    grads: dict[str, Tensor] = {}
+    for prefix, layer, own, h, mask, level in reversed(passed):
+        grad, found = layer.run_grads(own, h, grad, inputs, level)
+        grads |= {prefix + name: tensor for name, tensor in found.items()}
+        activate_grad(grad, h, mask)
+    grads["layers.0.bias"] = bias_grad(grad, weights["layers.0.bias"])
+    return grads, dict.fromkeys(products, grad), client_loss
+
+
+def _by_autograd(
+    model: Backbone, weights: Weights, products: Mapping[str, Tensor], inputs: Inputs, loss: Loss, dropout: DropoutSource | None
+) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+    """The same for any backbone."""
+    products = {name: product.requires_grad_() for name, product in products.items()}
+    outside = {*products, *model.norm_names}
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in weights.items() if name not in outside}
+    logits = functional_call(model, leaves, (inputs, dropout, products))
+    client_loss = loss.value(logits, inputs)
     found = torch.autograd.grad(client_loss.sum(), [*products.values(), *leaves.values()])
     product_grads = dict(zip(products, found, strict=False))
     return dict(zip(leaves, found[len(products) :], strict=True)), product_grads, client_loss.detach()
@@ -245,6 +305,16 @@ def _for_clients(model: Backbone, weights: Weights, inputs: Inputs) -> dict[str,
             raise ProtocolError(f"weight {name!r} is {tensor.dtype}, the inputs are {dtype}; build_inputs takes a dtype")
         result[name] = tensor.detach()
     return result
+
+
+def _check_state(optimizer: str, state: OptimizerState, weights: Weights, trained: Collection[str]) -> None:
+    """A state of another optimiser, model or cohort must not be stepped on."""
+    if optimizer == "sgd" and state.first:
+        raise ProtocolError("the optimiser state is Adam's, the optimiser is sgd; pass None to start afresh")
+    for name in trained if optimizer == "adam" else ():
+        for moment in (state.first.get(name), state.second.get(name)):
+            if moment is None or moment.shape != weights[name].shape or moment.dtype != weights[name].dtype:
+                raise ProtocolError(f"the optimiser state does not fit weight {name!r} of shape {tuple(weights[name].shape)}; pass None")
 
 
 def _own(tensors: Mapping[str, Tensor], donate: bool) -> dict[str, Tensor]:

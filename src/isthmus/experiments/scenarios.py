@@ -1,0 +1,106 @@
+"""From settings to what each party is given: node tasks and graph tasks, pooled or apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isthmus.data.graphs import GraphSetData
+from isthmus.data.graphscenario import GraphScenario, build_graph_scenario, task_of
+from isthmus.data.nodes import NodeData
+from isthmus.data.scenario import Scenario, build_scenario
+from isthmus.errors import ConfigError
+from isthmus.experiments.config import Settings
+from isthmus.federation.interface import View
+
+AnyScenario = Scenario | GraphScenario
+AnyData = NodeData | GraphSetData
+
+
+def scenario_of(settings: Settings) -> AnyScenario:
+    """Load, partition and split as the settings say; what they leave open is the task's default."""
+    run = settings.run
+    if task_of(run.dataset) == "graph":
+        partition, split = run.partition, run.split or "fedstar"
+        return build_graph_scenario(dataset=run.dataset, partition=partition, clients=run.clients, split=split, seed=run.seed)
+    dataset, partition, split = run.dataset, run.partition or "random", run.split or "10/10/80"
+    if dataset.lower() == "banks" and run.partition in (None, "owner"):
+        # A network of banks comes with its owners: as many banks as clients are asked for, each bank a client.
+        dataset, partition = f"banks:banks={run.clients or 8}", "owner"
+    return build_scenario(dataset=dataset, partition=partition, clients=run.clients, split=split, seed=run.seed)
+
+
+def parts_for(settings: Settings, scenario: AnyScenario) -> dict[str, Any]:
+    """What each client is given: everything in one place for a pooled method, no cross edges for a method that must not know them."""
+    if isinstance(scenario, GraphScenario):
+        return {"central": pool_graphs(scenario.parts)} if settings.method.pooled else dict(scenario.parts)
+    if settings.method.pooled:
+        return {"central": scenario.whole}
+    if settings.method.cross_edges:
+        return dict(scenario.parts)
+    return {client: data.without_cross() for client, data in scenario.parts.items()}
+
+
+def view_of(parts: Mapping[str, AnyData]) -> View:
+    """What the server may know: names, shapes, and whether they are the same everywhere."""
+    first, *others = parts.values()
+    alike = all((data.num_features, data.num_classes) == (first.num_features, first.num_classes) for data in others)
+    task: Any = "graph" if isinstance(first, GraphSetData) else "node"
+    return View(tuple(sorted(parts)), first.num_features if alike else 1, first.num_classes if alike else 2, task=task, alike=alike)
+
+
+def samples_of(parts: Mapping[str, AnyData]) -> dict[str, int]:
+    """Number of nodes, or of graphs, of each client: weights of weighted scores."""
+    return {client: data.num_graphs if isinstance(data, GraphSetData) else data.num_nodes for client, data in parts.items()}
+
+
+def pool_graphs(parts: Mapping[str, GraphSetData]) -> GraphSetData:
+    """All graphs at one place, possible where they are of one kind."""
+    items = list(parts.values())
+    if len({(data.num_features, data.num_classes) for data in items}) > 1:
+        raise ConfigError("these clients hold different data sets, which cannot be pooled; run central on one, e.g. --dataset mutag")
+    nodes, arcs = _begin([data.num_nodes for data in items]), _begin([data.edge_index.shape[1] for data in items])
+    zero = torch.zeros(1, dtype=torch.int64)
+    return GraphSetData(
+        x=torch.cat([data.x.to_dense() if data.x.layout != torch.strided else data.x for data in items]),
+        edge_index=torch.cat([data.edge_index + shift for data, shift in zip(items, nodes, strict=True)], dim=1),
+        ptr=torch.cat([zero, *(data.ptr[1:] + shift for data, shift in zip(items, nodes, strict=True))]),
+        edge_ptr=torch.cat([zero, *(data.edge_ptr[1:] + shift for data, shift in zip(items, arcs, strict=True))]),
+        y=torch.cat([data.y for data in items]),
+        train=torch.cat([data.train for data in items]),
+        val=torch.cat([data.val for data in items]),
+        test=torch.cat([data.test for data in items]),
+        graph_id=torch.cat([data.graph_id for data in items]),
+        num_classes=items[0].num_classes,
+    )
+
+
+def _begin(sizes: list[int]) -> Tensor:
+    """Where each stretch begins."""
+    return torch.tensor([0, *sizes[:-1]]).cumsum(0)
+
+
+def report_statistics(scenario: AnyScenario) -> dict[str, Any]:
+    """``scenario.json``: what the report shows of the partition."""
+    if isinstance(scenario, GraphScenario):
+        return {
+            "task": "graph",
+            "clients": [{"client": client, "title": scenario.titles[client], **facts} for client, facts in scenario.statistics.items()],
+            "sizes": {client: facts["graphs"] for client, facts in scenario.statistics.items()},
+            "labels": {client: facts["classes"] for client, facts in scenario.statistics.items()},
+            "titles": dict(scenario.titles),
+        }
+    facts = scenario.statistics
+    return {
+        "task": "node",
+        **facts.to_json(),
+        "sizes": {client.client: client.nodes for client in facts.clients},
+        "cross_edges": [list(row) for row in facts.cross_edges],
+        "cross_share": facts.cross_edge_share,
+        "labels": {client.client: list(client.classes) for client in facts.clients},
+        "homophily": {client.client: client.homophily for client in facts.clients},
+        "edges_inside": {client.client: client.edges for client in facts.clients},
+    }

@@ -1,0 +1,153 @@
+"""Local training on a pack of graphs: the graph task's counterpart of `isthmus.nn.train`, with the same types.
+
+    train_graphs      mini-batch steps
+    graph_gradients   the gradient of the mean loss over all given graphs (FedSGD)
+    predict_graphs    logits
+
+All three leave the module's own parameters alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from isthmus.errors import ConfigError, ProtocolError
+from isthmus.nn.dropout import DropoutSource
+from isthmus.nn.graph_models import GraphModel
+from isthmus.nn.inputs import Inputs
+from isthmus.nn.loss import Loss, get_loss
+from isthmus.nn.optim import OptimizerState, fresh_state, step_plan, take_step
+from isthmus.nn.packed import Batch, Pack, batches
+from isthmus.nn.train import ExtraGradient, TrainResult
+from isthmus.tensors import Weights, check_same_names, check_same_shape
+
+NODES_AT_ONCE = 1 << 15
+"""Passes over all graphs go by stretches of about this many nodes: memory stays bounded, results do not change but for rounding."""
+
+
+def train_graphs(
+    model: GraphModel,
+    weights: Weights,
+    optimizer_state: OptimizerState | None,
+    pack: Pack,
+    rows: Tensor,
+    *,
+    epochs: int,
+    batch_size: int = 128,
+    lr: float,
+    weight_decay: float = 0.0,
+    optimizer: str = "adam",
+    loss: str = "ce",
+    extra_gradient: ExtraGradient | None = None,
+    frozen: Collection[str] = (),
+    generator: torch.Generator | None = None,
+    dropout: DropoutSource | None = None,
+) -> TrainResult:
+    """Train for ``epochs`` passes over the graphs ``rows``; a step for every mini-batch, the last one may be smaller.
+
+    Args:
+        model: Gives the shape of the computation; its own parameters are neither read nor changed.
+        weights: To start from; not changed.
+        optimizer_state: What the last call returned, or None to start afresh; not changed.
+        pack: The client's graphs.
+        rows: Positions of the training graphs (or a mask). Without any, no step is taken.
+        epochs: At least 0.
+        batch_size: Graphs per step.
+        lr, weight_decay, optimizer, loss, extra_gradient, frozen: As in `isthmus.nn.train.train_locally`.
+        generator: Shuffles the graphs in every epoch; None takes them in order.
+        dropout: The client's generator; None trains without dropout.
+
+    Returns:
+        Weights, state, and the mean loss over the graphs of the last epoch, each taken before its step (1,).
+    """
+    if epochs < 0:
+        raise ConfigError(f"epochs must be at least 0, got {epochs}")
+    loss_function, rows = get_loss(loss), _positions(rows, pack)
+    current = {name: tensor.clone() for name, tensor in _checked(model, weights, pack).items()}
+    trained = [name for name in current if name not in set(frozen)]
+    if optimizer_state is None:
+        state = fresh_state(optimizer, current, frozen=tuple(frozen))
+    else:
+        moments = ({name: tensor.clone() for name, tensor in part.items()} for part in (optimizer_state.first, optimizer_state.second))
+        state = OptimizerState(optimizer_state.steps, *moments)
+    steps = epochs * -(-rows.numel() // max(1, batch_size))
+    plan = step_plan(optimizer, state.steps, steps, lr, weight_decay, pack.dtype)
+    taken, total = 0, 0.0
+    for _ in range(epochs):
+        total = 0.0
+        for graphs in batches(rows, batch_size, generator):
+            grads, value = _gradients(model, current, trained, pack.batch(graphs), graphs.numel(), loss_function, dropout)
+            if extra_gradient is not None:
+                extra_gradient(current, grads)
+            state = take_step(current, grads, state, replace(plan, step=taken))
+            taken += 1
+            total += value * graphs.numel()
+    return TrainResult(current, state, torch.tensor([total / max(1, rows.numel())], dtype=pack.dtype))
+
+
+def graph_gradients(
+    model: GraphModel,
+    weights: Weights,
+    pack: Pack,
+    rows: Tensor,
+    *,
+    loss: str = "ce",
+    frozen: Collection[str] = (),
+    dropout: DropoutSource | None = None,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Gradients of the mean loss over the graphs ``rows``, and that loss (1,); both zero where there are none."""
+    rows, weights = _positions(rows, pack), _checked(model, weights, pack)
+    trained = [name for name in weights if name not in set(frozen)]
+    grads = {name: torch.zeros_like(weights[name]) for name in trained}
+    total = 0.0
+    for graphs in pack.pieces(rows, NODES_AT_ONCE):
+        found, value = _gradients(model, weights, trained, pack.batch(graphs), rows.numel(), get_loss(loss), dropout)
+        for name, grad in found.items():
+            grads[name] += grad
+        total += value
+    return grads, torch.tensor([total], dtype=pack.dtype)
+
+
+@torch.no_grad()
+def predict_graphs(model: GraphModel, weights: Weights, pack: Pack, rows: Tensor | None = None) -> Tensor:
+    """Logits of the graphs ``rows`` in their order, all by default, without dropout. (G, C)"""
+    weights = _checked(model, weights, pack)
+    rows = torch.arange(pack.num_graphs) if rows is None else _positions(rows, pack)
+    parts = [functional_call(model, weights, (pack.batch(graphs),)) for graphs in pack.pieces(rows, NODES_AT_ONCE)]
+    return torch.cat(parts) if parts else torch.zeros(0, pack.data.num_classes, dtype=pack.dtype)
+
+
+def _gradients(
+    model: GraphModel, weights: Weights, trained: Collection[str], batch: Batch, count: int, loss: Loss, dropout: DropoutSource | None
+) -> tuple[dict[str, Tensor], float]:
+    """Gradients of ``sum over the batch of the loss / count``, and its value."""
+    leaves = {name: weights[name].detach().requires_grad_() for name in trained}
+    logits = functional_call(model, {**weights, **leaves}, (batch, dropout))
+    size = (batch.num_graphs,)
+    weight = torch.full(size, 1.0 / count, dtype=logits.dtype)
+    value, grad = loss.value_and_grad(logits.detach(), Inputs(1, {}, (), (size,), size, batch.y, weight))
+    found = torch.autograd.grad(logits, list(leaves.values()), grad) if leaves else ()
+    return {name: tensor.contiguous() for name, tensor in zip(leaves, found, strict=True)}, float(value)
+
+
+def _positions(rows: Tensor, pack: Pack) -> Tensor:
+    rows = rows.nonzero().flatten() if rows.dtype == torch.bool else rows
+    if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < pack.num_graphs:
+        raise ConfigError(f"graphs are numbered 0 to {pack.num_graphs - 1}, asked for {int(rows.min())} to {int(rows.max())}")
+    return rows
+
+
+def _checked(model: GraphModel, weights: Weights, pack: Pack) -> dict[str, Tensor]:
+    """The weights, fit for the model and the pack."""
+    parameters = dict(model.named_parameters())
+    check_same_names(parameters, weights)
+    for name, tensor in weights.items():
+        check_same_shape(name, parameters[name], tensor)
+        if tensor.dtype != pack.dtype:
+            raise ProtocolError(f"weight {name!r} is {tensor.dtype}, the pack is {pack.dtype}; pack_graphs takes a dtype")
+    return {name: tensor.detach() for name, tensor in weights.items()}

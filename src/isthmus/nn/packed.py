@@ -1,0 +1,455 @@
+r"""A client's graphs packed once; a mini-batch is index arithmetic.
+
+Graphs lie end to end, so every matrix that joins nodes is block diagonal with one block per graph, and a batch is a copy of the chosen
+blocks with their columns moved: one compiled loop over stretches of memory, no object per graph. Propagation matrices are normalised
+once for the whole pack. They are made when a model first asks for them:
+
+    name   P                                        row i of P h
+    sum    :math:`A^\top + I`                       the node and the sum of its neighbours (GIN, eps = 0)
+    gcn    :math:`D^{-1/2} (A + I) D^{-1/2}`        as PyG's ``GCNConv``
+    mean   row i = mean over arcs j -> i            GraphSAGE
+
+Constant node inputs f (the features ``x``, or more that the caller names) carry a column of ones behind them: a linear map with its bias
+is then one matrix, and :math:`P\,(f W + \mathbf 1 b^\top)\,V = P\,[f\,|\,\mathbf 1]\;([W; b]\,V)`. The left factor is constant, so the
+first propagation and the first wide product of a model come down to one (mostly sparse) product, see `Batch.affine`.
+
+Shapes: G graphs, n nodes, B graphs in a batch with m nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from isthmus.errors import ConfigError, unknown
+from isthmus.graph.normalise import adjacency, from_torch_csr, gcn_norm, mean_norm
+from isthmus.nn.kernels import Array, compiled, split, weighted_rows
+from isthmus.nn.operand import DENSE_ABOVE
+from isthmus.nn.sparse import canonical
+
+_ARCS_AT_ONCE = 1 << 21  # normalising copies its arcs several times: by stretches of graphs, memory stays at the size of the result
+
+
+def _sum(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
+    return sp.csr_matrix(adjacency(edge_index.flip(0), num_nodes) + sp.eye(num_nodes, format="csr", dtype=np.float32))
+
+
+_STEPS: dict[str, Callable[[Tensor, int], sp.csr_matrix]] = {"gcn": gcn_norm, "mean": mean_norm, "sum": _sum}
+
+
+class Graphs(Protocol):
+    """What is read of a client's graphs (`isthmus.data.graphs.GraphSetData` has it; this room does not import that one)."""
+
+    @property
+    def x(self) -> Tensor: ...
+    @property
+    def edge_index(self) -> Tensor: ...
+    @property
+    def ptr(self) -> Tensor: ...
+    @property
+    def edge_ptr(self) -> Tensor: ...
+    @property
+    def y(self) -> Tensor: ...
+    @property
+    def num_graphs(self) -> int: ...
+    @property
+    def num_nodes(self) -> int: ...
+    @property
+    def num_features(self) -> int: ...
+    @property
+    def num_classes(self) -> int: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Csr:
+    """A CSR matrix as bare arrays: a batch makes several, and scipy's constructor takes longer than the copy."""
+
+    indptr: Array
+    indices: Array
+    data: Array
+
+    @property
+    def rows(self) -> int:
+        return len(self.indptr) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """A matrix and its transpose, for the way back; one object twice where it is symmetric."""
+
+    forward: Csr
+    backward: Csr
+
+
+Features = Tensor | Csr
+"""Constant rows (n, F), dense or sparse."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pack:
+    """All graphs of one client. Made by `pack_graphs`.
+
+    Args:
+        data: The graphs.
+        features: Constant node inputs by name, each with a column of ones behind it; ``x`` is always there.
+        dtype: Of features and propagation.
+    """
+
+    data: Graphs
+    features: Mapping[str, sp.csr_matrix]
+    dtype: torch.dtype
+    _made: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def num_graphs(self) -> int:
+        return self.data.num_graphs
+
+    @cached_property
+    def ptr(self) -> NDArray[np.int64]:
+        """First node of every graph, and the number of nodes (G + 1,)."""
+        return np.ascontiguousarray(self.data.ptr.numpy(), dtype=np.int64)
+
+    @property
+    def y(self) -> Tensor:
+        return self.data.y
+
+    def step(self, name: str) -> Pair:
+        """The propagation P called ``name``, for all graphs."""
+        if name not in _STEPS:
+            raise unknown("propagation", name, _STEPS)
+        made: Pair = self._once(name, lambda: _propagation(self.data, _STEPS[name], self.dtype))
+        return made
+
+    def rows(self, name: str, step: str | None = None) -> Features | None:
+        """``[f | 1]``, or ``P [f | 1]``; None where P and f apart take fewer multiplications."""
+        if name not in self.features:
+            raise unknown("node input", name, self.features)
+        made: Features | None = self._once((name, step), lambda: self._rows(self.features[name], step))
+        return made
+
+    def batch(self, graphs: Tensor) -> Batch:
+        """The chosen graphs (positions, any order) as a mini-batch."""
+        chosen = np.ascontiguousarray(graphs.numpy(), dtype=np.int64)
+        sizes = self.ptr[chosen + 1] - self.ptr[chosen]
+        begin = np.zeros(len(chosen) + 1, dtype=np.int64)
+        np.cumsum(sizes, out=begin[1:])
+        return Batch(self, chosen, begin, self.data.y[graphs])
+
+    def pieces(self, graphs: Tensor, nodes: int) -> Iterator[Tensor]:
+        """The chosen graphs in stretches of about ``nodes`` nodes (at least one graph), in order: for passes that need no batch size."""
+        ends = np.cumsum(np.diff(self.ptr)[graphs.numpy()])
+        begin = 0
+        while begin < len(ends):
+            done = ends[begin - 1] if begin else 0
+            end = max(begin + 1, int(np.searchsorted(ends, done + nodes, side="right")))
+            yield graphs[begin:end]
+            begin = end
+
+    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def _rows(self, features: sp.csr_matrix, step: str | None) -> Features | None:
+        if step is None:
+            return _stored(features, self.dtype)
+        nodes = int(self.ptr[-1])
+        pair = self.step(step).forward
+        matrix = sp.csr_matrix((pair.data, pair.indices, pair.indptr), shape=(nodes, nodes))
+        # Above this, P and f apart are cheaper for certain: do not even multiply (COLLAB's product has hundreds of millions of terms).
+        limit = matrix.nnz + features.nnz
+        if _num_terms(matrix, features) > 8 * limit:
+            return None
+        product = (matrix.astype(np.float64) @ features).tocsr()
+        dense = DENSE_ABOVE * product.shape[0] * product.shape[1]
+        return None if limit < min(float(product.nnz), dense) else _stored(product, self.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Some graphs of a pack, one behind the other.
+
+    Args:
+        pack: Where they are from.
+        graphs: Their positions (B,).
+        ptr: First node of each, and the number of nodes (B + 1,).
+        y: Their classes (B,).
+    """
+
+    pack: Pack
+    graphs: NDArray[np.int64]
+    ptr: NDArray[np.int64]
+    y: Tensor
+    _made: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def num_graphs(self) -> int:
+        return len(self.graphs)
+
+    @property
+    def num_nodes(self) -> int:
+        return int(self.ptr[-1])
+
+    @cached_property
+    def nodes(self) -> Tensor:
+        """Rows of the pack's nodes (m,)."""
+        first = self.pack.ptr[self.graphs] - self.ptr[:-1]
+        return torch.from_numpy(np.arange(self.num_nodes) + np.repeat(first, np.diff(self.ptr)))
+
+    def affine(self, name: str, weight: Tensor, step: str | None = None) -> Tensor:
+        """``[f | 1] W``, with ``step`` ``P [f | 1] W``: an affine map of constant inputs, differentiable in W.
+
+        Args:
+            name: Of the inputs.
+            weight: (F + 1, H); the last row is the bias.
+            step: Name of the propagation, None for none.
+        """
+        rows = self._rows(name, step)
+        if rows is None:
+            assert step is not None
+            return self.propagate(step, self.affine(name, weight))
+        if isinstance(rows, Tensor):
+            return rows @ weight
+        product: Tensor = _ConstantRows.apply(weight, rows)  # type: ignore[no-untyped-call]
+        return product
+
+    def propagate(self, step: str, h: Tensor) -> Tensor:
+        """``P h``. (m, H) -> (m, H)"""
+        product: Tensor = _Propagate.apply(h, self._step(step))  # type: ignore[no-untyped-call]
+        return product
+
+    def pool(self, h: Tensor) -> Tensor:
+        """Sum over the nodes of each graph; zero for a graph without nodes. (m, H) -> (B, H)"""
+        product: Tensor = _Pool.apply(h, self.ptr)  # type: ignore[no-untyped-call]
+        return product
+
+    def _step(self, name: str) -> Pair:
+        if name not in self._made:
+            pair = self.pack.step(name)
+            forward = self._take(pair.forward, move=True)
+            self._made[name] = Pair(forward, forward if pair.backward is pair.forward else self._take(pair.backward, move=True))
+        made: Pair = self._made[name]
+        return made
+
+    def _rows(self, name: str, step: str | None) -> Features | None:
+        key = (name, step)
+        if key not in self._made:
+            rows = self.pack.rows(name, step)
+            if isinstance(rows, Csr):
+                rows = self._take(rows, move=False)
+            elif rows is not None:
+                rows = rows[self.nodes]
+            self._made[key] = rows
+        made: Features | None = self._made[key]
+        return made
+
+    def _take(self, matrix: Csr, *, move: bool) -> Csr:
+        """The blocks of the batch's graphs; with ``move`` their columns are nodes and follow their rows."""
+        ptr = self.pack.ptr
+        entries = matrix.indptr[ptr[self.graphs + 1]] - matrix.indptr[ptr[self.graphs]]
+        total = int(entries.sum())
+        shapes = (self.num_nodes + 1, total, total)
+        source = (matrix.indptr, matrix.indices, matrix.data)
+        taken = Csr(*(np.empty(size, dtype=array.dtype) for size, array in zip(shapes, source, strict=True)))
+        _take_blocks(self.graphs, ptr, self.ptr, move, *source, taken.indptr, taken.indices, taken.data)
+        return taken
+
+
+def pack_graphs(data: Graphs, *, extra: Mapping[str, Tensor] | None = None, dtype: torch.dtype = torch.float32) -> Pack:
+    """Pack a client's graphs.
+
+    Args:
+        data: The graphs.
+        extra: Further constant node inputs by name, (n, F) each, dense or CSR (a structure embedding, say).
+        dtype: Of features and propagation.
+    """
+    given = {"x": data.x, **(extra or {})}
+    features = {}
+    for name, rows in given.items():
+        if rows.shape[0] != data.num_nodes:
+            raise ConfigError(f"node input {name!r} has {rows.shape[0]} rows, the graphs have {data.num_nodes} nodes")
+        matrix = from_torch_csr(rows) if rows.layout == torch.sparse_csr else sp.csr_matrix(rows.numpy())
+        ones = sp.csr_matrix(np.ones((data.num_nodes, 1)))
+        features[name] = sp.csr_matrix(sp.hstack([matrix.astype(np.float64), ones], format="csr"))
+    return Pack(data, features, dtype)
+
+
+def batches(rows: Tensor, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Tensor]:
+    """The rows cut into pieces of ``batch_size``, the last one shorter; shuffled where a generator is given."""
+    if batch_size < 1:
+        raise ConfigError(f"batch_size must be at least 1, got {batch_size}")
+    if generator is not None:
+        rows = rows[torch.randperm(rows.numel(), generator=generator)]
+    return iter(torch.split(rows, batch_size)) if rows.numel() else iter(())
+
+
+def _propagation(data: Graphs, normalise: Callable[[Tensor, int], sp.csr_matrix], dtype: torch.dtype) -> Pair:
+    """P of all graphs, a stretch of graphs at a time."""
+    ptr, edge_ptr = data.ptr.numpy(), data.edge_ptr.numpy()
+    parts: list[sp.csr_matrix] = []
+    flipped: list[sp.csr_matrix] = []
+    begins: list[int] = []
+    graph, symmetric = 0, True
+    while graph < data.num_graphs:
+        end = max(graph + 1, int(np.searchsorted(edge_ptr, edge_ptr[graph] + _ARCS_AT_ONCE, side="right")) - 1)
+        begins.append(int(ptr[graph]))
+        arcs = data.edge_index[:, int(edge_ptr[graph]) : int(edge_ptr[end])] - begins[-1]
+        part = canonical(normalise(arcs, int(ptr[end] - ptr[graph])), dtype)
+        transposed = canonical(part.T.tocsr())
+        symmetric = symmetric and _equal(part, transposed)
+        parts.append(part)
+        flipped.append(part if symmetric else transposed)
+        graph = end
+    forward = _below(parts, begins)
+    # A part kept for its transpose while all were symmetric is its transpose.
+    return Pair(forward, forward if symmetric else _below(flipped, begins))
+
+
+def _equal(a: sp.csr_matrix, b: sp.csr_matrix) -> bool:
+    return np.array_equal(a.indptr, b.indptr) and np.array_equal(a.indices, b.indices) and np.array_equal(a.data, b.data)
+
+
+def _below(parts: list[sp.csr_matrix], begins: list[int]) -> Csr:
+    """Blocks along the diagonal."""
+    if not parts:
+        return Csr(np.zeros(1, dtype=np.int32), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32))
+    entries = sum(part.nnz for part in parts)
+    rows = sum(part.shape[0] for part in parts)
+    index = np.int32 if max(entries, rows) < 2**31 else np.int64
+    lengths = np.concatenate([np.diff(part.indptr) for part in parts])
+    indptr = np.zeros(rows + 1, dtype=index)
+    np.cumsum(lengths, out=indptr[1:])
+    indices, values = np.empty(entries, dtype=index), np.empty(entries, dtype=parts[0].data.dtype)
+    place = 0
+    for part, begin in zip(parts, begins, strict=True):
+        np.add(part.indices, begin, out=indices[place : place + part.nnz], casting="unsafe")
+        values[place : place + part.nnz] = part.data
+        place += part.nnz
+    return Csr(indptr, indices, values)
+
+
+def _num_terms(matrix: sp.csr_matrix, features: sp.csr_matrix) -> int:
+    """Multiplications of the product."""
+    return int(np.diff(features.indptr)[matrix.indices].sum(dtype=np.int64))
+
+
+def _stored(matrix: sp.csr_matrix, dtype: torch.dtype) -> Features:
+    if matrix.nnz > DENSE_ABOVE * matrix.shape[0] * matrix.shape[1]:
+        return torch.from_numpy(matrix.toarray()).to(dtype)
+    matrix = canonical(matrix, dtype)
+    return Csr(matrix.indptr, matrix.indices, matrix.data)
+
+
+class _ConstantRows(torch.autograd.Function):
+    """``S W`` of sparse constant S."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, weight: Tensor, rows: Csr) -> Tensor:
+        ctx.rows, ctx.shape = rows, weight.shape  # type: ignore[attr-defined]
+        return _times(rows, weight)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
+        rows: Csr = ctx.rows  # type: ignore[attr-defined]
+        out = torch.zeros(ctx.shape, dtype=grads[0].dtype)  # type: ignore[attr-defined]
+        _scatter_rows(rows.indptr, rows.indices, rows.data, grads[0].contiguous().numpy(), out.numpy())
+        return out, None
+
+
+class _Propagate(torch.autograd.Function):
+    """``P h`` with backward ``P^T g``."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, h: Tensor, pair: Pair) -> Tensor:
+        ctx.pair = pair  # type: ignore[attr-defined]
+        return _times(pair.forward, h)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
+        pair: Pair = ctx.pair  # type: ignore[attr-defined]
+        return _times(pair.backward, grads[0]), None
+
+
+class _Pool(torch.autograd.Function):
+    """Sums of consecutive rows."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, h: Tensor, ptr: NDArray[np.int64]) -> Tensor:
+        ctx.ptr = ptr  # type: ignore[attr-defined]
+        out = torch.zeros(len(ptr) - 1, h.shape[1], dtype=h.dtype)
+        _sum_rows(ptr, h.detach().contiguous().numpy(), out.numpy())
+        return out
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
+        ptr = torch.from_numpy(ctx.ptr)  # type: ignore[attr-defined]
+        return torch.repeat_interleave(grads[0], ptr.diff(), dim=0, output_size=int(ptr[-1])), None
+
+
+def _times(matrix: Csr, dense: Tensor) -> Tensor:
+    """``M @ dense``, rows shared out among threads."""
+    out = torch.empty(matrix.rows, dense.shape[1], dtype=dense.dtype)
+    source, target = dense.detach().contiguous().numpy(), out.numpy()
+
+    def work(begin: int, end: int) -> None:
+        _multiply(begin, end, matrix.indptr, matrix.indices, matrix.data, source, target)
+
+    split(work, matrix.rows, (len(matrix.indices) + matrix.rows) * dense.shape[1])
+    return out
+
+
+@compiled
+def _take_blocks(
+    graphs: Array, ptr: Array, begin: Array, move: bool,
+    indptr: Array, indices: Array, data: Array, out_indptr: Array, out_indices: Array, out_data: Array,
+) -> None:  # fmt: skip
+    place = 0
+    for b in range(len(graphs)):
+        first, last = ptr[graphs[b]], ptr[graphs[b] + 1]
+        shift = begin[b] - first if move else 0
+        start, stop = indptr[first], indptr[last]
+        for row in range(first, last):
+            out_indptr[begin[b] + row - first] = place + indptr[row] - start
+        for j in range(start, stop):
+            out_indices[place + j - start] = indices[j] + shift
+            out_data[place + j - start] = data[j]
+        place += stop - start
+    out_indptr[len(out_indptr) - 1] = place
+
+
+@compiled
+def _multiply(begin: int, end: int, indptr: Array, indices: Array, values: Array, dense: Array, out: Array) -> None:
+    width = dense.shape[1]
+    for row in range(begin, end):
+        weighted_rows(indptr[row], indptr[row + 1], width, indices, values, dense, out[row])
+
+
+@compiled
+def _scatter_rows(indptr: Array, indices: Array, values: Array, grad: Array, out: Array) -> None:
+    """out += S^T G. One thread: ``out`` has as many rows as there are features and stays in cache."""
+    width = grad.shape[1]
+    for row in range(len(indptr) - 1):
+        source = grad[row]
+        for j in range(indptr[row], indptr[row + 1]):
+            target, value = out[indices[j]], values[j]
+            for h in range(width):
+                target[h] += value * source[h]
+
+
+@compiled
+def _sum_rows(ptr: Array, rows: Array, out: Array) -> None:
+    width = rows.shape[1]
+    for graph in range(len(ptr) - 1):
+        total = out[graph]
+        for row in range(ptr[graph], ptr[graph + 1]):
+            source = rows[row]
+            for h in range(width):
+                total[h] += source[h]

@@ -1,0 +1,72 @@
+r"""SGC -- Wu et al., ICML 2019, https://arxiv.org/abs/1902.07153, as FedSpray uses it.
+
+.. math:: \mathrm{logits} = \hat A^K X W + b, \qquad \hat A = D^{-1/2} (A + I) D^{-1/2}
+
+K is ``hops``. No hidden layer: widths given for other backbones are not used. :math:`\hat A^K` does not change, so it is multiplied out
+once per client, and with X too where that leaves less to do (`isthmus.nn.operand`). Initialised as PyG's ``SGConv``: uniform +-1/sqrt(F).
+Shapes: x (n, F), edges (2, E) -> logits (n, C); W (F, C), b (C,).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from isthmus.errors import ConfigError
+from isthmus.graph.normalise import gcn_norm
+from isthmus.nn.backbone import Backbone
+from isthmus.nn.layers import Layer, LinearLayer
+from isthmus.seeds import Stream
+
+
+class SGCLayer(LinearLayer):
+    """An affine map of propagated features."""
+
+    terms: ClassVar[dict[str, bool]] = {"weight": True}
+
+
+class SGC(Backbone):
+    """Logistic regression on features of the K-hop neighbourhood.
+
+    Args:
+        hops: K, at least 1.
+    """
+
+    layer_type: ClassVar[type[Layer]] = SGCLayer
+
+    def __init__(
+        self,
+        *,
+        num_features: int,
+        num_classes: int,
+        hidden: Sequence[int],
+        dropout: float,
+        input_norm: bool,
+        head: bool,
+        stream: Stream,
+        hops: int = 2,
+    ) -> None:
+        if head:
+            raise ConfigError("sgc is one linear map, there is no hidden layer for a head; set head=false")
+        if hops < 1:
+            raise ConfigError(f"hops must be at least 1, got {hops}")
+        super().__init__(
+            num_features=num_features, num_classes=num_classes, hidden=(), dropout=dropout, input_norm=input_norm, head=False, stream=stream
+        )  # fmt: skip
+        self.power = hops
+
+    @classmethod
+    def make_layer(cls, in_channels: int, out_channels: int, generator: torch.Generator) -> Layer:
+        return SGCLayer(in_channels, out_channels, generator)
+
+    def propagation(self, edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
+        once = gcn_norm(edge_index, num_nodes).astype(np.float64)
+        matrix = once
+        for _ in range(1, self.power):
+            matrix = matrix @ once
+        return sp.csr_matrix(matrix, dtype=np.float32)
