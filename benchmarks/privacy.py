@@ -1,0 +1,166 @@
+"""Cost of the privacy core: field, Lagrange shares, pairwise masks and homomorphic sums, in one run on one thread.
+
+    python benchmarks/privacy.py [--numbers 100000,1000000,10000000] [--clients 3,10,100] [--budget SECONDS] [--skip he,masks,...]
+
+Each protocol's sum is compared with the exact one. Times are wall seconds, the better of two where a run takes less than a second.
+`client` is what one client spends, `server` what the receiver spends on all clients' uploads; bytes are per client. What would not fit in
+the time budget is left out and said so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from isthmus.errors import ConfigError
+from isthmus.privacy.field import P31, P61, Field
+from isthmus.privacy.fixedpoint import FixedPoint
+from isthmus.privacy.homomorphic import CkksParameters, HomomorphicKeys
+from isthmus.privacy.lagrange import LagrangeCode
+from isthmus.privacy.leaves import encode_leaves, error_bound, template_of
+from isthmus.privacy.masks import SumParty, SumRoster, SumServer, SumTag, unmask_total
+
+T = TypeVar("T")
+PRIMES = {"2^31-1": P31, "2^61-1": P61}
+
+
+def timed(work: Callable[[], T]) -> tuple[float, T]:
+    begin = time.perf_counter()
+    result = work()
+    seconds = time.perf_counter() - begin
+    if seconds < 1.0:
+        begin = time.perf_counter()
+        work()
+        seconds = min(seconds, time.perf_counter() - begin)
+    return seconds, result
+
+
+def line(part: str, numbers: int, clients: int | None, text: str) -> None:
+    print(f"{part:<22} {numbers:>10,} {clients or '':>8}  {text}", flush=True)
+
+
+def bench_field(numbers: int) -> None:
+    for name, prime in PRIMES.items():
+        field = Field(prime)
+        a, b = field.random(numbers), field.random(numbers)
+        seconds = {what: timed(work)[0] for what, work in (
+            ("add", lambda f=field, x=a, y=b: f.add(x, y)), ("mul", lambda f=field, x=a, y=b: f.mul(x, y)),
+            ("random", lambda f=field: f.random(numbers)))}  # fmt: skip
+        line(f"field {name}", numbers, None, "  ".join(f"{what} {value:.4f} s" for what, value in seconds.items()))
+
+
+def bench_lagrange(numbers: int) -> None:
+    x = np.random.default_rng(0).normal(size=numbers)
+    for name, prime in PRIMES.items():
+        format = FixedPoint(Field(prime), 16, 16.0, 100)
+        for threshold in (1, 2):
+            code = LagrangeCode(format.field, threshold)
+            quantise, encoded = timed(lambda f=format: f.encode(x).values)
+            encode, shares = timed(lambda c=code, e=encoded: c.encode(e))
+            seeded, _ = timed(lambda c=code, e=encoded: c.encode_seeded(e))
+            decode, back = timed(lambda c=code, s=shares: c.decode(s))
+            assert np.array_equal(back, encoded)
+            element = 4 if prime == P31 else 8
+            line(f"lagrange {name} T={threshold}", numbers, None,
+                 f"fixed point {quantise:.4f} s  encode {encode:.4f} s  seeded {seeded:.4f} s  decode {decode:.4f} s  "
+                 f"bytes {(threshold + 1) * element * numbers:,} (seeded {element * numbers + 32 * threshold:,})")  # fmt: skip
+
+
+def check_masks(clients: int) -> None:
+    """All parties, few numbers: the total is the plain sum within the bound."""
+    parties = {f"client-{i}": SumParty(f"client-{i}") for i in range(clients)}
+    roster = SumRoster({name: party.public_key for name, party in parties.items()})
+    tag = SumTag("benchmark", "check", 0, 0)
+    values = {name: torch.randn(500, dtype=torch.float64) for name in parties}
+    masked = {name: party.mask([values[name]], roster, tag) for name, party in parties.items()}
+    total = unmask_total(masked, roster, tag, template_of([values["client-0"]]))
+    error = float((torch.as_tensor(total[0]) - torch.stack(list(values.values())).sum(0)).abs().max())
+    assert error <= error_bound(clients) + 1e-12, error
+
+
+def bench_masks(numbers: int, clients: int) -> None:
+    party = SumParty("client-0")
+    others = {f"client-{i}": SumParty(f"client-{i}").public_key for i in range(1, clients)}
+    roster = SumRoster({"client-0": party.public_key, **others})
+    values = torch.randn(numbers)
+    encode, words = timed(lambda: encode_leaves([values], parties=clients))
+    attempts = iter(range(10))
+    mask, masked = timed(lambda: party.mask_words(words, roster, SumTag("benchmark", "train", 1, 1, attempt=next(attempts))))
+
+    def add() -> None:
+        server = SumServer(roster, SumTag("benchmark", "train", 1, 1))
+        for name in roster.parties:
+            server.add(name, masked)  # the same vector for everybody: adding costs the same whatever is in it
+
+    def add_plain() -> None:
+        total = values.clone()
+        for _ in range(clients - 1):
+            total += values
+
+    plain_sum, _ = timed(add_plain)
+    server, _ = timed(add)
+    line("masks", numbers, clients, f"client: encode {encode:.4f} s, mask {mask:.4f} s  server: {server:.4f} s (plain {plain_sum:.4f} s)  "
+                                    f"bytes {masked.nbytes:,} (plain float32 {4 * numbers:,})")  # fmt: skip
+
+
+def bench_homomorphic(numbers: int, clients: int) -> None:
+    parameters = CkksParameters(error=1e-6, terms=clients, bound=16.0)
+    make, keys = timed(lambda: HomomorphicKeys(parameters))
+    adder = keys.adder()
+    x = np.clip(np.random.default_rng(0).normal(size=numbers), -8, 8)
+    encrypt, closed = timed(lambda: adder.encrypt(x))
+    add, total = timed(lambda: adder.add([closed] * min(3, clients)))
+    decrypt, opened = timed(lambda: keys.decrypt(total, numbers))
+    error = np.abs(opened - min(3, clients) * x).max()
+    assert error <= parameters.error, error
+    size = sum(map(len, closed))
+    line("homomorphic (CKKS)", numbers, clients,
+         f"keys {make:.3f} s  client: encrypt {encrypt:.3f} s, decrypt {decrypt:.3f} s  server: {add / min(3, clients):.3f} s per client  "
+         f"bytes {size:,} ({size / (4 * numbers):.1f} x float32)  error {error:.1e}")  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--numbers", default="100000,1000000,10000000")
+    parser.add_argument("--clients", default="3,10,100")
+    parser.add_argument("--budget", type=float, default=120.0, help="seconds after which larger sizes are left out")
+    parser.add_argument("--skip", default="", help="comma-separated: field, lagrange, masks, he")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    begin = time.perf_counter()
+    sizes, counts = ([int(n) for n in text.split(",")] for text in (options.numbers, options.clients))
+    for clients in counts:
+        check_masks(clients)
+    Field(P61).mul(*2 * [Field(P61).random(2)])  # compile outside the timings
+    for prime in PRIMES.values():
+        LagrangeCode(Field(prime), 1).encode(Field(prime).random(2))
+    print(f"{'part':<22} {'numbers':>10} {'clients':>8}")
+    for numbers in sizes:
+        jobs: list[tuple[str, float, Callable[[], None]]] = [
+            ("field", 3e-7 * numbers, lambda n=numbers: bench_field(n)),
+            ("lagrange", 2e-6 * numbers, lambda n=numbers: bench_lagrange(n)),
+            *(("masks", (1e-8 + 6e-9) * numbers * clients, lambda n=numbers, c=clients: bench_masks(n, c)) for clients in counts),
+            ("he", 4e-6 * numbers, lambda n=numbers: bench_homomorphic(n, max(counts))),
+        ]  # fmt: skip
+        for part, guess, job in jobs:
+            if part in options.skip.split(","):
+                continue
+            if time.perf_counter() - begin + guess > options.budget:
+                line(part, numbers, None, f"left out: about {guess:.0f} s more than the budget of {options.budget:.0f} s allows")
+                continue
+            try:
+                job()
+            except ConfigError as error:  # an extra is missing
+                line(part, numbers, None, f"left out: {error}")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"total {time.perf_counter() - begin:.1f} s, peak memory {peak:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()

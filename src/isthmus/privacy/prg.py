@@ -1,0 +1,82 @@
+"""A party's own source of secret randomness, and the streams that a shared secret key expands to.
+
+Masks, shares, noise and dummies come from here: 32 bytes of the operating system, expanded by AES-256 in counter mode. Nothing depends on
+the seed of a run.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint64]
+
+KEY_BYTES = 32
+_BLOCK = 1 << 17
+"""Words made at a time (1 MiB): they are added while still in the cache."""
+_ZEROS = bytes(8 * _BLOCK)
+
+
+class Keystream:
+    """The stream of one 32-byte key. Each key has one stream; the caller never uses a key for two purposes."""
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"a stream key has {KEY_BYTES} bytes, got {len(key)}")
+        # The counter starts at zero: safe because a key serves one stream only.
+        self._encryptor = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
+
+    @staticmethod
+    def fresh() -> Keystream:
+        """A stream nobody else can know or repeat."""
+        return Keystream(secrets.token_bytes(KEY_BYTES))
+
+    def words(self, count: int) -> Words:
+        """The next ``count`` uniform 64-bit words."""
+        buffer = bytearray(8 * count + 16)
+        view, done = memoryview(buffer), 0
+        while done < 8 * count:
+            size = min(8 * _BLOCK, 8 * count - done)
+            done += self._encryptor.update_into(memoryview(_ZEROS)[:size], view[done:])
+        return np.frombuffer(buffer, "<u8", count).astype(np.uint64, copy=False)
+
+    def add_to(self, target: Words, *, subtract: bool = False) -> None:
+        """Add (or subtract) the next ``len(target)`` words modulo 2^64, in place."""
+        buffer = bytearray(8 * min(_BLOCK, target.size) + 16)
+        for begin in range(0, target.size, _BLOCK):
+            part = target[begin : begin + _BLOCK]
+            self._encryptor.update_into(memoryview(_ZEROS)[: 8 * part.size], buffer)
+            mask = np.frombuffer(buffer, "<u8", part.size)
+            (np.subtract if subtract else np.add)(part, mask, out=part)
+
+    def below(self, bound: int, count: int) -> Words:
+        """``count`` uniform integers in [0, bound), without bias: words that would cause one are thrown away."""
+        if not 0 < bound <= 2**64:
+            raise ValueError(f"a bound lies in [1, 2^64], got {bound}")
+        shift = np.uint64(64 - max(1, (bound - 1).bit_length()))
+        found, missing = [], count
+        while missing:
+            words = self.words(missing) >> shift
+            found.append(words[words <= np.uint64(bound - 1)])
+            missing -= found[-1].size
+        return np.concatenate(found) if found else np.empty(0, np.uint64)
+
+    def uniform(self, count: int) -> NDArray[np.float64]:
+        """Numbers in (0, 1], 53 bits each."""
+        return ((self.words(count) >> np.uint64(11)).astype(np.float64) + 1.0) * 2.0**-53
+
+    def normal(self, count: int) -> NDArray[np.float64]:
+        """Standard normal numbers (Box and Muller), cut at 8.5 deviations by the 53 bits they are made of."""
+        half = (count + 1) // 2
+        radius, angle = np.sqrt(-2.0 * np.log(self.uniform(half))), (2.0 * math.pi) * self.uniform(half)
+        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+
+    def laplace(self, count: int) -> NDArray[np.float64]:
+        """Laplace numbers of scale 1."""
+        words = self.words(count)
+        size = -np.log(((words >> np.uint64(11)).astype(np.float64) + 1.0) * 2.0**-53)
+        return np.where(words & np.uint64(1), size, -size)
