@@ -1,7 +1,8 @@
 """Local training: a cohort in one set of kernels against a plain PyG loop over clients, and against the arithmetic lower bound.
 
-FedAvg, two-layer GCN (hidden 64), full-batch local epochs with Adam and weight decay, training and averaging only, persistent optimiser
-states. Both sides start from the same weights; the averaged weights must agree to 1e-5 after one round before anything is timed.
+FedAvg, two-layer GCN (hidden 64), full-batch local epochs with Adam and weight decay, persistent optimiser states; a round is training,
+messages and averaging, without evaluation. Both sides start from the same weights; the averaged weights must agree to 1e-5 after one
+round before anything is timed.
 
     python benchmarks/local_loop.py [--threads N] [--only TEXT] [--rounds N]
 
@@ -21,6 +22,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -31,17 +33,11 @@ from torch_geometric.nn import GCNConv
 from isthmus.data.nodes import NodeData
 from isthmus.data.scenario import build_scenario
 from isthmus.errors import DataError
-from isthmus.nn import (
-    Backbone,
-    Inputs,
-    OptimizerState,
-    Workspace,
-    build_backbone,
-    build_inputs,
-    stack_inputs,
-    stacked_mean,
-    train_locally,
-)
+from isthmus.federation.engines.local import LocalEngine
+from isthmus.federation.interface import View
+from isthmus.federation.session import Session
+from isthmus.methods.fedavg import METHOD, FedAvgConfig, count_round, fedavg_round, init
+from isthmus.nn import Inputs, stack_inputs
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights, get_weights, max_difference
 
@@ -164,30 +160,27 @@ class PlainLoop:
 
 
 class Cohort:
-    """All clients together, by `isthmus.nn`."""
+    """FedAvg as a user runs it: the registered method on the local engine with ``execution=cohort``, messages, ledger and sum included."""
 
-    def __init__(self, parts: list[NodeData], model: Backbone, epochs: int) -> None:
-        self.model, self.epochs = model, epochs
-        self.inputs: Inputs = stack_inputs([build_inputs(part, model, part.train) for part in parts])
-        self.shares = [1.0 / len(parts)] * len(parts)
-        self.shared = get_weights(model)
-        self.state: OptimizerState | None = None
-        self.workspace = Workspace()
+    def __init__(self, parts: list[NodeData], epochs: int) -> None:
+        self.config = FedAvgConfig(
+            backbone="gcn", hidden=(HIDDEN,), dropout=0.0, lr=LR, weight_decay=WEIGHT_DECAY, local_epochs=epochs, weighting="uniform"
+        )
+        clients = {f"client-{i:04d}": part for i, part in enumerate(parts)}
+        engine = LocalEngine(clients, METHOD.table, self.config, Stream(0, ("party",)), cohort=True)
+        if engine.execution != "cohort":
+            raise SystemExit("these clients are too uneven to be trained together")
+        self.session = Session(engine, METHOD.table)
+        view = View(engine.parties("client"), parts[0].num_features, parts[0].num_classes)
+        self.state, _ = count_round(init(view, self.config, Stream(0, ("common",))), self.session, self.config)
+        learner: Any = engine.party("client-0000").client
+        self.inputs = stack_inputs([engine.party(name).client.learner.inputs for name in clients])  # type: ignore[attr-defined]
+        self.start = get_weights(learner.learner.model)
 
     def round(self) -> None:
-        result = train_locally(
-            self.model,
-            self.shared,
-            self.state,
-            self.inputs,
-            epochs=self.epochs,
-            lr=LR,
-            weight_decay=WEIGHT_DECAY,
-            donate=True,
-            workspace=self.workspace,
-        )
-        self.state = result.optimizer_state
-        self.shared = stacked_mean(result.weights, self.shares)
+        self.session.clock.begin("train", self.state.round + 1, self.state.round + 1)
+        self.state, _ = fedavg_round(self.state, self.session, self.config)
+        self.session.ledger.take()
 
 
 def cpu_ms(work: Callable[[], object], rounds: int) -> float:
@@ -242,11 +235,11 @@ def run(case: Case, rounds: int) -> None:
     parts = case.load(case.clients)
     parts = [part for part in parts if part.num_train]  # the plain loop knows no mean over nothing
     width, classes = parts[0].num_features, parts[0].num_classes
-    model = build_backbone("gcn", num_features=width, num_classes=classes, hidden=(HIDDEN,), stream=Stream(0, ("init",)))
-    cohort, plain = Cohort(parts, model, case.epochs), PlainLoop(parts, get_weights(model), case.epochs)
+    cohort = Cohort(parts, case.epochs)
+    plain = PlainLoop(parts, cohort.start, case.epochs)
     plain.round()
     cohort.round()
-    difference = max_difference(plain.weights(), cohort.shared)
+    difference = max_difference(plain.weights(), cohort.state.weights)
     if not difference < 1e-5:
         raise SystemExit(f"{case.name}: plain loop and cohort differ by {difference:.1e} after one round")
     cohort.round()

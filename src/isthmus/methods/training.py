@@ -22,6 +22,7 @@ from isthmus.nn.cohort import stack_states, stack_weights, unstack_states, unsta
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.graph_models import GraphModel, build_graph_model, graph_models
 from isthmus.nn.inputs import stack_inputs
+from isthmus.nn.memory import Workspace
 from isthmus.nn.optim import OptimizerState, fresh_state
 from isthmus.nn.registry import backbones, build_backbone
 from isthmus.nn.train import ExtraGradient, predict, train_locally
@@ -228,6 +229,7 @@ class ModelCohort(Cohort[Any]):
         self.model, self.config = clients[0].learner.model, clients[0].config
         self.parties = tuple(client.party for client in clients)
         self.inputs = stack_inputs([client.learner.inputs for client in clients])
+        self.workspace = Workspace()
         self._evaluation: _StackedEvaluation | None = None
         self.weights: dict[str, Tensor]
         self.optimizer: OptimizerState
@@ -253,6 +255,7 @@ class ModelCohort(Cohort[Any]):
             self.model, {name: own.get(name, received.get(name)) for name in self.weights}, self.optimizer, self.inputs,  # type: ignore[misc]
             epochs=config.local_epochs, lr=config.lr, weight_decay=config.weight_decay, optimizer=config.optimizer, loss=config.loss,
             extra_gradient=first.extra_gradient(received), frozen=first.frozen(), dropout=self.dropout(), donate=True,
+            workspace=self.workspace,
         )  # fmt: skip
         self.weights, self.optimizer = result.weights, result.optimizer_state
 
