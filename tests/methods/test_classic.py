@@ -35,6 +35,12 @@ def test_general_properties_of_fedavg_variants(settings: dict[str, Any]) -> None
     check_method("fedavg", settings=settings, skip=skip)
 
 
+@pytest.mark.parametrize("backbone", ["gat", "gin", "sgc", "gprgnn", "dgcn"])
+def test_every_backbone_has_the_general_properties(backbone: str) -> None:
+    calm = {"dprate": 0.0} if backbone == "gprgnn" else {}
+    check_method("fedavg", settings={"backbone": backbone, "head": False, **calm})
+
+
 def test_general_properties_of_central() -> None:
     reason = "its only party is called central, so it draws other dropout masks"
     check_method("central", skip={"one_client_equals_local": reason, "cohort_equals_each": "there is one party",
@@ -225,7 +231,7 @@ def test_diverging_training_is_reported_not_averaged(scenario: Scenario) -> None
 
 
 @pytest.mark.parametrize(("key", "value"), [("fraction", 0.0), ("lr", -1.0), ("local_epochs", 0), ("weight_decay", -0.1), ("hidden", "0"),
-                                            ("backbone", "gnc"), ("dropout", 1.0), ("loss", "mse"), ("weighting", "edges")])  # fmt: skip
+                                            ("backbone", "gcnn"), ("dropout", 1.0), ("loss", "mse"), ("weighting", "edges")])  # fmt: skip
 def test_values_out_of_range_are_refused(key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=str(value).strip("0") or key):
         resolve("fedavg", {"dataset": "csbm"}, {key: value})

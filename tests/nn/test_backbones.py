@@ -155,7 +155,7 @@ def test_names() -> None:
     options = {"num_features": 3, "num_classes": 2, "stream": Stream(0)}
     assert type(build_backbone("graphsage", **options)) is type(build_backbone("sage", **options))
     with pytest.raises(ConfigError, match="did you mean 'gcn'"):
-        build_backbone("gnc", **options)
+        build_backbone("gcnn", **options)
     with pytest.raises(ConfigError, match="dropout"):
         build_backbone("gcn", dropout=1.0, **options)
     with pytest.raises(ConfigError, match="head"):

@@ -243,6 +243,26 @@ def test_no_training_graphs() -> None:
     assert float(loss) == 0.0 and all(not bool(grad.any()) for grad in grads.values())
 
 
+def test_sample_weights() -> None:
+    """A weighted mean: scale does not matter, a graph of weight 2 counts as two, one of weight 0 not at all."""
+    pack, graph_model = pack_graphs(graph_set(18), dtype=torch.float64), model("gin")
+    weights, rows = jittered(graph_model, 9), torch.tensor([0, 2, 4])
+    importance = torch.tensor([2.0, 7, 1, 7, 0, 7, 7, 7, 7], dtype=torch.float64)
+    grads, loss = graph_gradients(graph_model, weights, pack, rows, sample_weight=importance)
+    again, same = graph_gradients(graph_model, weights, pack, torch.tensor([0, 0, 2]))
+    assert max_difference(grads, again) < 1e-12 and abs(float(loss - same)) < 1e-12
+    options = {"epochs": 2, "batch_size": 2, "lr": 0.1}
+    first = train_graphs(graph_model, weights, None, pack, rows, sample_weight=importance, **options).weights
+    scaled = train_graphs(graph_model, weights, None, pack, rows, sample_weight=10 * importance, **options).weights
+    assert max_difference(first, scaled) < 1e-9
+    assert not equal_weights(first, train_graphs(graph_model, weights, None, pack, rows, **options).weights)
+    even = train_graphs(graph_model, weights, None, pack, rows, sample_weight=torch.ones(9), **options).weights
+    assert equal_weights(even, train_graphs(graph_model, weights, None, pack, rows, **options).weights)
+    for bad in (torch.ones(3), torch.zeros(9), -importance):
+        with pytest.raises(ConfigError, match="sample_weight"):
+            graph_gradients(graph_model, weights, pack, rows, sample_weight=bad)
+
+
 def test_double_softmax() -> None:
     pack, graph_model = pack_graphs(graph_set(16), dtype=torch.float64), model("gin")
     weights, rows = jittered(graph_model, 8), torch.arange(9)

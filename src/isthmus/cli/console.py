@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
+from rich.table import Column, Table
 
 from isthmus.experiments.callbacks import Callback, Progress
 from isthmus.experiments.config import Settings
@@ -71,8 +71,13 @@ class Watch(Callback):
         if step:
             print(f"{self.label}: continued at round {step} of {steps}", file=sys.stderr)
         if self.console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
-            self.bar = Bar(*columns, console=self.console)
+            # On a narrow terminal the label gives way first: numbers matter more.
+            label, fixed = Column(ratio=1, no_wrap=True, overflow="ellipsis"), Column(no_wrap=True)
+            self.bar = Bar(
+                TextColumn("{task.description}", table_column=label), BarColumn(bar_width=12, table_column=fixed),
+                MofNCompleteColumn(table_column=fixed), TextColumn("{task.fields[note]}", table_column=fixed),
+                console=self.console, expand=True,
+            )  # fmt: skip
             self.bar.start()
             self.task = self.bar.add_task(self.label, total=steps, completed=step, note="")
 

@@ -1,4 +1,4 @@
-"""``isthmus data list|get|verify``, ``isthmus datasets``, ``isthmus partitions``: what there is, whether it is here, whether it is whole."""
+"""``isthmus data list|get|verify``, ``datasets``, ``partitions``: what there is, whether it is here, whether it is whole."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from isthmus.errors import DataError
 
 NAME = "data"
 
-app = typer.Typer(no_args_is_help=True, help="Data sets: list them, make one usable offline, check that files are whole.", rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Data sets: list, make usable offline, check that files are whole.")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 

@@ -26,5 +26,5 @@ def command(method: Annotated[str, typer.Argument(help="Method; isthmus methods 
         console.print(f"{name}: {PROTECTIONS[name]}")
     if entry.pooled:
         console.print("This method pools all data in one place before it starts: a reference, not a federation.")
-    if not entry.cross_edges:
-        console.print("Cross edges are not given to this method. Features, edges and labels never leave a client." if not entry.pooled else "")
+    elif not entry.cross_edges:
+        console.print("Cross edges are not given to this method. Features, edges and labels never leave a client.")

@@ -9,5 +9,5 @@ def methods() -> None:
     """List the methods."""
     from isthmus.methods.registry import all_methods
 
-    rows = [(method.name, method.summary, method.preset, method.reference) for method in all_methods()]
+    rows = [(method.name, method.summary, method.preset or "by task", method.reference) for method in all_methods()]
     print_table(("method", "what it does", "preset", "reference"), rows)

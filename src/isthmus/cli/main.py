@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from isthmus import __version__
-from isthmus.cli import demo, disclose, listing, report, resume, run
+from isthmus.cli import compare, data, demo, disclose, listing, report, reproduce, resume, run, sweep
 from isthmus.errors import IsthmusError
 
 # typer carries click inside since 0.26 and depended on it before: its public exceptions lead to the base class in both.
@@ -34,30 +34,45 @@ def _options(
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, stream=sys.stderr, format="%(levelname)s: %(message)s")
 
 
-for module in (run, resume, report, disclose, demo):
+for module in (run, resume, compare, reproduce, sweep, report, disclose, demo):
     app.command(module.NAME)(module.command)
 app.command("methods")(listing.methods)
-app.command("datasets")(listing.datasets)
+app.command("datasets")(data.datasets)
+app.command("partitions")(data.partitions)
+app.add_typer(data.app, name=data.NAME)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns the exit code. 0 fine, 2 usage, 3 data, 4 failed run, 130 interrupted."""
     given = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in given
-    given = ["--debug", *(g for g in given if g != "--debug")] if debug else given
+    given = [g for g in given if g != "--debug"] or ["--help"]
     try:
-        code = app(given, standalone_mode=False)
+        code = app([*(["--debug"] if debug else []), *given], standalone_mode=False, prog_name="isthmus")
+        sys.stdout.flush()
     except ClickException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # a group without a verb: its message is the help
+            print(error, file=sys.stderr)
+            return 2
         return _complain(_one_line(error), 2, debug)
     except IsthmusError as error:
         return _complain(str(error), error.exit_code, debug)
     except (KeyboardInterrupt, typer.Abort):
         print("\ninterrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `isthmus methods | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except BrokenPipeError:
+        return _nobody_reads()
+    except SystemExit as leave:  # how typer and rich answer a broken pipe
+        if isinstance(leave.__context__, BrokenPipeError):
+            return _nobody_reads()
+        raise
     return code if isinstance(code, int) else 0
+
+
+def _nobody_reads() -> int:
+    """`isthmus methods | head`: fine. What is still in the buffer must not fail when Python closes stdout."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
 def _complain(message: str, code: int, debug: bool) -> int:
@@ -69,13 +84,14 @@ def _complain(message: str, code: int, debug: bool) -> int:
 
 def _one_line(error: Any) -> str:
     """What is wrong, and what is allowed."""
-    context = getattr(error, "ctx", None)
-    hint = ""
-    if context is not None:
-        options = sorted(name for parameter in context.command.params for name in parameter.opts if name.startswith("--"))
-        commands = sorted(getattr(context.command, "commands", {}))
-        hint = f" (allowed: {', '.join(commands or options)})"
-    return f"{error.format_message()}{hint}"
+    message, context = error.format_message(), getattr(error, "ctx", None)
+    if context is None:
+        return str(message)
+    if not message.startswith("No such"):
+        return f"{message} (see {context.command_path} --help)"
+    options = sorted(name for parameter in context.command.params for name in parameter.opts if name.startswith("--"))
+    commands = sorted(getattr(context.command, "commands", {}))
+    return f"{message} (allowed: {', '.join(commands or options)})"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,10 +53,9 @@ def show(watch: Watch, play: Any, as_json: bool) -> None:
         result = play()
     except KeyboardInterrupt:
         watch.stop()
-        if watch.folder is not None:
-            print(f"\nstopped; continue with: isthmus resume {watch.folder}", file=sys.stderr)
-            raise typer.Exit(130) from None
-        raise
+        how = "nothing was written" if watch.folder is None else f"continue with: isthmus resume {shlex.quote(str(watch.folder))}"
+        print(f"\nstopped; {how}", file=sys.stderr)
+        raise typer.Exit(130) from None
     finally:
         watch.stop()
     if as_json:

@@ -87,7 +87,8 @@ class Experiment:
             self.parts, settings.method.table, settings.method_config, Stream(settings.run.seed, ("party",)), wire=settings.run.wire,
             cohort=settings.run.execution != "each" and not settings.run.wire, **engine_options,
         )  # fmt: skip
-        resolved: dict[str, Any] = {"execution": self.engine.execution, "clients": scenario.clients, "partition": scenario.partition, "split": scenario.split}
+        resolved: dict[str, Any] = {name: getattr(scenario, name) for name in ("clients", "partition", "split")}
+        resolved["execution"] = self.engine.execution
         self.settings = replace(settings, run=replace(settings.run, **resolved))
         self.callbacks = [*callbacks, *([TensorBoard()] if settings.run.tensorboard else [])]
         self.loop = self.new_loop(None)

@@ -43,6 +43,8 @@ class Hyper(Protocol):
     @property
     def local_epochs(self) -> int: ...
     @property
+    def backbone(self) -> str: ...
+    @property
     def dropout(self) -> float: ...
     @property
     def batch_size(self) -> int: ...
@@ -114,6 +116,10 @@ class GraphLearner:
         self.y, self.num_samples, self.num_train = data.y, data.num_graphs, data.num_train
         self.masks: dict[str, Tensor] = {part: getattr(data, part) for part in PARTS}
         self.pack = pack_graphs(data, dtype=config.dtype)
+        self.sample_weight: Tensor | None = None
+        if config.class_weight == "balanced":
+            counts = torch.bincount(data.y[data.train], minlength=data.num_classes).clamp(min=1)
+            self.sample_weight = (1.0 / counts.to(config.dtype))[data.y]
 
     def train(self, weights: Weights, state: OptimizerState, streams: Streams, extra: ExtraGradient | None,
               frozen: Collection[str]) -> TrainResult:  # fmt: skip
@@ -122,11 +128,14 @@ class GraphLearner:
             self.model, weights, state, self.pack, self.masks["train"], epochs=config.local_epochs, batch_size=config.batch_size,
             lr=config.lr, weight_decay=config.weight_decay, optimizer=config.optimizer, loss=config.loss, extra_gradient=extra,
             frozen=frozen, generator=streams("shuffle").torch(), dropout=dropout_source(config, [streams]),
+            sample_weight=self.sample_weight,
         )  # fmt: skip
 
     def gradients(self, weights: Weights, streams: Streams) -> dict[str, Tensor]:
-        dropout = dropout_source(self.config, [streams])
-        return graph_gradients(self.model, weights, self.pack, self.masks["train"], loss=self.config.loss, dropout=dropout)[0]
+        return graph_gradients(
+            self.model, weights, self.pack, self.masks["train"], loss=self.config.loss, dropout=dropout_source(self.config, [streams]),
+            sample_weight=self.sample_weight,
+        )[0]  # fmt: skip
 
     def logits(self, weights: Weights) -> Tensor:
         return predict_graphs(self.model, weights, self.pack)
@@ -134,7 +143,7 @@ class GraphLearner:
 
 def dropout_source(config: Hyper, streams: Collection[Streams]) -> DropoutSource | None:
     """One generator per client, from its own stream; None where nothing is dropped."""
-    if config.dropout == 0.0:
+    if config.dropout == 0.0 and config.backbone not in ("gat", "gprgnn"):  # these two drop elsewhere too
         return None
     return DropoutSource([each("dropout").torch() for each in streams])
 

@@ -30,17 +30,20 @@ from isthmus.records import Record
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights, get_weights
 
+OPTIONS = ("hops", "heads", "alpha", "dprate", "attention_dropout")
+
 
 @dataclass(frozen=True)
 class TrainConfig:
     """Model and local training, common to all classic methods.
 
     Args:
-        backbone: ``gcn``, ``sage`` or ``mlp``.
+        backbone: ``gcn``, ``sage``, ``mlp``, ``gat``, ``gin``, ``sgc``, ``gprgnn`` or ``dgcn``; ``gin``, ``gcn``, ``sage`` for graphs.
         hidden: Widths of the hidden layers.
         dropout: Share of hidden values dropped in training.
         input_norm: Learnable LayerNorm on the input features.
         head: Linear classifier on top of the last hidden layer.
+        hops, heads, alpha, dprate, attention_dropout: Options of single backbones (dgcn, sgc, gprgnn; gat); not given = their defaults.
         lr, weight_decay, optimizer: Of each step; weight decay is added to the gradient.
         loss: ``ce``, or ``double_softmax`` (what FedStruct's reference code trains).
         class_weight: ``balanced`` makes every class count the same in a client's loss, for rare classes.
@@ -54,6 +57,11 @@ class TrainConfig:
     dropout: float = 0.5
     input_norm: bool = False
     head: bool = False
+    hops: int | None = None
+    heads: int | None = None
+    alpha: float | None = None
+    dprate: float | None = None
+    attention_dropout: float | None = None
     lr: float = 0.01
     weight_decay: float = 5e-4
     optimizer: Literal["adam", "sgd"] = "adam"
@@ -83,9 +91,14 @@ class TrainConfig:
         """The model; same stream, same first weights."""
         model = build_backbone(
             self.backbone, num_features=num_features, num_classes=num_classes, hidden=self.hidden, dropout=self.dropout,
-            input_norm=self.input_norm, head=self.head, stream=stream,
+            input_norm=self.input_norm, head=self.head, stream=stream, **self.options,
         )  # fmt: skip
         return model.to(self.dtype)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the backbone that were given."""
+        return {name: getattr(self, name) for name in OPTIONS if getattr(self, name) is not None}
 
     def build_graphs(self, *, num_features: int, num_classes: int, stream: Stream) -> GraphModel:
         """The model of a graph task; weights that do not depend on the client's data are the same at every client."""

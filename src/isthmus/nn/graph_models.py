@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from isthmus.errors import ConfigError, unknown
 from isthmus.nn.dropout import DropoutSource
+from isthmus.nn.kernels import Array, compiled, split
 from isthmus.nn.kernels import activate as relu_and_mask
 from isthmus.nn.layers import fan_in_, glorot_
 from isthmus.nn.packed import Batch
@@ -212,25 +213,47 @@ def build_graph_model(
 
 def activate(z: Tensor, rate: float = 0.0, dropout: DropoutSource | None = None) -> Tensor:
     """ReLU, then dropout where a source is given. ``z`` is overwritten: no layer here needs it again."""
-    if dropout is None or rate == 0.0:
-        return torch.relu_(z)
-    mask = dropout.mask((z.shape[0],), z.shape[0], z.shape[1], rate, z.dtype)
+    mask = None
+    if dropout is not None and rate:
+        mask = dropout.mask((z.shape[0],), z.shape[0], z.shape[1], rate, z.dtype)
     activated: Tensor = _Activate.apply(z, mask)  # type: ignore[no-untyped-call]
     return activated
 
 
 class _Activate(torch.autograd.Function):
-    """``relu(z) * mask`` in place."""
+    """``relu(z) * mask`` in place; one pass forward, one back."""
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, z: Tensor, mask: Tensor) -> Tensor:
+    def forward(ctx: torch.autograd.function.FunctionCtx, z: Tensor, mask: Tensor | None) -> Tensor:
         ctx.mark_dirty(z)
         relu_and_mask(z.detach(), mask)
-        ctx.save_for_backward(z, mask)
+        ctx.save_for_backward(z, *(() if mask is None else (mask,)))
         return z
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
-        h, mask = ctx.saved_tensors  # type: ignore[attr-defined]
-        # Above zero exactly where neither ReLU nor dropout stopped it.
-        return torch.ops.aten.threshold_backward(grads[0], h, 0).mul_(mask), None
+        h, *mask = (tensor.detach().numpy() for tensor in ctx.saved_tensors)  # type: ignore[attr-defined]
+        grad = grads[0].contiguous()
+        out = torch.empty_like(grad)
+        source, target, scale = grad.numpy(), out.numpy(), mask[0] if mask else h
+
+        def work(begin: int, end: int) -> None:
+            _pass_back(begin, end, source, h, scale, bool(mask), target)
+
+        split(work, out.shape[0], out.numel())
+        return out, None
+
+
+@compiled
+def _pass_back(begin: int, end: int, grad: Array, h: Array, mask: Array, masked: bool, out: Array) -> None:
+    """The gradient goes where the result is above zero: where neither ReLU nor dropout stopped it."""
+    zero = out.dtype.type(0)
+    for row in range(begin, end):
+        source, kept, scale, target = grad[row], h[row], mask[row], out[row]
+        if masked:
+            for i in range(len(target)):
+                passed = source[i] * scale[i]
+                target[i] = passed if kept[i] > zero else zero
+        else:
+            for i in range(len(target)):
+                target[i] = source[i] if kept[i] > zero else zero

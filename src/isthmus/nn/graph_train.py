@@ -47,6 +47,7 @@ def train_graphs(
     frozen: Collection[str] = (),
     generator: torch.Generator | None = None,
     dropout: DropoutSource | None = None,
+    sample_weight: Tensor | None = None,
 ) -> TrainResult:
     """Train for ``epochs`` passes over the graphs ``rows``; a step for every mini-batch, the last one may be smaller.
 
@@ -61,6 +62,7 @@ def train_graphs(
         lr, weight_decay, optimizer, loss, extra_gradient, frozen: As in `isthmus.nn.train.train_locally`.
         generator: Shuffles the graphs in every epoch; None takes them in order.
         dropout: The client's generator; None trains without dropout.
+        sample_weight: What each graph of the pack counts in the loss (G,), for rare classes; scaled to mean 1 over ``rows``.
 
     Returns:
         Weights, state, and the mean loss over the graphs of the last epoch, each taken before its step (1,).
@@ -75,13 +77,15 @@ def train_graphs(
     else:
         moments = ({name: tensor.clone() for name, tensor in part.items()} for part in (optimizer_state.first, optimizer_state.second))
         state = OptimizerState(optimizer_state.steps, *moments)
+    importance = _importance(sample_weight, rows, pack)
     steps = epochs * -(-rows.numel() // max(1, batch_size))
     plan = step_plan(optimizer, state.steps, steps, lr, weight_decay, pack.dtype)
     taken, total = 0, 0.0
     for _ in range(epochs):
         total = 0.0
         for graphs in batches(rows, batch_size, generator):
-            grads, value = _gradients(model, current, trained, pack.batch(graphs), graphs.numel(), loss_function, dropout)
+            share = importance[graphs] / graphs.numel()
+            grads, value = _gradients(model, current, trained, pack.batch(graphs), share, loss_function, dropout)
             if extra_gradient is not None:
                 extra_gradient(current, grads)
             state = take_step(current, grads, state, replace(plan, step=taken))
@@ -99,14 +103,18 @@ def graph_gradients(
     loss: str = "ce",
     frozen: Collection[str] = (),
     dropout: DropoutSource | None = None,
+    sample_weight: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Gradients of the mean loss over the graphs ``rows``, and that loss (1,); both zero where there are none."""
+    """Gradients of the mean loss over the graphs ``rows``, and that loss (1,); both zero where there are none.
+
+    ``sample_weight`` (G,) makes it a weighted mean.
+    """
     rows, weights = _positions(rows, pack), _checked(model, weights, pack)
     trained = [name for name in weights if name not in set(frozen)]
     grads = {name: torch.zeros_like(weights[name]) for name in trained}
-    total = 0.0
+    total, share = 0.0, _importance(sample_weight, rows, pack) / max(1, rows.numel())
     for graphs in pack.pieces(rows, NODES_AT_ONCE):
-        found, value = _gradients(model, weights, trained, pack.batch(graphs), rows.numel(), get_loss(loss), dropout)
+        found, value = _gradients(model, weights, trained, pack.batch(graphs), share[graphs], get_loss(loss), dropout)
         for name, grad in found.items():
             grads[name] += grad
         total += value
@@ -123,14 +131,13 @@ def predict_graphs(model: GraphModel, weights: Weights, pack: Pack, rows: Tensor
 
 
 def _gradients(
-    model: GraphModel, weights: Weights, trained: Collection[str], batch: Batch, count: int, loss: Loss, dropout: DropoutSource | None
+    model: GraphModel, weights: Weights, trained: Collection[str], batch: Batch, share: Tensor, loss: Loss, dropout: DropoutSource | None
 ) -> tuple[dict[str, Tensor], float]:
-    """Gradients of ``sum over the batch of the loss / count``, and its value."""
+    """Gradients of ``sum over the batch of share * loss``, and its value."""
     leaves = {name: weights[name].detach().requires_grad_() for name in trained}
     logits = functional_call(model, {**weights, **leaves}, (batch, dropout))
     size = (batch.num_graphs,)
-    weight = torch.full(size, 1.0 / count, dtype=logits.dtype)
-    value, grad = loss.value_and_grad(logits.detach(), Inputs(1, {}, (), (size,), size, batch.y, weight))
+    value, grad = loss.value_and_grad(logits.detach(), Inputs(1, {}, (), (size,), size, batch.y, share))
     found = torch.autograd.grad(logits, list(leaves.values()), grad) if leaves else ()
     return {name: tensor.contiguous() for name, tensor in zip(leaves, found, strict=True)}, float(value)
 
@@ -140,6 +147,15 @@ def _positions(rows: Tensor, pack: Pack) -> Tensor:
     if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < pack.num_graphs:
         raise ConfigError(f"graphs are numbered 0 to {pack.num_graphs - 1}, asked for {int(rows.min())} to {int(rows.max())}")
     return rows
+
+
+def _importance(sample_weight: Tensor | None, rows: Tensor, pack: Pack) -> Tensor:
+    """Weights of all graphs with mean 1 over ``rows`` (G,)."""
+    if sample_weight is None or not rows.numel():
+        return torch.ones(pack.num_graphs, dtype=pack.dtype)
+    if sample_weight.shape != (pack.num_graphs,) or bool((sample_weight[rows] < 0).any()) or not bool((sample_weight[rows] > 0).any()):
+        raise ConfigError(f"sample_weight needs one number of at least 0 for each of the {pack.num_graphs} graphs, not all of them 0")
+    return (sample_weight / sample_weight[rows].mean()).to(pack.dtype)
 
 
 def _checked(model: GraphModel, weights: Weights, pack: Pack) -> dict[str, Tensor]:

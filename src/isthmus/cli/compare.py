@@ -1,0 +1,218 @@
+"""``isthmus compare``: several methods on one scenario, with the same seeds and partitions for all."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from isthmus.cli.console import print_table, size
+from isthmus.cli.reproduce import RunsWatch
+from isthmus.cli.run import Clients, Config, Dataset, EngineName, Json, Metric, Partition, Preset, Profile, Rounds, Set, Split
+
+if TYPE_CHECKING:
+    from isthmus.experiments.config import Settings
+    from isthmus.papers import Job, Outcome
+
+NAME = "compare"
+Runs = Annotated[int, typer.Option(help="Seeds, the same for all.", min=1)]
+Jobs = Annotated[int | None, typer.Option(help="Runs at a time (default: one per core).", min=1)]
+Out = Annotated[Path | None, typer.Option(help="Folder of runs and report; finished runs in it are used, begun ones continued.")]
+
+
+def command(
+    methods: Annotated[list[str], typer.Argument(help="Methods; differences are to the first. isthmus methods lists them.")],
+    dataset: Dataset = None, partition: Partition = None, clients: Clients = None, split: Split = None, rounds: Rounds = None,
+    preset: Preset = None, profile: Profile = None, metric: Metric = None, engine: EngineName = None, config: Config = None,
+    set_: Set = None, runs: Runs = 3, jobs: Jobs = None, out: Out = None, json_: Json = False,
+) -> None:  # fmt: skip
+    """Run several methods on one scenario; table, disclosure and report."""
+    from isthmus.errors import ConfigError
+    from isthmus.experiments.config import parse_override, resolve
+    from isthmus.papers import Job, folder_of
+
+    if twice := sorted({method for method in methods if methods.count(method) > 1}):
+        raise ConfigError(f"{', '.join(twice)} is given twice: name each method once")
+    flags = {"dataset": dataset, "partition": partition, "clients": clients, "split": split, "rounds": rounds, "preset": preset,
+             "profile": profile, "metric": metric, "engine": engine}  # fmt: skip
+    overrides = dict(parse_override(text) for text in set_ or ())
+    settings = {method: [resolve(method, {**flags, "seed": seed}, overrides, config) for seed in range(runs)] for method in methods}
+    check_same_scenario([each[0] for each in settings.values()])
+    target = out if out is not None else Path("runs/compare") / _slug(settings[methods[0]][0])
+    by_method = {method: [Job(each, folder_of(each, target)) for each in each_seed] for method, each_seed in settings.items()}
+    # Seed by seed, so that every method has a number early.
+    order = [(method, by_method[method][seed]) for seed in range(runs) for method in methods]
+    outcomes = play_all(order, jobs)
+    comparison = compare_methods({method: [outcomes[job.folder] for job in each] for method, each in by_method.items()})
+    document = {"scenario": _scenario(settings[methods[0]][0], outcomes), "runs": runs, "out": str(target), **comparison}
+    finished = [job.folder for method in methods for job in by_method[method] if outcomes[job.folder].result is not None]
+    if finished:
+        from isthmus.report import write_report
+
+        document["report"] = str(write_report(finished, target / "report.html"))
+        (target / "compare.json").write_text(json.dumps(document, indent=1) + "\n")
+    if json_:
+        print(json.dumps(document))
+    elif finished:
+        _show(document)
+    complain(outcomes)
+
+
+def play_all(jobs: Sequence[tuple[str, Job]], workers: int | None) -> dict[Path, Outcome]:
+    """Run what is missing of these named jobs, with a line per run; Ctrl-C says how to go on."""
+    from isthmus.papers import run_all
+
+    names = {job.folder: f"{name}, seed {job.settings.run.seed}" for name, job in jobs}
+    try:
+        return run_all([job for _, job in jobs], workers=workers, on_done=RunsWatch(len(names), names))
+    except KeyboardInterrupt:
+        print("\nstopped; the same command continues where this one stopped", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def complain(outcomes: Mapping[Path, Outcome]) -> None:
+    """The first thing that went wrong, with its exit code, after everything else was shown."""
+    from isthmus.errors import DataError, RunError
+
+    for status, error in (("failed", RunError), ("damaged", DataError), ("skipped", DataError)):
+        bad = [outcome for outcome in outcomes.values() if outcome.status == status]
+        if bad:
+            raise error(f"{len(bad)} of {len(outcomes)} runs have no result, the first: {bad[0].reason}")
+
+
+SCENARIO = ("dataset", "partition", "clients", "split", "metric")
+
+
+def check_same_scenario(settings: Sequence[Settings]) -> None:
+    """Presets of different papers may bring different scenarios: then scores do not compare, and we say what to give."""
+    from isthmus.errors import ConfigError
+
+    first = settings[0].run
+    for other in (each.run for each in settings[1:]):
+        for key in SCENARIO:
+            mine, theirs = getattr(first, key), getattr(other, key)
+            if mine != theirs:
+                raise ConfigError(
+                    f"{first.method} would run with {key} {mine or 'of its data'} and {other.method} with {key} {theirs or 'of its data'}, "
+                    f"and scores of different scenarios do not compare: give --{key}"
+                )
+
+
+def compare_methods(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]:
+    """Rows of the table, in the order given; differences are to the first method, seed by seed. Refuses runs on different data."""
+    from isthmus.metrics.spread import spread
+
+    results = {method: {o.result["seed"]: o.result for o in each if o.result is not None} for method, each in outcomes.items()}
+    _check_same_data([result for by_seed in results.values() for result in by_seed.values()])
+    first = next(iter(results.values()))
+    rows = []
+    for method, by_seed in results.items():
+        seeds = sorted(by_seed)
+        common = [seed for seed in seeds if seed in first]
+        score = spread([by_seed[seed]["score"] for seed in seeds])
+        test = spread([by_seed[seed]["test"] for seed in seeds])
+        known = all(by_seed[seed]["score"] is not None and first[seed]["score"] is not None for seed in common)
+        paired = spread([by_seed[seed]["score"] - first[seed]["score"] for seed in common]) if known else None
+        some = by_seed[seeds[0]] if seeds else {}
+        rows.append({
+            "method": method, "seeds": seeds, "score": summary(score), "test": summary(test), "difference": summary(paired),
+            "scores": [by_seed[seed]["score"] for seed in seeds], "score_rule": some.get("score_rule"), "rounds": some.get("rounds"),
+            "parameters": some.get("parameters"), "bytes": some.get("bytes"),
+            "seconds_per_round": some.get("seconds_per_round"), "discloses": _discloses(some),
+            "reasons": sorted({o.reason for o in outcomes[method] if o.result is None}),
+        })  # fmt: skip
+    return {"methods": rows}
+
+
+def _check_same_data(results: Sequence[Mapping[str, Any]]) -> None:
+    from isthmus.errors import ConfigError
+
+    for result in results[1:]:
+        for key in ("dataset", "partition", "clients", "split", "source"):
+            if result.get(key) != results[0].get(key):
+                raise ConfigError(
+                    f"these runs are of different scenarios and do not compare: {key} is {results[0].get(key)} in {results[0]['run_dir']} "
+                    f"and {result.get(key)} in {result['run_dir']}; choose another --out"
+                )
+
+
+def summary(value: Any) -> dict[str, Any] | None:
+    """A `Spread` as a plain dict."""
+    return None if value is None else {"mean": value.mean, "std": value.std, "runs": value.runs}
+
+
+def _discloses(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Who was told what, from the run's own sheet."""
+    from isthmus.errors import DataError
+    from isthmus.report.runs import read_run
+
+    if not result:
+        return []
+    try:
+        sheet = read_run(Path(result["run_dir"])).disclosure
+    except DataError:
+        return []
+    return [
+        {"phase": row.phase, "from": row.sender, "to": row.receiver, "kinds": list(row.kinds), "protection": row.protection,
+         "times": row.times, "bytes": row.bytes}
+        for row in sheet or ()
+    ]  # fmt: skip
+
+
+def _show(document: Mapping[str, Any]) -> None:
+    first = document["methods"][0]["method"]
+    lines = []
+    for row in document["methods"]:
+        sent, parameters = row["bytes"] or {}, row["parameters"] or {}
+        difference = "" if row["method"] == first else percent_spread(row["difference"], sign=True)
+        lines.append([
+            row["method"], percent_spread(row["score"]), difference, percent_spread(row["test"]), str(len(row["seeds"])),
+            f"{parameters.get('trainable', 0):,}", f"{parameters.get('shared', 0):,}",
+            size(sent.get("up", 0) + sent.get("setup_up", 0)), size(sent.get("down", 0) + sent.get("setup_down", 0)),
+            size(sent.get("peer", 0)), "" if row["seconds_per_round"] is None else f"{1000 * row['seconds_per_round']:.1f}",
+        ])  # fmt: skip
+    headings = ("method", "score", f"to {first}, paired", "test pooled", "seeds", "parameters", "shared", "up", "down", "peer", "ms/round")
+    scenario = document["scenario"]
+    title = f"{scenario['dataset']}, {scenario['clients']} clients ({scenario['partition']}), split {scenario['split']}"
+    print_table(headings, lines, title)
+    rules = dict.fromkeys(row["score_rule"] for row in document["methods"] if row["score_rule"])
+    print(f"score: {'; '.join(rules)}. ± over seeds, population; the same seeds and partitions for all. Bytes of one whole run.\n")
+    told = [
+        [row["method"], line["from"], line["to"], line["phase"], ", ".join(line["kinds"]), line["protection"], f"{line['times']:.0f}",
+         size(line["bytes"])]
+        for row in document["methods"]
+        for line in row["discloses"]
+    ]  # fmt: skip
+    if told:
+        print_table(("method", "from", "to", "phase", "is told", "protection", "times", "bytes"), told, "Who is told what, in one run")
+    for row in document["methods"]:
+        if not row["discloses"] and row["seeds"]:
+            print(f"{row['method']}: no message left a party")
+        for reason in row["reasons"]:
+            print(f"{row['method']}: not all seeds: {reason}")
+    print(f"report: {document['report']}")
+
+
+def percent_spread(summary: Mapping[str, Any] | None, *, sign: bool = False) -> str:
+    """``64.80 ± 1.50`` in percent; the spread of one seed is unknown."""
+    if summary is None:
+        return "-"
+    std = "unknown" if summary["std"] is None else f"{100 * summary['std']:.2f}"
+    return f"{100 * summary['mean']:{'+' if sign else ''}.2f} ± {std}"
+
+
+def _scenario(settings: Settings, outcomes: Mapping[Path, Outcome]) -> dict[str, Any]:
+    """As the runs worked it out; as asked where there is none."""
+    found = next((outcome.result for outcome in outcomes.values() if outcome.result is not None), {})
+    return {key: found.get(key, getattr(settings.run, key)) for key in SCENARIO}
+
+
+def _slug(settings: Settings) -> str:
+    run = settings.run
+    known = (run.dataset.lower(), run.partition, run.clients and f"k{run.clients}", run.split)
+    name = "-".join(part for part in known if part)
+    return "".join(character if character.isalnum() or character in "-_." else "_" for character in name)[:80]

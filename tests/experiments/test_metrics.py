@@ -1,0 +1,73 @@
+"""``--metric``: the score that validation picks rounds by, formed from counts that add up over clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from isthmus.errors import ConfigError
+from isthmus.experiments.config import resolve
+from isthmus.experiments.run import Experiment
+from isthmus.experiments.scenarios import scenario_of
+from isthmus.metrics import classification as exact
+from isthmus.metrics.named import parse_metric
+
+SMALL: dict[str, Any] = {"dataset": "banks:banks=3,accounts=600", "partition": "owner", "rounds": 6, "hidden": (8,), "seed": 1, "lr": 0.02}
+
+
+def play(method: str, **settings: Any) -> Experiment:
+    resolved = resolve(method, {**SMALL, **settings})
+    experiment = Experiment(resolved, scenario_of(resolved))
+    experiment.loop.play()
+    return experiment
+
+
+@pytest.mark.parametrize("metric", ["auprc", "auroc", "balanced_accuracy", "macro_f1", "recall@20", "recall@p0.2"])
+def test_pooled_score_equals_the_exact_one_over_all_nodes(metric: str) -> None:
+    experiment = play("fedavg", metric=metric)
+    scores, guesses, truth = [], [], []
+    for client in experiment.engine.parties("client"):
+        owner = experiment.engine.party(client).client
+        logits, test = owner.learner.logits(owner.state.weights), owner.data.test
+        scores.append((logits[:, 1] - logits[:, 0])[test])
+        guesses.append(logits.argmax(1)[test])
+        truth.append(owner.data.y[test])
+    score, guess, y = (torch.cat(parts).numpy() for parts in (scores, guesses, truth))
+    wanted = {
+        "auprc": exact.auprc(y, score), "auroc": exact.auroc(y, score), "balanced_accuracy": exact.balanced_accuracy(y, guess),
+        "macro_f1": exact.macro_f1(y, guess), "recall@20": exact.recall_at_k(y, score, 20),
+        "recall@p0.2": exact.recall_at_precision(y, score, 0.2),
+    }[metric]  # fmt: skip
+    assert experiment.loop.lines[-1]["test"] == pytest.approx(wanted, abs=0.02)
+    assert experiment.loop.lines[-1]["test_accuracy"] == pytest.approx(float((guess == y).mean()))
+
+
+def test_detail_is_asked_for_only_where_a_metric_needs_it() -> None:
+    messages = [{row["message"] for row in play("fedavg", **given).loop.sheet.rows()} for given in ({}, {"metric": "auprc"})]
+    assert "Detail" not in messages[0] and "Detail" in messages[1]
+
+
+def test_minority_and_degree_groups_add_up_to_the_test_nodes() -> None:
+    line = play("local").loop.lines[-1]
+    groups = line["test_groups"]
+    total = sum(counts["test"][1] for counts in line["per_client"].values())
+    assert groups["minority"][1] + groups["majority"][1] == total
+    assert sum(counts[1] for name, counts in groups.items() if name.startswith("degree")) == total
+
+
+def test_balanced_classes_make_a_rare_class_count() -> None:
+    """The same model, the same data: with balanced classes it names far more accounts as members of a ring."""
+    named = []
+    for weight in ("none", "balanced"):
+        experiment = play("central", class_weight=weight, rounds=40, metric="balanced_accuracy")
+        owner = experiment.engine.party("central").client
+        named.append(int((owner.learner.logits(owner.state.weights).argmax(1) == 1).sum()))
+    assert named[1] > named[0] + 20
+
+
+@pytest.mark.parametrize("name", ["acuracy", "recall@", "recall@0", "recall@p1.5", "recall@x"])
+def test_an_unknown_metric_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="metric"):
+        parse_metric(name)

@@ -1,0 +1,116 @@
+"""Classic methods on sets of graphs: shared convolutions, personal ends, pooled reference, rare classes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from isthmus.data.graphs import GraphSetData
+from isthmus.data.graphscenario import GraphScenario, build_graph_scenario
+from isthmus.errors import ConfigError
+from isthmus.experiments.config import resolve
+from isthmus.experiments.run import Experiment
+from isthmus.experiments.scenarios import pool_graphs, view_of
+from isthmus.tensors import Weights, equal_weights, max_difference
+
+SMALL: dict[str, Any] = {"hidden": (8, 8), "rounds": 3, "batch_size": 16, "eval_every": 1, "lr": 0.01}
+
+
+@pytest.fixture(scope="module")
+def motifs() -> GraphScenario:
+    return build_graph_scenario(dataset="motifs", clients=3, split="stratified:60/20/20", seed=2)
+
+
+@pytest.fixture(scope="module")
+def mixed(motifs: GraphScenario) -> GraphScenario:
+    """Clients whose features differ, as in FedStar's settings."""
+
+    def widened(data: GraphSetData, extra: int) -> GraphSetData:
+        dense = data.x.to_dense() if data.x.layout != torch.strided else data.x
+        return replace(data, x=torch.cat([dense, torch.ones(data.num_nodes, extra)], 1))
+
+    parts = {client: widened(data, i) for i, (client, data) in enumerate(motifs.parts.items())}
+    return replace(motifs, parts=parts)
+
+
+def play(method: str, scenario: GraphScenario, **settings: Any) -> Experiment:
+    flags = {"dataset": "motifs", "clients": len(scenario.parts), "seed": 2, **SMALL, **settings}
+    experiment = Experiment(resolve(method, flags), scenario)
+    experiment.loop.play()
+    return experiment
+
+
+def models(experiment: Experiment) -> dict[str, Weights]:
+    return {client: experiment.engine.party(client).client.export() for client in experiment.engine.parties("client")}
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg", "fedsgd", "fedprox", "fedper", "central"])
+@pytest.mark.parametrize("backbone", ["gin", "gcn", "sage"])
+def test_every_classic_method_runs_on_graphs(motifs: GraphScenario, method: str, backbone: str) -> None:
+    experiment = play(method, motifs, backbone=backbone, rounds=1)
+    assert experiment.settings.run.preset == "fedstar" and experiment.settings.run.execution == "each"
+    assert 0.0 <= experiment.loop.lines[-1]["test"] <= 1.0
+
+
+def test_one_client_equals_local_bit_for_bit() -> None:
+    one = build_graph_scenario(dataset="motifs", clients=1, split="stratified:60/20/20", seed=2)
+    assert equal_weights(models(play("fedavg", one))["client-0"], models(play("local", one))["client-0"])
+
+
+def test_where_features_differ_only_what_fits_is_shared(mixed: GraphScenario) -> None:
+    assert not view_of(mixed.parts).alike
+    found = list(models(play("fedavg", mixed)).values())
+    for name in found[0]:
+        same = all(model[name].shape == found[0][name].shape and torch.equal(model[name], found[0][name]) for model in found)
+        assert same == (not name.startswith(("pre.", "readout."))), name
+
+
+def test_fedper_shares_the_convolutions_alone(motifs: GraphScenario) -> None:
+    first, second, _ = models(play("fedper", motifs)).values()
+    for name in first:
+        assert torch.equal(first[name], second[name]) == name.startswith("convs."), name
+
+
+def test_what_cannot_be_is_refused_in_one_line(mixed: GraphScenario) -> None:
+    with pytest.raises(ConfigError, match="cannot be pooled"):
+        play("central", mixed)
+    with pytest.raises(ConfigError, match="one common model"):
+        play("fedsgd", mixed)
+    with pytest.raises(ConfigError, match="graph model"):
+        play("fedavg", mixed, backbone="sgc")
+
+
+def test_pooled_graphs_are_the_graphs_of_all_clients(motifs: GraphScenario) -> None:
+    pooled, parts = pool_graphs(motifs.parts), list(motifs.parts.values())
+    assert pooled.num_graphs == sum(part.num_graphs for part in parts) and pooled.num_train == sum(part.num_train for part in parts)
+    last = pooled.select(torch.tensor([pooled.num_graphs - 1]))
+    alone = parts[-1].select(torch.tensor([parts[-1].num_graphs - 1]))
+    assert torch.equal(last.edge_index, alone.edge_index) and torch.equal(last.y, alone.y)
+
+
+def test_fedsgd_equals_one_full_batch_step_of_central(motifs: GraphScenario) -> None:
+    settings = {"rounds": 4, "dropout": 0.0, "batch_size": 10_000, "precision": "float64", "weighting": "train"}
+    ours = models(play("fedsgd", motifs, **settings))["client-0"]
+    settings.pop("weighting")
+    assert max_difference(ours, models(play("central", motifs, **settings))["central"]) < 1e-9
+
+
+def test_class_weights_and_metrics_reach_graph_tasks(motifs: GraphScenario) -> None:
+    plain = models(play("local", motifs))["client-0"]
+    assert max_difference(plain, models(play("local", motifs, class_weight="balanced"))["client-0"]) > 0.0
+    line = play("fedavg", motifs, metric="macro_f1").loop.lines[-1]
+    assert 0.0 <= line["test"] <= 1.0 and "test_accuracy" in line
+
+
+def test_a_resumed_graph_run_is_bit_equal(motifs: GraphScenario) -> None:
+    plain = models(play("fedavg", motifs))
+    experiment = Experiment(resolve("fedavg", {"dataset": "motifs", "clients": 3, "seed": 2, **SMALL}), motifs)
+    for step in range(1, experiment.loop.steps + 1):
+        experiment.loop.play(until=step)
+        experiment.loop.checkpoint()
+        experiment.loop.restore()
+    again = models(experiment)
+    assert all(equal_weights(plain[client], again[client]) for client in plain)
