@@ -7,6 +7,7 @@ needs no prefix. An unknown key stops the run and names the nearest valid one.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import tomllib
 import types
 from collections.abc import Mapping
@@ -237,6 +238,7 @@ def _boolean(value: Any, key: str) -> bool:
     raise ConfigError(f"{key} must be true or false, got {value!r}")
 
 
+@functools.cache  # reading annotations is most of what a resolve costs
 def _keys(config: type) -> dict[str, tuple[str, Any]]:
     """Key -> (field name, type)."""
     hints = get_type_hints(config)

@@ -1,0 +1,201 @@
+"""Ours beside theirs: mean, spread of the paper's kind, difference, paired differences, and a verdict.
+
+The yardstick of a verdict is the published spread; where none (or zero) is printed, ours.
+
+    within 1, within 2   the means differ by at most one, two yardsticks
+    above, below         by more
+    explained            by more, and a note or finding names this cell
+    no spread            there is no yardstick: nothing printed and one seed
+    no number            nothing is printed (a figure)
+    not judged           seconds and memory of another machine
+    not run              no result here; the reason says why
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from isthmus.metrics.spread import Spread, mean_of_client_stds, spread
+from isthmus.papers.cells import Cell
+from isthmus.papers.tables import Table
+
+FACTORS = {"%": 100.0, "s": 1.0, "GB": 1e-3}
+"""From ``result.json`` to the unit of a cell: fractions, seconds, megabytes."""
+
+Results = Mapping[int, Mapping[str, Any]]
+"""Seed -> result."""
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Mean and population standard deviation of the differences to another row, seed by seed (std None with one seed)."""
+
+    row: str
+    mean: float
+    std: float | None
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One cell, ours and theirs. Numbers in the unit of the cell; None where unknown.
+
+    Args:
+        values: Our score by seed.
+        spread: Of the paper's kind.
+        run_spread: Population standard deviation of our score over seeds, whatever the paper's kind.
+        yardstick: What a verdict measures with.
+        paired: Difference to the table's reference row on the same seeds and partitions.
+        gain: Ours of what the paper prints in brackets.
+        seconds: Mean time of a run.
+        reason: Why there is no number of ours.
+    """
+
+    cell: Cell
+    values: Mapping[int, float]
+    mean: float | None
+    spread: float | None
+    run_spread: float | None
+    difference: float | None
+    yardstick: float | None
+    verdict: str
+    paired: Paired | None
+    gain: float | None
+    trainable: int | None
+    shared: int | None
+    seconds: float | None
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict."""
+        cell, paper = self.cell, self.cell.published
+        return {
+            "cell": cell.name, "row": cell.row, "column": cell.column, "parts": list(cell.parts), "unit": cell.unit, "score": cell.score,
+            "run": dict(cell.run),
+            "published": {"text": paper.text, "mean": paper.mean, "spread": paper.spread, "gain": paper.gain,
+                          "approximate": paper.approximate, "printed": next((note.printed for note in cell.notes if note.printed), None)},
+            "ours": {"mean": self.mean, "spread": self.spread, "run_spread": self.run_spread, "gain": self.gain,
+                     "seeds": sorted(self.values), "values": [self.values[seed] for seed in sorted(self.values)]},
+            "difference": self.difference, "yardstick": self.yardstick, "verdict": self.verdict,
+            "paired": None if self.paired is None else vars(self.paired),
+            "parameters": {"trainable": self.trainable, "shared": self.shared}, "seconds_per_run": self.seconds,
+            "notes": [note.text for note in cell.notes if not note.finding], "findings": [note.text for note in cell.notes if note.finding],
+            "reason": self.reason,
+        }  # fmt: skip
+
+
+def compare_table(
+    table: Table, cells: Sequence[Cell], results: Callable[[Cell], Results], reason: Callable[[Cell], str] = lambda cell: ""
+) -> list[Comparison]:
+    """Ours beside theirs for some cells of a table.
+
+    Args:
+        results: Our results of a cell, by seed; also asked for the rows that cells refer to.
+        reason: Why a cell has none.
+    """
+    cache: dict[int, Mapping[int, float]] = {}
+
+    def values(cell: Cell) -> Mapping[int, float]:
+        if id(cell) not in cache:
+            cache[id(cell)] = _values(cell, results(cell))
+        return cache[id(cell)]
+
+    return [_comparison(table, cell, results(cell), values, reason(cell)) for cell in cells]
+
+
+def _comparison(table: Table, cell: Cell, results: Results, values: Callable[[Cell], Mapping[int, float]], reason: str) -> Comparison:
+    own = values(cell)
+    summary = spread(list(own.values()))
+    if summary is None and results and not reason:
+        reason = f"the runs did not measure {cell.score}"
+    ours = _spread_of_kind(table.spread, cell, results, summary)
+    theirs = cell.published
+    difference = summary.mean - theirs.mean if summary is not None and theirs.mean is not None else None
+    yardstick = theirs.spread or ours or None
+    some = next(iter(results.values()), {}) if own else {}
+    seconds = [sum(result["seconds"].values()) for result in results.values() if "seconds" in result] if own else []
+    return Comparison(
+        cell=cell, values=own, mean=summary.mean if summary else None, spread=ours, run_spread=summary.std if summary else None,
+        difference=difference, yardstick=yardstick,
+        verdict=_verdict(cell, summary, difference, yardstick), paired=_paired(table, cell, values), gain=_gain(table, cell, values),
+        trainable=some.get("parameters", {}).get("trainable"), shared=some.get("parameters", {}).get("shared"),
+        seconds=math.fsum(seconds) / len(seconds) if seconds else None, reason=reason,
+    )  # fmt: skip
+
+
+def _values(cell: Cell, results: Results) -> dict[int, float]:
+    """Our score by seed, in the unit of the cell; empty unless every seed has one, since a mean over the lucky seeds would flatter."""
+    found = {seed: result.get(cell.score) for seed, result in sorted(results.items())}
+    numbers = {seed: value * FACTORS[cell.unit] for seed, value in found.items() if isinstance(value, int | float)}
+    return numbers if len(numbers) == len(found) else {}
+
+
+def _spread_of_kind(kind: str, cell: Cell, results: Results, summary: Spread | None) -> float | None:
+    if summary is None:
+        return None
+    if kind != "client-stds" or cell.unit != "%":
+        return summary.std
+    key = "test_score_last" if cell.score.endswith("_last") else "test_score"
+    columns = [{row["client"]: row[key] for row in results[seed]["per_client"]} for seed in sorted(results)]
+    rows = [[column.get(client) for column in columns] for client in columns[0]]
+    if any(score is None for row in rows for score in row):
+        return None
+    found = mean_of_client_stds([[score for score in row if score is not None] for row in rows])
+    return None if found is None else found * FACTORS[cell.unit]
+
+
+def _verdict(cell: Cell, summary: Spread | None, difference: float | None, yardstick: float | None) -> str:
+    if summary is None:
+        return "not run"
+    if cell.unit != "%":
+        return "not judged"
+    if difference is None:
+        return "no number"
+    if yardstick is None:
+        return "no spread"
+    distance = abs(difference) / yardstick
+    if distance <= 2 + 1e-9:
+        return "within 1" if distance <= 1 + 1e-9 else "within 2"
+    return "explained" if cell.notes else "above" if difference > 0 else "below"
+
+
+def _partner(table: Table, cell: Cell, row: str | None) -> Cell | None:
+    """The cell of another row beside this one: same column, same part or one that spans it."""
+    if row is None or row == cell.row:
+        return None
+    for other in table.cells:
+        beside = other.parts == cell.parts or (len(other.parts) > 1 and set(cell.parts) <= set(other.parts))
+        if other.row == row and other.column == cell.column and beside:
+            return other
+    return None
+
+
+def _paired(table: Table, cell: Cell, values: Callable[[Cell], Mapping[int, float]]) -> Paired | None:
+    other = _partner(table, cell, table.reference)
+    if other is None or other.score != cell.score or cell.unit != "%":
+        return None
+    mine, theirs = values(cell), values(other)
+    summary = spread([mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs.keys())])
+    return None if summary is None else Paired(other.row, summary.mean, summary.std, summary.runs)
+
+
+def _gain(table: Table, cell: Cell, values: Callable[[Cell], Mapping[int, float]]) -> float | None:
+    """The bracketed number, ours."""
+    if table.gain is None:
+        return None
+
+    def mean(row: str | None) -> float | None:
+        other = cell if row == cell.row else _partner(table, cell, row)
+        summary = spread(list(values(other).values())) if other is not None else None
+        return None if summary is None else summary.mean
+
+    own, low = mean(cell.row), mean(table.gain.low)
+    if own is None or low is None:
+        return None
+    if not table.gain.high:
+        return own - low
+    high = mean(next((row for ending, row in table.gain.high.items() if cell.row.endswith(ending)), None))
+    return None if high is None or high == low else 100 * (own - low) / (high - low)

@@ -1,0 +1,140 @@
+"""The results page of a paper, in Markdown, from run folders alone: no figure on it is typed by hand, and no run means no line.
+
+Nothing on it depends on when it is written: the date is that of the newest run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from isthmus.papers.judge import Comparison
+from isthmus.papers.tables import SPREADS, Paper, Table
+
+Run = Mapping[str, Any]
+
+
+def write_page(paper: Paper, tables: Sequence[tuple[Table, Sequence[Comparison]]], runs: Sequence[Run]) -> str:
+    """The page.
+
+    Args:
+        tables: Every table with its cells; cells without a result are counted, not shown.
+        runs: Results of all runs the tables draw on.
+    """
+    parts = [
+        f"# {paper.title}",
+        "",
+        f"{paper.cite}. Written by `isthmus reproduce {paper.name} --docs` from run folders; do not edit by hand.",
+        "",
+    ]
+    if runs:
+        parts += [_provenance(runs), ""]
+    parts += _findings(tables)
+    for table, rows in tables:
+        parts += _section(table, rows)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _provenance(runs: Sequence[Run]) -> str:
+    versions = sorted({", ".join(f"{name} {version}" for name, version in run.get("versions", {}).items()) for run in runs})
+    sources = sorted({str(run.get("source")) for run in runs})
+    newest = max(str(run.get("finished", "")) for run in runs)[:10]
+    seeds = sorted({run["seed"] for run in runs})
+    return (
+        f"{len(runs)} runs, the newest of {newest}; seeds {_seeds(seeds)}, the same for every cell, so that differences within a table "
+        "are paired. "
+        f"Data: {', '.join(sources)}. Versions: {'; '.join(versions)}."
+    )
+
+
+def _findings(tables: Sequence[tuple[Table, Sequence[Comparison]]]) -> list[str]:
+    """Findings about cells that were run here, then what is far off and nobody has explained."""
+    lines, open_ = [], list[str]()
+    for table, rows in tables:
+        found: dict[str, list[Comparison]] = {}
+        for row in rows:
+            for note in row.cell.notes:
+                if note.finding and row.mean is not None:
+                    found.setdefault(note.text, []).append(row)
+        for text, cells in found.items():
+            named = ", ".join(f"{row.cell.name} {ours_text(row)} (published {published_text(row)})" for row in cells)
+            lines.append(f"- **{table.key}: {named}.** {text}")
+        open_ += [
+            f"{table.key}: {row.cell.name} {ours_text(row)} (published {published_text(row)})"
+            for row in rows
+            if row.verdict in ("above", "below")
+        ]
+    if open_:
+        lines.append(f"- **Not explained:** {'; '.join(open_)}.")
+    return ["## Where we differ", "", *lines, ""] if lines else []
+
+
+def _section(table: Table, rows: Sequence[Comparison]) -> list[str]:
+    shown = [row for row in rows if row.mean is not None]
+    parts = [f"## {table.key} {table.title}", ""]
+    parts += [f"- {note.text}" for note in table.notes if not note.only] + ([""] if any(not note.only for note in table.notes) else [])
+    if not shown:
+        reasons = _reasons(rows)
+        return [*parts, f"{len(rows)} cells, none run yet{f': {reasons}' if reasons else ''}.", ""]
+    reference = f" | to {table.reference}, paired" if any(row.paired for row in shown) else ""
+    parts += [
+        f"| cell | published | ours | seeds | difference | verdict{reference} | parameters | s / run |",
+        f"|---|---|---|---|---|---|{'---|' if reference else ''}---|---|",
+    ]
+    for row in shown:
+        paired = f" | {paired_text(row)}" if reference else ""
+        seconds = "" if row.seconds is None else f"{row.seconds:.1f}"
+        count = "" if row.trainable is None else f"{row.trainable:,}"
+        cells = [row.cell.name, published_text(row), ours_text(row), str(len(row.values)), difference_text(row), row.verdict]
+        parts.append(f"| {' | '.join(cells)}{paired} | {count} | {seconds} |")
+    parts += ["", f"± is the {SPREADS[table.spread]}."]
+    remarks = {note.text: row.cell.name for row in shown for note in row.cell.notes if not note.finding}
+    parts += ["", *(f"- {name}: {text}" for text, name in remarks.items())] if remarks else []
+    if len(shown) < len(rows):
+        reasons = _reasons(rows)
+        parts += ["", f"{len(rows) - len(shown)} of {len(rows)} cells not run{f': {reasons}' if reasons else ''}."]
+    return [*parts, ""]
+
+
+def _reasons(rows: Sequence[Comparison]) -> str:
+    return "; ".join(dict.fromkeys(row.reason for row in rows if row.mean is None and row.reason))
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    if len(seeds) > 2 and seeds[-1] - seeds[0] == len(seeds) - 1:
+        return f"{seeds[0]} to {seeds[-1]}"
+    return ", ".join(map(str, seeds))
+
+
+def number(mean: float | None, spread: float | None, gain: float | None = None, *, unknown: str = "") -> str:
+    """``66.00 ± 1.51 (80.14)``; an unknown spread is said to be so."""
+    if mean is None:
+        return "–"  # noqa: RUF001 (a dash, not a minus)
+    text = f"{mean:.2f} ± {spread:.2f}" if spread is not None else f"{mean:.2f}{unknown}"
+    return text if gain is None else f"{text} ({gain:.2f})"
+
+
+def published_text(row: Comparison) -> str:
+    """The published number, with what was printed where that is a misprint."""
+    paper = row.cell.published
+    if paper.mean is None:
+        return "not printed"
+    printed = next((note.printed for note in row.cell.notes if note.printed), None)
+    about = "about " if paper.approximate else ""
+    return about + number(paper.mean, paper.spread, paper.gain) + (f" [printed {printed}]" if printed else "")
+
+
+def ours_text(row: Comparison) -> str:
+    """Our number; with one seed the spread is unknown."""
+    return number(row.mean, row.spread, row.gain, unknown=" ± unknown" if len(row.values) == 1 else "")
+
+
+def difference_text(row: Comparison) -> str:
+    return "" if row.difference is None else f"{row.difference:+.2f}"
+
+
+def paired_text(row: Comparison) -> str:
+    """Mean and spread of the seed-by-seed differences to the reference row."""
+    if row.paired is None:
+        return ""
+    return f"{row.paired.mean:+.2f} ± {'unknown' if row.paired.std is None else f'{row.paired.std:.2f}'}"

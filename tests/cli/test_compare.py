@@ -1,0 +1,113 @@
+"""``isthmus compare``: one scenario, several methods, differences by seed, who is told what."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from isthmus.cli.compare import check_same_scenario, compare_methods
+from isthmus.cli.main import main
+from isthmus.errors import ConfigError
+
+SCENARIO = ["--dataset", "csbm:nodes=60,features=6", "--clients", "3", "--rounds", "2", "--set", "backbone=gcn", "--set", "hidden=4"]
+
+
+def compare(*words: str) -> int:
+    return main(["compare", *words, "--jobs", "1"])
+
+
+def test_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert compare("local", "fedavg", *SCENARIO, "--runs", "2", "--out", str(out), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    local, fedavg = found["methods"]
+    assert (local["method"], fedavg["method"]) == ("local", "fedavg")
+    assert local["seeds"] == fedavg["seeds"] == [0, 1]
+    differences = [a - b for a, b in zip(fedavg["scores"], local["scores"], strict=True)]
+    assert fedavg["difference"]["mean"] == pytest.approx(sum(differences) / 2)
+    assert fedavg["difference"]["std"] == pytest.approx(abs(differences[0] - differences[1]) / 2)
+    assert local["difference"] == {"mean": 0.0, "std": 0.0, "runs": 2}
+    assert local["bytes"]["up"] == 0 < fedavg["bytes"]["up"]
+    assert fedavg["parameters"]["shared"] > 0
+    assert any(line["from"] == "client" and line["to"] == "server" and "model" in line["kinds"] for line in fedavg["discloses"])
+    assert not any("model" in line["kinds"] for line in local["discloses"])
+    assert "<html" in (out / "report.html").read_text()[:200]
+    assert json.loads((out / "compare.json").read_text()) == found
+    # The same seeds and partitions for all.
+    labels = {json.dumps(json.loads((folder / "scenario.json").read_text())) for folder in out.glob("*-s0")}
+    assert len(labels) == 1
+    # With one more method and seed, only what is missing is played.
+    assert compare("local", "fedavg", *SCENARIO, "--runs", "2", "--out", str(out)) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert "to local, paired" in captured.out and "Who is told what" in captured.out and "report.html" in captured.out
+
+
+def test_one_seed_has_an_unknown_spread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare("local", *SCENARIO, "--runs", "1", "--out", str(tmp_path)) == 0
+    assert "± unknown" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["local", "local", *SCENARIO], 2, "local is given twice"),
+        (["local", "fedavgg", *SCENARIO], 2, "unknown method 'fedavgg': did you mean 'fedavg'?"),
+        (["local"], 2, "no data set given"),
+        ([], 2, "Missing argument"),
+        (["local", *SCENARIO, "--runs", "0"], 2, "--runs"),
+        (["local", *SCENARIO, "--set", "nokey=1"], 2, "unknown key 'nokey'"),
+    ],
+)
+def test_mistakes(words: list[str], code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(*words, "--out", str(tmp_path / "o")) == code
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
+
+
+def test_missing_data_is_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("ISTHMUS_DATA", raising=False)
+    monkeypatch.setenv("ISTHMUS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("ISTHMUS_OFFLINE", "1")
+    assert compare("local", "--dataset", "flickr", "--runs", "1", "--out", str(tmp_path / "o")) == 3
+    assert "runs have no result, the first" in capsys.readouterr().err
+
+
+def test_a_damaged_folder_is_named_and_the_rest_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["local", "fedavg", *SCENARIO, "--runs", "1", "--out", str(tmp_path), "--json"]
+    assert compare(*words) == 0
+    (next(tmp_path.glob("fedavg-*")) / "result.json").write_text("{}")
+    capsys.readouterr()
+    assert compare(*words) == 3
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)["methods"]
+    assert [row["seeds"] for row in found] == [[0], []]
+    assert found[1]["score"] is None and "damaged" in found[1]["reasons"][0]
+    assert "delete the folder" in captured.err
+
+
+def settings(**run: Any) -> Any:
+    values = {"method": "a", "dataset": "cora", "partition": "random", "clients": 10, "split": "10/10/80", "metric": "accuracy", **run}
+    return SimpleNamespace(run=SimpleNamespace(**values))
+
+
+def test_presets_that_bring_different_scenarios_are_refused() -> None:
+    check_same_scenario([settings(), settings(method="b")])
+    with pytest.raises(ConfigError, match=r"a would run with split 10/10/80 and b with split client:40/30/30.*give --split"):
+        check_same_scenario([settings(), settings(method="b", split="client:40/30/30")])
+
+
+def test_runs_on_different_data_are_refused() -> None:
+    def outcome(**changes: Any) -> Any:
+        result = {"seed": 0, "score": 0.5, "test": 0.5, "dataset": "cora", "partition": "random", "clients": 10, "split": "10/10/80",
+                  "source": "mirror", "run_dir": "nowhere", **changes}  # fmt: skip
+        return SimpleNamespace(result=result, reason="")
+
+    assert compare_methods({"a": [outcome()], "b": [outcome()]})["methods"][1]["difference"]["mean"] == 0.0
+    for changes in ({"source": "package index"}, {"clients": 5}):
+        with pytest.raises(ConfigError, match="different scenarios and do not compare"):
+            compare_methods({"a": [outcome()], "b": [outcome(**changes)]})

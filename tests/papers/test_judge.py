@@ -1,0 +1,182 @@
+"""Ours beside theirs, on made-up results: spreads, differences, gains and verdicts have values one can work out by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from isthmus.papers.judge import Comparison, compare_table
+from isthmus.papers.page import ours_text, published_text, write_page
+from isthmus.papers.tables import Paper, Table, read_paper
+
+PAPER = """
+title = "A Paper"
+cite = "Somebody, 2020"
+runs = 3
+spread = "SPREAD"
+reference = "low"
+run = { split = "10/10/80" }
+[label]
+"X" = { dataset = "cora" }
+"low" = { method = "local" }
+"mid" = { method = "fedavg" }
+"high-GCN" = { method = "central" }
+"time" = { method = "local", score = "seconds_per_round", unit = "s" }
+"minority" = { method = "local", score = "test_minority" }
+[[table]]
+key = "1"
+title = "t"
+columns = ["X"]
+rows = [["low", "60.0+-1.0"], ["mid", "MID"], ["high-GCN", "80+-2"], ["time", "3.5"], ["minority", "50+-1"]]
+[table.gain]
+low = "low"
+HIGH
+NOTE
+"""
+
+
+def paper(mid: str = "70.0+-2.0 (50)", spread: str = "population", high: str = 'high = { mid = "high-GCN" }', note: str = "") -> Paper:
+    return read_paper("mini", PAPER.replace("MID", mid).replace("SPREAD", spread).replace("HIGH", high).replace("NOTE", note))
+
+
+def result(seed: int, score: float | None, per_client: dict[str, float] | None = None) -> dict[str, Any]:
+    return {
+        "seed": seed, "score": score, "test_minority": None, "seconds_per_round": 0.5, "seconds": {"train": 2.0, "eval": 1.0},
+        "parameters": {"trainable": 10, "shared": 4}, "per_client": [{"client": c, "test_score": v} for c, v in (per_client or {}).items()],
+        "versions": {"isthmus": "0"}, "source": "mirror", "finished": "2020-01-02T03:04:05+00:00", "run_dir": f"r{seed}",
+    }  # fmt: skip
+
+
+def judge(table: Table, scores: dict[str, list[float | None]], reason: str = "") -> dict[str, Comparison]:
+    given = {row: {seed: result(seed, score) for seed, score in enumerate(values)} for row, values in scores.items()}
+    rows = compare_table(table, table.cells, lambda cell: given.get(cell.row, {}), lambda cell: "" if cell.row in given else reason)
+    return {row.cell.row: row for row in rows}
+
+
+def one(scores: list[float | None], **changes: str) -> Comparison:
+    return judge(paper(**changes).tables[0], {"mid": scores})["mid"]
+
+
+def test_mean_spread_and_difference() -> None:
+    row = one([0.68, 0.70, 0.75])
+    assert row.mean == pytest.approx(71.0)
+    assert row.spread == pytest.approx(math.sqrt((9 + 1 + 16) / 3))  # population
+    assert row.difference == pytest.approx(1.0)
+    assert (row.trainable, row.shared, row.seconds) == (10, 4, 3.0)
+    assert dict(row.values) == pytest.approx({0: 68.0, 1: 70.0, 2: 75.0})
+
+
+@pytest.mark.parametrize(
+    ("score", "verdict"),
+    [
+        (0.70, "within 1"),
+        (0.72, "within 1"),
+        (0.6801, "within 1"),
+        (0.7201, "within 2"),
+        (0.74, "within 2"),
+        (0.7401, "above"),
+        (0.65, "below"),
+    ],
+)
+def test_verdicts_measure_with_the_published_spread(score: float, verdict: str) -> None:
+    assert one([score - 0.01, score, score + 0.01]).verdict == verdict
+
+
+def test_without_a_published_spread_ours_is_the_yardstick() -> None:
+    row = one([0.70, 0.72, 0.74], mid="70.0")
+    assert row.yardstick == row.spread == pytest.approx(math.sqrt(8 / 3))
+    assert row.verdict == "within 2"
+    assert one([0.70, 0.72, 0.74], mid="70.0+-0.0").verdict == "within 2"  # a spread of nought is rounded away, not certainty
+
+
+def test_one_seed_has_no_spread_and_says_so() -> None:
+    row = one([0.71])
+    assert (row.spread, row.verdict) == (None, "within 1")
+    assert "± unknown" in ours_text(row)
+    assert one([0.71], mid="70.0").verdict == "no spread"
+
+
+def test_a_note_explains_what_is_far_off_but_not_what_fits() -> None:
+    note = '[[table.note]]\nonly = "mid"\nfinding = "why"'
+    assert one([0.9, 0.9], note=note).verdict == "explained"
+    assert one([0.7, 0.7], note=note).verdict == "within 1"
+    assert one([0.9, 0.9], note='[[table.note]]\nnote = "a remark on the whole table"').verdict == "above"
+
+
+def test_figures_times_and_what_was_not_measured() -> None:
+    assert one([0.7, 0.7], mid="?").verdict == "no number"
+    table = paper().tables[0]
+    rows = judge(table, {"time": [0.1, 0.2], "minority": [0.1, 0.2]}, reason="method x is not here yet")
+    assert (rows["time"].verdict, rows["time"].mean) == ("not judged", pytest.approx(0.5))
+    assert (rows["minority"].verdict, rows["minority"].reason) == ("not run", "the runs did not measure test_minority")
+    assert (rows["mid"].verdict, rows["mid"].mean, rows["mid"].reason) == ("not run", None, "method x is not here yet")
+
+
+def test_a_seed_without_a_score_is_not_passed_over() -> None:
+    row = one([0.7, None, 0.7])
+    assert (row.mean, row.verdict) == (None, "not run")
+
+
+def test_differences_are_paired_by_seed() -> None:
+    rows = judge(paper().tables[0], {"low": [0.60, 0.50, 0.40], "mid": [0.61, 0.53]})
+    paired = rows["mid"].paired
+    assert paired is not None
+    assert (paired.row, paired.seeds) == ("low", 2)
+    assert (paired.mean, paired.std) == (pytest.approx(2.0), pytest.approx(1.0))
+    assert rows["low"].paired is None
+
+
+def test_gains() -> None:
+    scores: dict[str, list[float | None]] = {"low": [0.6, 0.6], "mid": [0.7, 0.74], "high-GCN": [0.8, 0.8]}
+    assert judge(paper().tables[0], scores)["mid"].gain == pytest.approx(60.0)
+    assert judge(paper(high="").tables[0], scores)["mid"].gain == pytest.approx(12.0)
+    assert judge(paper().tables[0], {"mid": [0.7]})["mid"].gain is None
+
+
+def test_fedstar_spread_is_the_mean_of_the_clients_sample_stds() -> None:
+    table = paper(spread="client-stds").tables[0]
+    clients = [{"a": 0.5, "b": 0.9}, {"a": 0.7, "b": 0.7}]
+    given = {seed: result(seed, 0.7, scores) for seed, scores in enumerate(clients)}
+    (row,) = [r for r in compare_table(table, table.cells, lambda cell: given if cell.row == "mid" else {}) if r.cell.row == "mid"]
+    assert row.spread == pytest.approx(100 * math.sqrt(0.02))  # both clients: values 0.2 apart, ddof 1
+    assert row.run_spread == 0.0
+
+
+def test_json_is_plain_and_complete() -> None:
+    import json
+
+    document = json.loads(json.dumps(one([0.68, 0.70, 0.75]).to_json()))
+    assert document["published"]["mean"] == 70.0
+    assert document["ours"]["seeds"] == [0, 1, 2]
+    assert document["verdict"] == "within 1"
+    assert document["run"]["method"] == "fedavg"
+
+
+def test_the_page_shows_what_was_run_and_why_the_rest_was_not() -> None:
+    note = '[[table.note]]\nonly = "mid"\nfinding = "It needs more rounds."\n'
+    note += '[[table.note]]\nonly = "low"\nprinted = "6.0"\nnote = "A misprint."'
+    book = paper(note=note)
+    rows = list(judge(book.tables[0], {"low": [0.6, 0.6], "mid": [0.9, 0.9]}, reason="method x is not here yet").values())
+    page = write_page(book, [(book.tables[0], rows)], [result(0, 0.6), result(1, 0.6)])
+    assert "2 runs, the newest of 2020-01-02; seeds 0, 1" in page
+    assert "| mid / X | 70.00 ± 2.00 (50.00) | 90.00 ± 0.00 | 2 | +20.00 | explained | +30.00 ± 0.00 | 10 | 3.0 |" in page
+    assert "It needs more rounds." in page
+    assert "[printed 6.0]" in published_text(rows[0])
+    assert "3 of 5 cells not run: method x is not here yet" in page
+    assert page == write_page(book, [(book.tables[0], rows)], [result(0, 0.6), result(1, 0.6)])
+
+
+def test_the_page_does_not_hide_what_nobody_explained() -> None:
+    book = paper()
+    page = write_page(book, [(book.tables[0], list(judge(book.tables[0], {"mid": [0.9, 0.9]}).values()))], [result(0, 0.9)])
+    assert "**Not explained:** 1: mid / X 90.00 ± 0.00 (published 70.00 ± 2.00 (50.00))." in page
+
+
+def test_a_page_without_runs() -> None:
+    book = paper()
+    rows = list(judge(book.tables[0], {}).values())
+    page = write_page(book, [(book.tables[0], rows)], [])
+    assert "5 cells, none run yet." in page
+    assert "±" not in page
