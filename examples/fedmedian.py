@@ -79,6 +79,7 @@ METHOD = register(
         phases=(Phase("train", fedmedian_round),),
         evaluate=evaluate,
         roles={"client": Role(FedMedianClient)},
+        needs_single_updates=True,  # a median has no secure sum
         discloses=(
             Disclosure("train", "server", "client", Deployed),
             Disclosure("train", "client", "server", Trained),

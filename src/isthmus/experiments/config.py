@@ -45,6 +45,7 @@ class RunConfig:
         execution: ``each`` client by itself, ``cohort`` (all in one set of kernels), or ``auto`` (cohort where offered), which is resolved.
         eval_every: Evaluate every so many rounds (the last always).
         checkpoint_every: Checkpoint every so many rounds; 0 = whenever it costs less than about 5 % of the time.
+        secure_sum: Mask what is summed, so that the server can read only totals; refused by a method that needs single updates.
         wire: Send every message through the wire codec, on the local engine too.
         threads: torch threads. One gives the same bits on every machine of a type.
         tensorboard: Also write TensorBoard event files into the run folder.
@@ -67,6 +68,7 @@ class RunConfig:
     checkpoint_every: int = field(default=0, metadata={"key": "checkpoint.every"})
     threads: int = 1
     wire: bool = False
+    secure_sum: bool = False
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
@@ -81,6 +83,8 @@ class RunConfig:
             raise ConfigError(f"seed must be below 2^63, got {self.seed}")
         if self.threads > MAX_THREADS:
             raise ConfigError(f"threads must be at most {MAX_THREADS}, got {self.threads}")
+        if self.execution == "cohort" and self.secure_sum:
+            raise ConfigError("secure_sum=true masks each client's message by itself: use it with execution=each")
         if self.execution == "cohort" and self.wire:
             raise ConfigError("wire=true sends messages one by one: use it with execution=each")
 
@@ -132,6 +136,8 @@ def resolve(method: str, flags: Mapping[str, Any], overrides: Mapping[str, Any] 
     values |= {"method": method, "preset": preset.name}
     run = RunConfig(**{allowed[key][0]: value for key, value in values.items() if key in _keys(RunConfig)})
     config = _method_config(entry, {allowed[key][0]: value for key, value in values.items() if key in _keys(entry.config)})
+    if run.secure_sum and entry.needs_single_updates:
+        raise ConfigError(f"{method} needs to see single clients' messages, so secure_sum cannot protect it: leave it out")
     return Settings(run, config, preset.score)
 
 

@@ -78,7 +78,7 @@ class Loop:
                  callbacks: Sequence[Callback] = (), incarnation: int = 0) -> None:  # fmt: skip
         self.settings, self.engine, self.nodes, self.folder, self.callbacks = settings, engine, nodes, folder, callbacks
         self.method, self.config, self.run_config = settings.method, settings.method_config, settings.run
-        self.session = Session(engine, self.method.table, seed=settings.run.seed, incarnation=incarnation)
+        self.session = Session(engine, self.method.table, seed=settings.run.seed, incarnation=incarnation, secure=settings.run.secure_sum)
         self.state: Record = self.method.init(view, self.config, Stream(settings.run.seed, ("common",)))
         self._saved_type = make_record(
             "ServerSnapshot", position=_PositionRecord, seconds=Mapping[str, float], round_seconds=Tensor, server=type(self.state),
@@ -290,7 +290,9 @@ class Loop:
         self.state, self.selected_state = record.server, record.selected
         self.seconds, self.round_seconds = dict(record.seconds), record.round_seconds.tolist()
         incarnation = max(self.session.clock.incarnation, record.position.attempt) + 1
-        self.session = Session(self.engine, self.method.table, seed=self.run_config.seed, incarnation=incarnation)
+        self.session = Session(
+            self.engine, self.method.table, seed=self.run_config.seed, incarnation=incarnation, secure=self.run_config.secure_sum
+        )
         self._tags = {tag: kept for tag, kept in self._tags.items() if tag < step} | {step: record}
         if self.folder is not None:
             self.folder.truncate(step)

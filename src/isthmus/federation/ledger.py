@@ -137,10 +137,17 @@ class Sheet:
         return [dict(zip(names, key, strict=True)) | row for key, row in self._rows.items()]
 
 
-def differences(sheet: Sheet, declared: Sequence[Disclosure]) -> list[str]:
-    """What a run showed that was not declared, and what was declared but never shown; empty if the sheet is honest."""
+def differences(sheet: Sheet, declared: Sequence[Disclosure], also: Iterable[str] = ()) -> list[str]:
+    """What a run showed that was not declared, and what was declared but never shown; empty if the sheet is honest.
+
+    ``also``: names of messages of the house itself (keys of secure sums, counts for ``--metric``) that may be shown beside these.
+    """
+    shown = {key for key in set(sheet.keys()) if key[3] not in set(also)}
+    # What a method declares as summed is masked where secure sums are on: less is shown, never more.
+    masked = {(*key[:4], "summed") for key in shown if key[4] == "masked"}
     stated = {line.key for line in declared}
+    shown = {key for key in shown if key[4] != "masked"} | masked
     show = " / ".join
-    return [f"shown but not declared: {show(key)}" for key in sorted(sheet.keys() - stated)] + [
-        f"declared but never shown: {show(key)}" for key in sorted(stated - sheet.keys())
+    return [f"shown but not declared: {show(key)}" for key in sorted(shown - stated)] + [
+        f"declared but never shown: {show(key)}" for key in sorted(stated - shown)
     ]

@@ -17,6 +17,8 @@ from isthmus.federation import codec
 from isthmus.federation.interface import Failure, total
 from isthmus.federation.messages import Message, PartyId
 from isthmus.federation.roles import Client, RoleTable, Signature
+from isthmus.federation.secure import MaskOrder, mask_reply
+from isthmus.privacy.masks import SumParty
 from isthmus.records import Record, make_record
 
 logger = logging.getLogger(__name__)
@@ -46,7 +48,7 @@ class Parcel:
 
 @dataclass(frozen=True)
 class Invocation:
-    """One call to one party: ``argument`` for ``call`` and ``send``, ``parcels`` for ``receive``."""
+    """One call to one party: ``argument`` for ``call`` and ``send``, ``parcels`` for ``receive``; ``mask`` where only a sum may be seen."""
 
     party: PartyId
     role: str
@@ -56,6 +58,7 @@ class Invocation:
     argument: Message | None = None
     parcels: tuple[Parcel, ...] | None = None
     combine: Combine = "each"
+    mask: MaskOrder | None = None
 
 
 Outcome = Message | tuple[Parcel, ...] | Failure | None
@@ -86,6 +89,7 @@ class Party:
         self._tags: dict[int, tuple[Record, Record | None]] = {}
         self._selected: Record | None = None
         self._turn: Turn | None = None
+        self._sums: SumParty | None = None
         self._memory: dict[int, tuple[str, Outcome]] = {}
         self.client = make()
         self.client.setup()
@@ -107,12 +111,25 @@ class Party:
         self.client.enter(call.turn.phase, call.turn.round, call.sequence)
         try:
             outcome = self._run(call, signature)
+            if call.mask is not None:
+                outcome = self._masked(outcome, call)
         except Exception as error:  # whatever a method's code raises becomes a failure of this party, not of the process
             self.client.state = before
             logger.debug("%s: handler %s failed", self.name, call.handler, exc_info=True)
             return Failure("protocol" if isinstance(error, ProtocolError) else "handler", type(error).__name__, error)
         self._memory[call.sequence] = call.handler, outcome
         return outcome
+
+    def sum_key(self) -> bytes:
+        """This party's public key for secure sums of this process; its secret half never leaves it."""
+        if self._sums is None:
+            self._sums = SumParty(self.name)
+        return self._sums.public_key
+
+    def _masked(self, outcome: Outcome, call: Invocation) -> Message:
+        if not isinstance(outcome, Message) or self._sums is None or call.mask is None:
+            raise ProtocolError(f"{self.name}: {call.handler} gives nothing that could be masked")
+        return mask_reply(self._sums, outcome, call.mask)
 
     def _admit(self, call: Invocation) -> Signature:
         if call.party != self.name or call.role != self.role:

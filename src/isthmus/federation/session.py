@@ -7,16 +7,20 @@ they cannot differ between engines.
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 from isthmus.errors import ProtocolError, RunError, unknown
 from isthmus.federation import codec
 from isthmus.federation.interface import Failure, PerClient, QuorumError, Replies, Stacked, total
 from isthmus.federation.ledger import Entry, Ledger, Protection
-from isthmus.federation.messages import SERVER, Message, PartyId, role_of
+from isthmus.federation.messages import SERVER, Kind, Message, PartyId, role_of
 from isthmus.federation.party import Combine, Invocation, Outcome, Parcel, Turn
 from isthmus.federation.roles import RoleTable
+from isthmus.federation.secure import KEYS_PHASE, Masked, MaskOrder, SumKey, SumKeys, unmask
+from isthmus.privacy.masks import SumRoster, SumTag
 from isthmus.seeds import Stream
 
 _Outcomes = Mapping[PartyId, Outcome] | Stacked[Any]
@@ -32,6 +36,10 @@ class Engine(Protocol):
 
     def dispatch(self, calls: Sequence[Invocation], timeout: float | None) -> Mapping[PartyId, Outcome] | Stacked[Any]:
         """Run calls of one handler, one per party; every party gets an outcome, a failure at worst."""
+        ...
+
+    def sum_keys(self, role: str) -> Mapping[PartyId, bytes]:
+        """Public session keys of a role's parties for secure sums."""
         ...
 
     def commit(self, step: int) -> None:
@@ -56,8 +64,10 @@ class Engine(Protocol):
 class Clock:
     """Turn and sequence shared by all tiers of a session."""
 
-    def __init__(self, incarnation: int, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, incarnation: int, seed: int, secure: bool = False) -> None:
+        self.seed, self.secure = seed, secure
+        self.run = secrets.token_hex(16)  # of this process: keys of secure sums belong to it
+        self.sum_keys: dict[str, dict[PartyId, bytes]] = {}
         self.incarnation = incarnation
         self.turn = Turn(incarnation, "init", 0)
         self.sequence = 0
@@ -74,10 +84,10 @@ class Clock:
 class Session:
     """A federation over an engine; implements :class:`~isthmus.federation.interface.Federation`."""
 
-    def __init__(self, engine: Engine, table: RoleTable, *, seed: int = 0, incarnation: int = 0, role: str = "client",
+    def __init__(self, engine: Engine, table: RoleTable, *, seed: int = 0, incarnation: int = 0, role: str = "client", secure: bool = False,
                  shared: tuple[Clock, Ledger] | None = None) -> None:  # fmt: skip
         self.engine, self.table, self.role = engine, table, role
-        self.clock, self.ledger = shared if shared is not None else (Clock(incarnation, seed), Ledger())
+        self.clock, self.ledger = shared if shared is not None else (Clock(incarnation, seed, secure), Ledger())
 
     @property
     def clients(self) -> tuple[PartyId, ...]:
@@ -109,6 +119,8 @@ class Session:
     def sum(self, handler: Callable[..., Any], request: Any = None, *, to: Iterable[PartyId] | None = None) -> Any:
         """Ask parties for messages of which the method sees only the total. Everyone must answer."""
         calls, name = self._calls(handler, request, to)
+        if self.clock.secure:
+            return self._secure_sum(calls, name)
         outcome, failures = self._dispatch(calls, None)
         self._require(name, len(calls), failures, 1.0)
         self._note_replies(name, outcome, "summed")
@@ -121,7 +133,39 @@ class Session:
             summed = total(messages)
         if not codec.finite(summed):  # the total tells whether a closer look is needed
             _check_finite(name, Replies[Any](outcome if isinstance(outcome, Stacked) else _messages(outcome), {}))
+            raise RunError(f"{name}: the sum of the parties' finite numbers is not finite; scale them down before sending")
         return summed
+
+    def _secure_sum(self, calls: Sequence[Invocation], name: str) -> Message:
+        """The same behind pairwise masks: what arrives from one party is uniform, only the sum of all can be read."""
+        if len(calls) < 2:
+            raise RunError(f"{name}: a sum over one party shows that party's values; run with two clients or more, or without secure_sum")
+        keys, turn = self._sum_keys(), self.clock.turn
+        tag = SumTag(self.clock.run, turn.phase, turn.round, self.clock.sequence, handler=name, attempt=turn.incarnation)
+        order = MaskOrder(SumRoster({call.party: keys[call.party] for call in calls}), tag)
+        outcome, failures = self._dispatch([replace(call, mask=order) for call in calls], None)
+        self._require(name, len(calls), failures, 1.0)
+        masked = {party: reply for party, reply in _messages(outcome).items() if isinstance(reply, Masked)}  # type: ignore[arg-type]
+        reply = self.table.signature(self.role, name).reply
+        assert reply is not None
+        sizes = [codec.size(message) for message in masked.values()]
+        self._entry(reply, name, "masked", list(masked), [SERVER], sizes, {Kind.SHARE: sum(sizes)})
+        return unmask(masked, order, reply)
+
+    def _sum_keys(self) -> Mapping[PartyId, bytes]:
+        """Everybody's session key, exchanged before the first secure sum of a role."""
+        if self.role not in self.clock.sum_keys:
+            keys = dict(self.engine.sum_keys(self.role))
+            self.clock.sum_keys[self.role] = keys
+            up, down = codec.size(SumKey(b"0" * 32)), codec.size(SumKeys(keys))
+            place = {"attempt": self.clock.incarnation, "phase": KEYS_PHASE, "round": 0, "sequence": 0}
+            columns = {**place, "handler": "keys", "protection": "clear"}
+            parties = tuple(keys)
+            self.ledger.add(Entry.of(SumKey, sender=parties, receiver=(SERVER,), bytes=(up,) * len(keys),
+                                     by_kind={Kind.IDENTIFIER: 32 * len(keys)}, **columns))  # fmt: skip
+            self.ledger.add(Entry.of(SumKeys, sender=(SERVER,), receiver=parties, bytes=(down,) * len(keys),
+                                     by_kind={Kind.IDENTIFIER: 32 * len(keys) ** 2}, **columns))  # fmt: skip
+        return self.clock.sum_keys[self.role]
 
     def exchange(self, send: Callable[..., Any], receive: Callable[..., Any] | Sequence[Callable[..., Any]], request: Any = None, *,
                  to: Iterable[PartyId] | None = None, combine: Literal["each", "sum"] = "each") -> Replies[Any]:  # fmt: skip

@@ -62,7 +62,8 @@ class Method:
         preset: Paper whose settings apply by default; None for a baseline (by task: fedstruct for nodes, fedstar for graphs).
         cross_edges: Clients may know their cross edges. Otherwise the engine never hands them over.
         pooled: The method trains on the union of all data at one place (a reference, not a federation).
-        shared: Names of the trainable tensors that leave a client: ``(state) -> weights``.
+        needs_single_updates: The server must see each client's message, so secure sums are refused.
+        shared_values: How many numbers of a model are shared: ``(state) -> count``.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Method:
     preset: str | None = None
     cross_edges: bool = False
     pooled: bool = False
+    needs_single_updates: bool = False
     shared_values: Callable[[Any], int] | None = None
     table: RoleTable = field(init=False)
 

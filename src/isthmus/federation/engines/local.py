@@ -63,6 +63,9 @@ class LocalEngine:
             raise unknown("party", name, everyone)
         return everyone[name]
 
+    def sum_keys(self, role: str) -> dict[PartyId, bytes]:
+        return {name: party.sum_key() for name, party in self._parties[role].items()}
+
     def dispatch(self, calls: Sequence[Invocation], timeout: float | None) -> Mapping[PartyId, Outcome] | Stacked[Any]:
         together = self._together(calls)
         if together is not None:
@@ -88,7 +91,7 @@ class LocalEngine:
 
     def _together(self, calls: Sequence[Invocation]) -> Stacked[Any] | dict[PartyId, Outcome] | None:
         role, handler = calls[0].role, calls[0].handler
-        if not self._cohort_wanted or calls[0].parcels is not None or len(calls) != len(self._parties[role]):
+        if not self._cohort_wanted or calls[0].parcels is not None or calls[0].mask is not None or len(calls) != len(self._parties[role]):
             return None
         cohort = self._cohort(role)
         if cohort is None or hasattr(Cohort, handler) or not hasattr(cohort, handler):

@@ -1,0 +1,170 @@
+"""``secure_sum=true``: the server reads only totals, results stay within the fixed-point bound, nothing is summed by mistake."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from isthmus.data.scenario import Scenario, build_scenario
+from isthmus.errors import ConfigError, RunError
+from isthmus.experiments.config import resolve
+from isthmus.experiments.run import Experiment
+from isthmus.federation.engines.local import LocalEngine
+from isthmus.federation.faults import Fault, FaultyEngine
+from isthmus.federation.interface import QuorumError
+from isthmus.federation.ledger import differences
+from isthmus.federation.messages import Count, Identifier, Message, Model, Structure
+from isthmus.federation.roles import Client, Role, RoleTable, handler
+from isthmus.federation.secure import Masked
+from isthmus.federation.session import Session
+from isthmus.privacy.attacks.uniform import uniformity
+from isthmus.privacy.leaves import error_bound
+from isthmus.records import Record
+from isthmus.seeds import Stream
+from isthmus.tensors import Weights, equal_weights, max_difference
+
+HOUSE = ("SumKey", "SumKeys")
+
+
+@pytest.fixture(scope="module")
+def scenario() -> Scenario:
+    return build_scenario(dataset="csbm:nodes=90,classes=3,features=16,degree=4", clients=3, split="30/20/50", seed=5)
+
+
+def play(method: str, scenario: Scenario, engine: type[LocalEngine] = LocalEngine, **settings: Any) -> Experiment:
+    flags = {"dataset": "csbm", "clients": 3, "seed": 5, "rounds": 4, "hidden": (8,), "execution": "each", **settings}
+    plan = {"plan": flags.pop("plan")} if "plan" in flags else {}
+    experiment = Experiment(resolve(method, flags), scenario, engine=engine, **plan)
+    experiment.loop.play()
+    return experiment
+
+
+def model(experiment: Experiment) -> Weights:
+    exported: Weights = experiment.engine.party("client-0").client.export()
+    return exported
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedsgd", "fedprox", "fedper"])
+def test_masked_sums_give_the_same_weights_within_the_fixed_point_bound(scenario: Scenario, method: str) -> None:
+    settings = {"optimizer": "sgd", "lr": 0.1, "precision": "float64", "dropout": 0.0}
+    plain, masked = (play(method, scenario, secure_sum=on, **settings) for on in (False, True))
+    # One rounding per round and number; training passes an error on, so a small factor on top of the bound of one sum.
+    assert 0.0 < max_difference(model(plain), model(masked)) < 4 * 10 * error_bound(3)
+    assert differences(masked.loop.sheet, masked.settings.method.discloses, HOUSE) == []
+    protections = {row["message"]: row["protection"] for row in masked.loop.sheet.rows()}
+    assert "summed" not in protections.values() and "masked" in protections.values()
+
+
+def test_what_one_party_sends_is_uniform_and_only_the_sum_means_anything(scenario: Scenario) -> None:
+    sent: list[Masked] = []
+
+    class Listening(LocalEngine):
+        def _invoke(self, call: Any) -> Any:
+            outcome = super()._invoke(call)
+            if isinstance(outcome, Masked):
+                sent.append(outcome)
+            return outcome
+
+    play("fedavg", scenario, engine=Listening, secure_sum=True, hidden=(32,))
+    assert len(sent) == 3 * (1 + 4), "one masked message per client and sum, the count of samples included"
+    words = np.concatenate([message.words.numpy().view(np.uint64) for message in sent])
+    assert uniformity(words) > 1e-4
+    spoiled = words.copy()
+    spoiled[: len(words) // 10] >>= np.uint64(16)
+    assert uniformity(spoiled) < 1e-6, "the test itself would notice"
+
+
+def test_a_masked_run_is_the_same_twice_although_its_masks_are_not(scenario: Scenario) -> None:
+    first, second = (model(play("fedavg", scenario, secure_sum=True, dropout=0.3)) for _ in range(2))
+    assert equal_weights(first, second)
+
+
+def test_a_party_that_comes_back_is_asked_again_under_new_masks(scenario: Scenario) -> None:
+    fault = Fault("client-1", "train", 2, "local_update", kind="crashed")
+    broken = play("fedavg", scenario, engine=FaultyEngine, plan=[fault], secure_sum=True)
+    assert equal_weights(model(broken), model(play("fedavg", scenario, secure_sum=True)))
+
+
+def test_a_missing_party_aborts_the_sum(scenario: Scenario) -> None:
+    fault = Fault("client-1", "train", 2, "local_update", kind="timeout", times=99)
+    with pytest.raises(QuorumError, match="2 of 3"):
+        play("fedavg", scenario, engine=FaultyEngine, plan=[fault], secure_sum=True)
+
+
+def test_bytes_of_masked_messages_are_on_the_ledger(scenario: Scenario) -> None:
+    plain, masked = (play("fedavg", scenario, secure_sum=on).loop.totals.training["up"] for on in (False, True))
+    assert 1.5 * plain < masked < 3 * plain, "64-bit words instead of float32"
+
+
+def test_one_client_and_cohorts_and_medians_are_refused(scenario: Scenario) -> None:
+    alone = build_scenario(dataset="csbm:nodes=40,classes=3,features=16", clients=1, split="30/20/50", seed=5)
+    with pytest.raises(RunError, match="one party"):
+        play("fedavg", alone, clients=1, secure_sum=True)
+    with pytest.raises(ConfigError, match="execution=each"):
+        resolve("fedavg", {"dataset": "csbm", "secure_sum": True, "execution": "cohort"})
+
+
+@dataclass(frozen=True)
+class Nothing(Record):
+    pass
+
+
+@dataclass(frozen=True)
+class Named(Message):
+    value: Model[Tensor]
+    name: Identifier[str]
+
+
+@dataclass(frozen=True)
+class Flag(Message):
+    value: Count[bool]
+
+
+@dataclass(frozen=True)
+class Sparse(Message):
+    value: Structure[Tensor]
+
+
+@dataclass(frozen=True)
+class Uneven(Message):
+    value: Model[Tensor]
+
+
+class Sender(Client[None, Nothing]):
+    def initial_state(self) -> Nothing:
+        return Nothing()
+
+    @handler
+    def named(self) -> Named:
+        return Named(torch.ones(2), "me")
+
+    @handler
+    def flag(self) -> Flag:
+        return Flag(True)
+
+    @handler
+    def sparse(self) -> Sparse:
+        return Sparse(torch.eye(2).to_sparse_csr())
+
+    @handler
+    def uneven(self) -> Uneven:
+        return Uneven(torch.ones(self.data.num_nodes))
+
+    @handler
+    def wild(self) -> Uneven:
+        return Uneven(torch.tensor([float("nan")]))
+
+
+@pytest.mark.parametrize(("function", "complaint"), [(Sender.named, "a text"), (Sender.flag, "a bool"), (Sender.sparse, "a sparse matrix"),
+                                                     (Sender.uneven, "different shape"), (Sender.wild, "nan|finite|NaN")])  # fmt: skip
+def test_what_has_no_masked_sum_is_refused(scenario: Scenario, function: Any, complaint: str) -> None:
+    table = RoleTable({"client": Role(Sender)})
+    session = Session(LocalEngine(scenario.parts, table, None, Stream(0)), table, secure=True)
+    session.clock.begin("train", 1, 1)
+    with pytest.raises(RunError, match=complaint):
+        session.sum(function)
