@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from isthmus.cli.console import print_table
-from isthmus.errors import DataError
+from isthmus.errors import ConfigError, DataError
 
 NAME = "data"
 
@@ -57,11 +57,49 @@ def verify(names: Annotated[list[str] | None, typer.Argument(help="Data sets; al
         raise DataError(f"damaged: {', '.join(damaged)}; replace these files or unset ISTHMUS_DATA to fetch them again")
 
 
-def partitions() -> None:
-    """List partitions and splits."""
+def partitions(
+    dataset: Annotated[str | None, typer.Option(help="Show what a partition does to this data set instead of listing them.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Which partition.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
+    split: Annotated[str | None, typer.Option(help="Train/validation/test.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed.", min=0)] = 0,
+    json_: Json = False,
+) -> None:
+    """List partitions and splits; with --dataset: sizes, cross edges, label skew and homophily of one."""
+    if dataset is None:
+        if any(given is not None for given in (partition, clients, split)):
+            raise ConfigError("--partition, --clients and --split describe a data set: give --dataset too")
+        _list_partitions(json_)
+        return
+    from isthmus.data.graphscenario import task_of
+    from isthmus.experiments.scenarios import build, report_statistics
+
+    facts = report_statistics(build(dataset=dataset, partition=partition, clients=clients, split=split, seed=seed))
+    if json_:
+        print(json.dumps(facts))
+        return
+    if task_of(dataset) == "graph":
+        columns: tuple[str, ...] = ("client", "title", "graphs", "train", "val", "test", "nodes", "edges", "features")
+        print_table(columns, [tuple(str(row[column]) for column in columns) for row in facts["clients"]])
+        return
+    columns = ("client", "nodes", "train", "val", "test", "edges", "cross_edges", "homophily")
+    print_table(columns, [tuple(_cell(row[column]) for column in columns) for row in facts["clients"]])
+    share, skew = _cell(facts["cross_share"]), _cell(facts["label_skew"])
+    print(f"cross-edge share {share}, label skew {skew} (mean total variation distance to all labels)")
+
+
+def _list_partitions(json_: bool) -> None:
     from isthmus.data.catalogue import list_partitions
 
-    print_table(("kind", "name", "task", "what it does"), [(r["kind"], r["name"], r["task"], r["what"]) for r in list_partitions()])
+    rows = list_partitions()
+    if json_:
+        print(json.dumps({"partitions": rows}))
+    else:
+        print_table(("kind", "name", "task", "what it does"), [(row["kind"], row["name"], row["task"], row["what"]) for row in rows])
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def _size(size: Any) -> str:

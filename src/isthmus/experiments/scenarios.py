@@ -21,16 +21,19 @@ AnyData = NodeData | GraphSetData
 
 
 def scenario_of(settings: Settings) -> AnyScenario:
-    """Load, partition and split as the settings say; what they leave open is the task's default."""
+    """Load, partition and split as the settings say."""
     run = settings.run
-    if task_of(run.dataset) == "graph":
-        partition, split = run.partition, run.split or "fedstar"
-        return build_graph_scenario(dataset=run.dataset, partition=partition, clients=run.clients, split=split, seed=run.seed)
-    dataset, partition, split = run.dataset, run.partition or "random", run.split or "10/10/80"
-    if dataset.lower() == "banks" and run.partition in (None, "owner"):
+    return build(dataset=run.dataset, partition=run.partition, clients=run.clients, split=run.split, seed=run.seed)
+
+
+def build(*, dataset: str, partition: str | None, clients: int | None, split: str | None, seed: int) -> AnyScenario:
+    """A scenario of either kind of task; what is left open is the task's default."""
+    if task_of(dataset) == "graph":
+        return build_graph_scenario(dataset=dataset, partition=partition, clients=clients, split=split or "fedstar", seed=seed)
+    if dataset.lower() == "banks" and partition in (None, "owner"):
         # A network of banks comes with its owners: as many banks as clients are asked for, each bank a client.
-        dataset, partition = f"banks:banks={run.clients or 8}", "owner"
-    return build_scenario(dataset=dataset, partition=partition, clients=run.clients, split=split, seed=run.seed)
+        dataset, partition = f"banks:banks={clients or 8}", "owner"
+    return build_scenario(dataset=dataset, partition=partition or "random", clients=clients, split=split or "10/10/80", seed=seed)
 
 
 def parts_for(settings: Settings, scenario: AnyScenario) -> dict[str, Any]:
