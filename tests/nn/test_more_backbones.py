@@ -114,7 +114,7 @@ class Reference(nn.Module):
         for i, layer in enumerate(self.layers):
             h = torch.relu(h) if i else h
             h = layer(h) if self.kind in ("gprgnn", "dgcn") else layer(h, edge_index)
-        h = h if self.top is None else self.top(torch.relu(h))
+        h = h if self.top is None else self.top(torch.relu(h) if self.kind in ("gprgnn", "dgcn") else h)
         if self.kind == "gprgnn":
             matrix = dense_gcn(edge_index, nodes)
             powers = [torch.matrix_power(matrix, k) for k in range(self.hops + 1)]

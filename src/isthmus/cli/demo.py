@@ -12,7 +12,6 @@ from isthmus.cli.console import Watch, print_table
 
 NAME = "demo"
 METHODS = ("local", "fedavg", "fedsgd", "central")
-ROUNDS = 100  # the paper's 40 stop FedAvg half-way (docs/results/fedstruct.md)
 GENERATED = "csbm:nodes=2700,classes=7,features=400,homophily=0.8,degree=4"
 
 
@@ -37,7 +36,7 @@ def command(
     folders = []
     for method in METHODS:
         for seed in range(seeds):
-            flags = {"dataset": dataset, "clients": 10, "partition": "random", "split": "10/10/80", "seed": seed, "rounds": ROUNDS}
+            flags = {"dataset": dataset, "clients": 10, "partition": "random", "split": "10/10/80", "seed": seed}
             settings = resolve(method, flags)
             folders.append(target / f"{method}-s{seed}")
             watch = Watch(f"{method:8s} seed {seed}", lines=2)

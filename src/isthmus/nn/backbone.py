@@ -1,7 +1,7 @@
 """The common frame of node backbones: [input norm], layers with ReLU and dropout between them, [linear head].
 
-Without head the last layer puts out the classes. With head every layer is followed by ReLU and dropout and a linear classifier comes
-on top (FedStruct's GNN).
+Without head the last layer puts out the classes. With head a linear classifier comes on top of the last layer (FedStruct's GNN): ReLU
+and dropout stand between the layers, nothing after the last one.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ class Backbone(nn.Module):
     """
 
     layer_type: ClassVar[type[Layer]]
+    activate_head: ClassVar[bool] = False
+    """Whether ReLU and dropout stand before the linear head too. Not on top of convolutions (FedStruct, 12.7: nothing after the last one);
+    on top of linear layers, where a linear head would add nothing without."""
 
     def __init__(
         self,
@@ -133,9 +136,12 @@ class Backbone(nn.Module):
             h = self._activate(h, inputs, inputs.level(i - 1), dropout)
             h = self.layers[i](h, inputs, inputs.level(i))
         if self.head is not None:
-            h = self._activate(h, inputs, inputs.level(len(self.layers) - 1), dropout)
-            h = self.head(h, inputs, -1)
+            h = self.head(self.before_head(h, inputs, inputs.level(len(self.layers) - 1), dropout), inputs, -1)
         return h
+
+    def before_head(self, h: Tensor, inputs: Inputs, level: int, dropout: DropoutSource | None) -> Tensor:
+        """What the head reads: the last layer as it is, or activated where the layers are linear themselves."""
+        return self._activate(h, inputs, level, dropout) if self.activate_head else h
 
     def _activate(self, h: Tensor, inputs: Inputs, level: int, dropout: DropoutSource | None) -> Tensor:
         h = torch.relu(h)

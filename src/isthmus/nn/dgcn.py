@@ -39,6 +39,7 @@ class Decoupled(Backbone):
     """
 
     layer_type: ClassVar[type[Layer]] = PlainLayer
+    activate_head: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -141,7 +141,7 @@ class GAT(Backbone):
             z = matmul(self._activate(h, inputs, i, dropout), layer.weight) if i else h
             h = layer.attend(z, inputs, i, self.attention_dropout, dropout)
         if self.head is not None:
-            h = self.head(self._activate(h, inputs, len(self.layers), dropout), inputs, -1)
+            h = self.head(self.before_head(h, inputs, len(self.layers), dropout), inputs, -1)
         return h
 
 

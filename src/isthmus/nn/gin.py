@@ -77,5 +77,5 @@ class GIN(Backbone):
         for i in range(1, len(self.layers)):
             h = self.layers[i](self._activate(h, inputs, inputs.level(i - 1), dropout), inputs, inputs.level(i))
         if self.head is not None:
-            h = self.head(self._activate(h, inputs, inputs.level(len(self.layers) - 1), dropout), inputs, -1)
+            h = self.head(self.before_head(h, inputs, inputs.level(len(self.layers) - 1), dropout), inputs, -1)
         return h

@@ -20,6 +20,7 @@ from isthmus.nn.layers import Layer, LinearLayer
 class MLP(Backbone):
     """Linear layers with ReLU and dropout between; blind to edges."""
 
+    activate_head: ClassVar[bool] = True
     layer_type: ClassVar[type[Layer]] = LinearLayer
 
     @classmethod

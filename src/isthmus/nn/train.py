@@ -220,10 +220,11 @@ def _by_hand(
     passed: list[tuple[str, Layer, dict[str, Tensor], Tensor, Tensor | None, int]] = []
     for i, (prefix, layer) in enumerate(model.later, start=1):
         mask = None
-        if dropout is not None and rate:
-            level = inputs.level(i - 1)
-            mask = dropout.mask(inputs.rows[level], inputs.padded[level], z.shape[-1], rate, z.dtype)
-        activate(z, mask)
+        if layer is not model.head or model.activate_head:
+            if dropout is not None and rate:
+                level = inputs.level(i - 1)
+                mask = dropout.mask(inputs.rows[level], inputs.padded[level], z.shape[-1], rate, z.dtype)
+            activate(z, mask)
         own = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
         level = inputs.level(i)
         passed.append((prefix, layer, own, z, mask, level))
@@ -233,7 +234,8 @@ def _by_hand(
     for prefix, layer, own, h, mask, level in reversed(passed):
         grad, found = layer.run_grads(own, h, grad, inputs, level)
         grads |= {prefix + name: tensor for name, tensor in found.items()}
-        activate_grad(grad, h, mask)
+        if layer is not model.head or model.activate_head:
+            activate_grad(grad, h, mask)
     grads["layers.0.bias"] = bias_grad(grad, weights["layers.0.bias"])
     return grads, dict.fromkeys(products, grad), client_loss
 
