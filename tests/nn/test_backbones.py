@@ -53,7 +53,8 @@ class Reference(nn.Module):
         for i, conv in enumerate(self.convs):
             h = torch.relu(h) if i else h
             h = conv(h) if self.kind == "mlp" else conv(h, edge_index)
-        return h if self.top is None else self.top(torch.relu(h) if self.kind == "mlp" else h)  # nothing between the last convolution and the head
+        # Nothing stands between the last convolution and the head.
+        return h if self.top is None else self.top(torch.relu(h) if self.kind == "mlp" else h)
 
 
 @pytest.mark.parametrize("kind", ["gcn", "sage", "mlp"])

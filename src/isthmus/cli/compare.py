@@ -15,8 +15,8 @@ from isthmus.cli.reproduce import RunsWatch
 from isthmus.cli.run import Clients, Config, Dataset, EngineName, Json, Metric, Partition, Preset, Profile, Rounds, Set, Split
 
 if TYPE_CHECKING:
+    from isthmus.experiments.batch import Job, Outcome
     from isthmus.experiments.config import Settings
-    from isthmus.papers import Job, Outcome
 
 NAME = "compare"
 Runs = Annotated[int, typer.Option(help="Seeds, the same for all.", min=1)]
@@ -32,8 +32,9 @@ def command(
 ) -> None:  # fmt: skip
     """Run several methods on one scenario; table, disclosure and report."""
     from isthmus.errors import ConfigError
+    from isthmus.experiments.batch import Job
     from isthmus.experiments.config import parse_override, resolve
-    from isthmus.papers import Job, folder_of
+    from isthmus.papers import folder_of
 
     if twice := sorted({method for method in methods if methods.count(method) > 1}):
         raise ConfigError(f"{', '.join(twice)} is given twice: name each method once")
@@ -64,7 +65,7 @@ def command(
 
 def play_all(jobs: Sequence[tuple[str, Job]], workers: int | None) -> dict[Path, Outcome]:
     """Run what is missing of these named jobs, with a line per run; Ctrl-C says how to go on."""
-    from isthmus.papers import run_all
+    from isthmus.experiments.batch import run_all
 
     names = {job.folder: f"{name}, seed {job.settings.run.seed}" for name, job in jobs}
     try:

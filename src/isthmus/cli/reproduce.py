@@ -15,7 +15,8 @@ from isthmus.cli.console import clock, print_table, stdout
 from isthmus.cli.run import Json
 
 if TYPE_CHECKING:
-    from isthmus.papers import Cell, Comparison, Job, Outcome, Paper, Table
+    from isthmus.experiments.batch import Job, Outcome
+    from isthmus.papers import Cell, Comparison, Paper, Table
 
 NAME = "reproduce"
 OUT = Path("runs/reproduce")
@@ -75,14 +76,15 @@ class Reproduction:
         self.seconds = 0.0
 
     def jobs_of(self, cell: Cell, runs: int) -> list[Job]:
-        from isthmus.papers import Job, cell_settings, folder_of
+        from isthmus.experiments.batch import Job
+        from isthmus.papers import cell_settings, folder_of
 
         settings = [cell_settings(cell, seed) for seed in range(runs)]
         return [Job(each, folder_of(each, self.out), models=False) for each in settings]
 
     def run(self, workers: int | None) -> None:
         """Play what is missing. Seeds first, so that every cell has a number early."""
-        from isthmus.papers import run_all
+        from isthmus.experiments.batch import run_all
 
         wanted: dict[Path, tuple[int, Job]] = {}
         names: dict[Path, str] = {}
@@ -105,8 +107,8 @@ class Reproduction:
 
     def results(self, cell: Cell) -> dict[int, Mapping[str, Any]]:
         """Results of a cell by seed: of this call, or for cells that were not asked for what lies in the folder."""
+        from isthmus.experiments.batch import look
         from isthmus.papers import why_not
-        from isthmus.papers.batch import look
 
         if id(cell) not in self.why_not:
             self.why_not[id(cell)] = why_not(cell)

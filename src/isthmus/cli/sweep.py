@@ -15,7 +15,7 @@ from isthmus.cli.console import print_table
 from isthmus.cli.run import Clients, Config, Dataset, EngineName, Json, Metric, Partition, Preset, Profile, Rounds, Set, Split
 
 if TYPE_CHECKING:
-    from isthmus.papers import Outcome
+    from isthmus.experiments.batch import Outcome
 
 NAME = "sweep"
 MAX_POINTS = 10_000
@@ -30,8 +30,9 @@ def command(
 ) -> None:  # fmt: skip
     """Run a method over a grid of settings."""
     from isthmus.errors import ConfigError
+    from isthmus.experiments.batch import Job
     from isthmus.experiments.config import parse_override, resolve
-    from isthmus.papers import Job, folder_of
+    from isthmus.papers import folder_of
 
     axes = dict(parse_grid(text) for text in grid)
     if len(axes) < len(grid):

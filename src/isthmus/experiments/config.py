@@ -23,6 +23,7 @@ from isthmus.errors import ConfigError, unknown
 from isthmus.experiments.presets import Preset, load_preset
 from isthmus.experiments.scoring import SCORE_RULES
 from isthmus.methods.registry import Method, get_method
+from isthmus.methods.training import TrainConfig
 from isthmus.metrics.named import parse_metric
 
 MAX_THREADS = 1024
@@ -136,6 +137,8 @@ def resolve(method: str, flags: Mapping[str, Any], overrides: Mapping[str, Any] 
     values |= {"method": method, "preset": preset.name}
     run = RunConfig(**{allowed[key][0]: value for key, value in values.items() if key in _keys(RunConfig)})
     config = _method_config(entry, {allowed[key][0]: value for key, value in values.items() if key in _keys(entry.config)})
+    if run.execution == "cohort" and isinstance(config, TrainConfig) and config.one_by_one:
+        raise ConfigError("dp_clip has each client clip and add noise by itself: use it with execution=each")
     if run.secure_sum and entry.needs_single_updates:
         raise ConfigError(f"{method} needs to see single clients' messages, so secure_sum cannot protect it: leave it out")
     return Settings(run, config, preset.score)

@@ -2,7 +2,8 @@
 
 1. play a round of the current phase, 2. evaluate if due, 3. write the ledger segment and the metrics line, 4. checkpoint if due. The round
 is the transaction: after a crash, of a party or of this process, everyone returns to the newest tag all hold and the rounds since are
-played again, with the same random streams and so the same bits.
+played again, with the same random streams and so the same bits. Noise of differential privacy is secret, so two runs of one seed differ in
+it; within a run a replayed round adds the same noise again, from a secret each party keeps in its own checkpoints.
 """
 
 from __future__ import annotations

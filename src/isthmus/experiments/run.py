@@ -92,6 +92,9 @@ class Experiment:
         self.settings = replace(settings, run=replace(settings.run, **resolved))
         self.callbacks = [*callbacks, *([TensorBoard()] if settings.run.tensorboard else [])]
         self.loop = self.new_loop(None)
+        privacy = settings.method.privacy  # asked before anything runs: an extra may be missing
+        clients = len(self.engine.parties("client"))
+        self.privacy = privacy and privacy(self.loop.state, settings.method_config, settings.run.rounds, clients, settings.run.secure_sum)
 
     def new_loop(self, folder: RunFolder | None, incarnation: int = 0) -> Loop:
         view = view_of(self.parts)
@@ -103,6 +106,8 @@ class Experiment:
             self.engine.keep_tags(folder.store)
             self.loop = loop = self.new_loop(folder)
             with _log_file(folder.path / "log.txt"):
+                if self.privacy and self.privacy.get("warning"):
+                    logger.warning("differential privacy: %s", self.privacy["warning"])
                 if resumed:
                     loop.restore()
                 for callback in self.callbacks:
@@ -135,7 +140,7 @@ class Experiment:
         folder.write_json("disclosure.json", {"method": run.method, "rows": loop.sheet.rows(), "protections": PROTECTIONS})
         result = form_result(
             self.settings, self.scenario, self.nodes, loop.lines, loop.totals, loop.seconds, loop.round_seconds, parameters,
-            str(folder.path),
+            str(folder.path), self.privacy,
         )  # fmt: skip
         folder.write_json("result.json", result)
         return result

@@ -1,7 +1,7 @@
 """Many runs, several at a time, each in a folder of its own that decides what is left to do.
 
 A finished folder is reused, a half-finished one resumed, a damaged one named and left alone. With one worker runs are played in this
-process; with more, worker processes (`isthmus.papers.worker`, one torch thread each) take one run after the other. A worker that dies
+process; with more, worker processes (`isthmus.experiments.worker`, one torch thread each) take one run after the other. A worker that dies
 costs its run, not the rest, and all workers end with this process, however it ends.
 """
 
@@ -256,8 +256,8 @@ class _Worker:
             if self._process is None:
                 self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (lives as long as the process)
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "isthmus.papers.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-                    text=True, env={**os.environ, **self.THREADS},
+                    [sys.executable, "-m", "isthmus.experiments.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                    stderr=self._errors, text=True, env={**os.environ, **self.THREADS},
                 )  # fmt: skip
             return self._process
 

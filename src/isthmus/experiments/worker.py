@@ -1,4 +1,4 @@
-"""A worker process of `isthmus.papers.batch`: one JSON line in is one run, one JSON line out is what became of it."""
+"""A worker process of `isthmus.experiments.batch`: one JSON line in is one run, one JSON line out is what became of it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def main() -> None:
     questions: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(sys.stdin, questions), daemon=True).start()
 
+    from isthmus.experiments.batch import Job, play
     from isthmus.experiments.config import settings_from_toml
-    from isthmus.papers.batch import Job, play
 
     while True:
         question = json.loads(questions.get())

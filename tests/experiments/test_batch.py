@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from isthmus.errors import ConfigError, RunError
+from isthmus.experiments import batch
+from isthmus.experiments.batch import Job, Outcome, _Worker, different, finished, look, run_all
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import start
-from isthmus.papers import batch
-from isthmus.papers.batch import Job, Outcome, _Worker, different, finished, look, run_all
 from isthmus.papers.plan import folder_of
 
 SMALL: dict[str, Any] = {"dataset": "csbm:nodes=60,features=6", "clients": 3, "rounds": 2, "backbone": "gcn", "hidden": 4}
