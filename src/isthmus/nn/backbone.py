@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import ClassVar
+from typing import ClassVar, TypedDict
 
 import scipy.sparse as sp
 import torch
@@ -23,6 +23,18 @@ from isthmus.seeds import Stream
 
 NORM = "input_norm"
 """Name of the sub-module with the input norm; its parameters are ``input_norm.gamma`` and ``input_norm.beta``."""
+
+
+class Common(TypedDict):
+    """What every backbone is built from; a backbone with options of its own passes these on."""
+
+    num_features: int
+    num_classes: int
+    hidden: Sequence[int]
+    dropout: float
+    input_norm: bool
+    head: bool
+    stream: Stream
 
 
 class Backbone(nn.Module):

@@ -10,8 +10,8 @@ Shapes: x (n, F), edges (2, E) -> logits (n, C); MLP weights (in, out), initiali
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import ClassVar, Unpack
 
 import scipy.sparse as sp
 import torch
@@ -19,11 +19,10 @@ from torch import Tensor
 
 from isthmus.errors import ConfigError
 from isthmus.graph.normalise import row_norm
-from isthmus.nn.backbone import Backbone
+from isthmus.nn.backbone import Backbone, Common
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.inputs import Inputs
 from isthmus.nn.layers import Layer, LinearLayer, add_bias
-from isthmus.seeds import Stream
 
 
 class PlainLayer(LinearLayer):
@@ -41,22 +40,8 @@ class Decoupled(Backbone):
     layer_type: ClassVar[type[Layer]] = PlainLayer
     activate_head: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        *,
-        num_features: int,
-        num_classes: int,
-        hidden: Sequence[int],
-        dropout: float,
-        input_norm: bool,
-        head: bool,
-        stream: Stream,
-        num_steps: int,
-    ) -> None:
-        super().__init__(
-            num_features=num_features, num_classes=num_classes, hidden=hidden, dropout=dropout, input_norm=input_norm, head=head,
-            stream=stream,
-        )  # fmt: skip
+    def __init__(self, *, num_steps: int, **common: Unpack[Common]) -> None:
+        super().__init__(**common)
         if num_steps < 0:
             raise ConfigError(f"hops must be at least 0, got {num_steps}")
         self.num_steps = num_steps
@@ -96,22 +81,8 @@ class DGCN(Decoupled):
         hops: L, number of propagations.
     """
 
-    def __init__(
-        self,
-        *,
-        num_features: int,
-        num_classes: int,
-        hidden: Sequence[int],
-        dropout: float,
-        input_norm: bool,
-        head: bool,
-        stream: Stream,
-        hops: int = 2,
-    ) -> None:
-        super().__init__(
-            num_features=num_features, num_classes=num_classes, hidden=hidden, dropout=dropout, input_norm=input_norm, head=head,
-            stream=stream, num_steps=hops,
-        )  # fmt: skip
+    def __init__(self, *, hops: int = 2, **common: Unpack[Common]) -> None:
+        super().__init__(num_steps=hops, **common)
 
     def propagation(self, edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
         return row_norm(edge_index, num_nodes)

@@ -12,10 +12,10 @@ Shapes: x (n, F), edges (2, E) -> logits (n, C); W (in, heads * out), a (heads, 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 import scipy.sparse as sp
@@ -24,12 +24,11 @@ from torch import Tensor, nn
 
 from isthmus.errors import ConfigError
 from isthmus.graph.normalise import adjacency
-from isthmus.nn.backbone import Backbone
+from isthmus.nn.backbone import Backbone, Common
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.inputs import Inputs
 from isthmus.nn.kernels import Array, compiled
 from isthmus.nn.layers import Layer, add_bias, first_rows, glorot_, matmul
-from isthmus.seeds import Stream
 
 SLOPE = 0.2
 
@@ -83,34 +82,20 @@ class GAT(Backbone):
 
     layer_type: ClassVar[type[Layer]] = GATLayer
 
-    def __init__(
-        self,
-        *,
-        num_features: int,
-        num_classes: int,
-        hidden: Sequence[int],
-        dropout: float,
-        input_norm: bool,
-        head: bool,
-        stream: Stream,
-        heads: int = 1,
-        attention_dropout: float = 0.0,
-    ) -> None:
-        super().__init__(
-            num_features=num_features, num_classes=num_classes, hidden=hidden, dropout=dropout, input_norm=input_norm, head=head,
-            stream=stream,
-        )  # fmt: skip
+    def __init__(self, *, heads: int = 1, attention_dropout: float = 0.0, **common: Unpack[Common]) -> None:
+        super().__init__(**common)
+        hidden = common["hidden"]
         if heads < 1 or any(width % heads for width in hidden):
             raise ConfigError(f"heads must be at least 1 and divide the hidden widths {tuple(hidden)}, got {heads}")
         if not 0.0 <= attention_dropout < 1.0:
             raise ConfigError(f"attention_dropout must lie in [0, 1), got {attention_dropout}")
         self.attention_dropout = attention_dropout
         if heads > 1:
-            generator = stream.child("heads").torch()
-            widths = [num_features, *hidden]
+            generator = common["stream"].child("heads").torch()
+            widths = [common["num_features"], *hidden]
             layers = [GATLayer(a, b // heads, generator, heads=heads) for a, b in pairwise(widths)]
-            if not head:
-                layers.append(GATLayer(widths[-1], num_classes, generator, heads=heads, average=True))
+            if not common["head"]:
+                layers.append(GATLayer(widths[-1], common["num_classes"], generator, heads=heads, average=True))
             self.layers = nn.ModuleList(layers)
 
     @classmethod

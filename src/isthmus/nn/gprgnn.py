@@ -14,7 +14,7 @@ Shapes: x (n, F), edges (2, E) -> logits (n, C).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Unpack
 
 import scipy.sparse as sp
 import torch
@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from isthmus.errors import ConfigError
 from isthmus.graph.normalise import gcn_norm
+from isthmus.nn.backbone import Common
 from isthmus.nn.dgcn import Decoupled
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.inputs import Inputs
 from isthmus.nn.layers import first_rows
-from isthmus.seeds import Stream
 
 
 class GPRGNN(Decoupled):
@@ -38,24 +38,8 @@ class GPRGNN(Decoupled):
         dprate: Share of the MLP's outputs dropped in training, in [0, 1).
     """
 
-    def __init__(
-        self,
-        *,
-        num_features: int,
-        num_classes: int,
-        hidden: Sequence[int],
-        dropout: float,
-        input_norm: bool,
-        head: bool,
-        stream: Stream,
-        hops: int = 10,
-        alpha: float = 0.1,
-        dprate: float = 0.5,
-    ) -> None:
-        super().__init__(
-            num_features=num_features, num_classes=num_classes, hidden=hidden, dropout=dropout, input_norm=input_norm, head=head,
-            stream=stream, num_steps=hops,
-        )  # fmt: skip
+    def __init__(self, *, hops: int = 10, alpha: float = 0.1, dprate: float = 0.5, **common: Unpack[Common]) -> None:
+        super().__init__(num_steps=hops, **common)
         if not 0.0 <= alpha <= 1.0:
             raise ConfigError(f"alpha must lie in [0, 1], got {alpha}")
         if not 0.0 <= dprate < 1.0:

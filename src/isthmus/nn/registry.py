@@ -39,8 +39,9 @@ def backbones() -> tuple[str, ...]:
 def backbone_options(name: str) -> dict[str, Any]:
     """What `build_backbone` takes for this backbone besides the common arguments, with defaults."""
     common = inspect.signature(Backbone.__init__).parameters
-    own = inspect.signature(_find(name).__init__).parameters
-    return {option: parameter.default for option, parameter in own.items() if option not in common}
+    own = inspect.signature(_find(name).__init__).parameters.values()
+    named = [parameter for parameter in own if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    return {parameter.name: parameter.default for parameter in named if parameter.name not in common}
 
 
 def build_backbone(

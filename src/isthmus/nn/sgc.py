@@ -9,8 +9,7 @@ Shapes: x (n, F), edges (2, E) -> logits (n, C); W (F, C), b (C,).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import numpy as np
 import scipy.sparse as sp
@@ -19,9 +18,8 @@ from torch import Tensor
 
 from isthmus.errors import ConfigError
 from isthmus.graph.normalise import gcn_norm
-from isthmus.nn.backbone import Backbone
+from isthmus.nn.backbone import Backbone, Common
 from isthmus.nn.layers import Layer, LinearLayer
-from isthmus.seeds import Stream
 
 
 class SGCLayer(LinearLayer):
@@ -39,25 +37,13 @@ class SGC(Backbone):
 
     layer_type: ClassVar[type[Layer]] = SGCLayer
 
-    def __init__(
-        self,
-        *,
-        num_features: int,
-        num_classes: int,
-        hidden: Sequence[int],
-        dropout: float,
-        input_norm: bool,
-        head: bool,
-        stream: Stream,
-        hops: int = 2,
-    ) -> None:
-        if head:
+    def __init__(self, *, hops: int = 2, **common: Unpack[Common]) -> None:
+        if common["head"]:
             raise ConfigError("sgc is one linear map, there is no hidden layer for a head; set head=false")
         if hops < 1:
             raise ConfigError(f"hops must be at least 1, got {hops}")
-        super().__init__(
-            num_features=num_features, num_classes=num_classes, hidden=(), dropout=dropout, input_norm=input_norm, head=False, stream=stream
-        )  # fmt: skip
+        common["hidden"] = ()
+        super().__init__(**common)
         self.power = hops
 
     @classmethod
