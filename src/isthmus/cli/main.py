@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from isthmus import __version__
-from isthmus.cli import compare, data, demo, disclose, listing, report, reproduce, resume, run, sweep
+from isthmus.cli import audit, compare, data, demo, disclose, listing, report, reproduce, resume, run, sweep
 from isthmus.errors import IsthmusError
 
 # typer carries click inside since 0.26 and depended on it before: its public exceptions lead to the base class in both.
@@ -34,7 +34,7 @@ def _options(
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, stream=sys.stderr, format="%(levelname)s: %(message)s")
 
 
-for module in (run, resume, compare, reproduce, sweep, report, disclose, demo):
+for module in (run, resume, compare, reproduce, sweep, report, disclose, audit, demo):
     app.command(module.NAME)(module.command)
 app.command("methods")(listing.methods)
 app.command("datasets")(data.datasets)

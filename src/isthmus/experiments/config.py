@@ -47,6 +47,7 @@ class RunConfig:
         eval_every: Evaluate every so many rounds (the last always).
         checkpoint_every: Checkpoint every so many rounds; 0 = whenever it costs less than about 5 % of the time.
         secure_sum: Mask what is summed, so that the server can read only totals; refused by a method that needs single updates.
+        transcript: Keep every message each party was sent, for `isthmus audit`; only for simulations, it holds what protections hide.
         wire: Send every message through the wire codec, on the local engine too.
         threads: torch threads. One gives the same bits on every machine of a type.
         tensorboard: Also write TensorBoard event files into the run folder.
@@ -70,6 +71,7 @@ class RunConfig:
     threads: int = 1
     wire: bool = False
     secure_sum: bool = False
+    transcript: bool = False
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
@@ -86,6 +88,8 @@ class RunConfig:
             raise ConfigError(f"threads must be at most {MAX_THREADS}, got {self.threads}")
         if self.execution == "cohort" and self.secure_sum:
             raise ConfigError("secure_sum=true masks each client's message by itself: use it with execution=each")
+        if self.execution == "cohort" and self.transcript:
+            raise ConfigError("transcript=true keeps messages one by one: use it with execution=each")
         if self.execution == "cohort" and self.wire:
             raise ConfigError("wire=true sends messages one by one: use it with execution=each")
 

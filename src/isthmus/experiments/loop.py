@@ -27,6 +27,7 @@ from isthmus.federation.interface import QuorumError, View
 from isthmus.federation.ledger import Entry, Sheet, channel_totals
 from isthmus.federation.messages import SERVER
 from isthmus.federation.session import Engine, Session
+from isthmus.federation.transcript import Transcript
 from isthmus.methods.registry import Phase
 from isthmus.metrics.named import parse_metric
 from isthmus.records import Record, make_record
@@ -79,7 +80,7 @@ class Loop:
                  callbacks: Sequence[Callback] = (), incarnation: int = 0) -> None:  # fmt: skip
         self.settings, self.engine, self.nodes, self.folder, self.callbacks = settings, engine, nodes, folder, callbacks
         self.method, self.config, self.run_config = settings.method, settings.method_config, settings.run
-        self.session = Session(engine, self.method.table, seed=settings.run.seed, incarnation=incarnation, secure=settings.run.secure_sum)
+        self.session = self._open_session(incarnation)
         self.state: Record = self.method.init(view, self.config, Stream(settings.run.seed, ("common",)))
         self._saved_type = make_record(
             "ServerSnapshot", position=_PositionRecord, seconds=Mapping[str, float], round_seconds=Tensor, server=type(self.state),
@@ -99,6 +100,11 @@ class Loop:
         self._last_checkpoint = time.monotonic()
         self._checkpoint_cost = 0.0
         self._started = time.monotonic()
+
+    def _open_session(self, incarnation: int) -> Session:
+        run = self.run_config
+        transcript = Transcript(self.folder.path) if run.transcript and self.folder is not None else None
+        return Session(self.engine, self.method.table, seed=run.seed, incarnation=incarnation, secure=run.secure_sum, transcript=transcript)
 
     # -- shape of the run ----------------------------------------------------------------------------------------------------
 
@@ -291,9 +297,7 @@ class Loop:
         self.state, self.selected_state = record.server, record.selected
         self.seconds, self.round_seconds = dict(record.seconds), record.round_seconds.tolist()
         incarnation = max(self.session.clock.incarnation, record.position.attempt) + 1
-        self.session = Session(
-            self.engine, self.method.table, seed=self.run_config.seed, incarnation=incarnation, secure=self.run_config.secure_sum
-        )
+        self.session = self._open_session(incarnation)
         self._tags = {tag: kept for tag, kept in self._tags.items() if tag < step} | {step: record}
         if self.folder is not None:
             self.folder.truncate(step)

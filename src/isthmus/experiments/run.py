@@ -85,7 +85,8 @@ class Experiment:
         self.nodes = samples_of(self.parts)
         self.engine = engine(
             self.parts, settings.method.table, settings.method_config, Stream(settings.run.seed, ("party",)), wire=settings.run.wire,
-            cohort=settings.run.execution != "each" and not (settings.run.wire or settings.run.secure_sum), **engine_options,
+            cohort=settings.run.execution != "each" and not (settings.run.wire or settings.run.secure_sum or settings.run.transcript),
+            **engine_options,
         )  # fmt: skip
         resolved: dict[str, Any] = {name: getattr(scenario, name) for name in ("clients", "partition", "split")}
         resolved["execution"] = self.engine.execution

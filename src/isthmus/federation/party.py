@@ -17,7 +17,7 @@ from isthmus.federation import codec
 from isthmus.federation.interface import Failure, total
 from isthmus.federation.messages import Message, PartyId
 from isthmus.federation.roles import Client, RoleTable, Signature
-from isthmus.federation.secure import MaskOrder, mask_reply
+from isthmus.federation.secure import MailOrder, Masked, MaskOrder, mask_reply, plan_mail, unmask
 from isthmus.privacy.masks import SumParty
 from isthmus.records import Record, make_record
 
@@ -48,7 +48,8 @@ class Parcel:
 
 @dataclass(frozen=True)
 class Invocation:
-    """One call to one party: ``argument`` for ``call`` and ``send``, ``parcels`` for ``receive``; ``mask`` where only a sum may be seen."""
+    """One call to one party: ``argument`` for ``call`` and ``send``, ``parcels`` for ``receive``; ``mask`` where only a sum may be seen,
+    ``mail`` for mail of which only a sum may be seen."""
 
     party: PartyId
     role: str
@@ -59,6 +60,7 @@ class Invocation:
     parcels: tuple[Parcel, ...] | None = None
     combine: Combine = "each"
     mask: MaskOrder | None = None
+    mail: MailOrder | None = None
 
 
 Outcome = Message | tuple[Parcel, ...] | Failure | None
@@ -90,6 +92,7 @@ class Party:
         self._selected: Record | None = None
         self._turn: Turn | None = None
         self._sums: SumParty | None = None
+        self._held: dict[int, dict[PartyId, Message]] = {}  # mail that waits for its masks, by the sequence it was made under
         self._memory: dict[int, tuple[str, Outcome]] = {}
         self.client = make()
         self.client.setup()
@@ -110,9 +113,14 @@ class Party:
         before = self.client.state
         self.client.enter(call.turn.phase, call.turn.round, call.sequence)
         try:
-            outcome = self._run(call, signature)
+            if call.mail is not None and call.mail.orders is not None and call.parcels is None:
+                outcome: Outcome = self._masked_mail(call, call.mail.held, call.mail.orders)
+            else:
+                outcome = self._run(call, signature)
             if call.mask is not None:
                 outcome = self._masked(outcome, call)
+            elif call.mail is not None and call.mail.orders is None:
+                outcome = self._hold(outcome, call)
         except Exception as error:  # whatever a method's code raises becomes a failure of this party, not of the process
             self.client.state = before
             logger.debug("%s: handler %s failed", self.name, call.handler, exc_info=True)
@@ -130,6 +138,40 @@ class Party:
         if not isinstance(outcome, Message) or self._sums is None or call.mask is None:
             raise ProtocolError(f"{self.name}: {call.handler} gives nothing that could be masked")
         return mask_reply(self._sums, outcome, call.mask)
+
+    def _hold(self, outcome: Outcome, call: Invocation) -> Message:
+        if not isinstance(outcome, tuple) or self._sums is None:
+            raise ProtocolError(f"{self.name}: {call.handler} sends no mail that could be masked")
+        self._held[call.sequence] = {parcel.receiver: parcel.content for parcel in outcome}
+        return plan_mail(self._held[call.sequence], self.name)
+
+    def _masked_mail(self, call: Invocation, held: int, orders: Mapping[PartyId, MaskOrder]) -> tuple[Parcel, ...]:
+        """Held mail, each message masked for its receiver."""
+        mail = {receiver: content for receiver, content in self._held.get(held, {}).items() if receiver != self.name}
+        if self._sums is None or not mail or mail.keys() != orders.keys():
+            raise ProtocolError(f"{self.name} holds no such mail of {call.handler}: repeat the round")
+        if any(order.tag.receiver != receiver or receiver in order.roster.keys for receiver, order in orders.items()):
+            raise ProtocolError(f"{self.name}: mail would be masked for somebody else than its receiver")
+        return tuple(Parcel(self.name, receiver, mask_reply(self._sums, mail[receiver], orders[receiver])) for receiver in sorted(mail))
+
+    def _unmasked(self, call: Invocation, wanted: type[Message], order: MailOrder) -> Message | None:
+        """The sum of masked mail, and of what this party wrote to itself."""
+        assert call.parcels is not None
+        foreign: list[Message] = []
+        if order.orders:
+            masked = {parcel.sender: parcel.content for parcel in call.parcels if isinstance(parcel.content, Masked)}
+            if len(masked) != len(call.parcels) or any(parcel.receiver != self.name for parcel in call.parcels):
+                raise ProtocolError(f"{self.name}: masked mail of another receiver, or mail that is not masked")
+            if list(order.orders) != [self.name] or order.orders[self.name].tag.receiver != self.name:
+                raise ProtocolError(f"{self.name}: the order to unmask mail is for somebody else")
+            foreign = [unmask(masked, order.orders[self.name], wanted)]
+        elif call.parcels:
+            raise ProtocolError(f"{self.name}: masked mail came without its roster")
+        own = self._held.get(order.held, {}).get(self.name)
+        if own is not None:
+            _expect(own, wanted, call.handler)
+        together = [*foreign, *([own] if own is not None else [])]
+        return total(together) if together else None
 
     def _admit(self, call: Invocation) -> Signature:
         if call.party != self.name or call.role != self.role:
@@ -150,6 +192,7 @@ class Party:
             raise ProtocolError(f"{self.name}: call of {given}, already serving {serving}")
         self._turn = turn
         self._memory.clear()
+        self._held.clear()
         self.client.scratch = SimpleNamespace()
 
     def _run(self, call: Invocation, signature: Signature) -> Outcome:
@@ -171,6 +214,8 @@ class Party:
         assert call.parcels is not None
         if signature.request is None or signature.mail != (call.combine == "each"):
             raise ProtocolError(f"handler {call.handler} does not receive mail with combine={call.combine!r}")
+        if call.mail is not None:
+            return self._unmasked(call, signature.request, call.mail)
         for parcel in call.parcels:
             _expect(parcel.content, signature.request, call.handler)
             if parcel.receiver != self.name:
@@ -230,6 +275,7 @@ class Party:
         if self.store is not None:
             self.store.forget(keep=[tag for tag in self.store.steps() if tag <= step])
         self._memory.clear()
+        self._held.clear()
 
     def select(self) -> None:
         """Remember the present state as the one validation picked."""

@@ -1,8 +1,14 @@
-"""Secure sums behind ``federation.sum``: each party masks its reply, the server adds vectors of words and reads only the total.
+"""Secure sums behind ``federation.sum`` and ``exchange(..., combine="sum")``: each party masks what it sends, the receiver adds vectors
+of words and reads only the total.
 
 The masks are those of `isthmus.privacy.masks`. Once per session every party announces a session key; then a reply's numbers become one
 vector modulo 2^64 whose masks cancel in the sum of all. What the vector means (names, shapes, types, but no value) travels beside it as
 ``layout``.
+
+Mail is masked in two steps, because masks need to know who else writes to the same receiver: senders hold their mail and say whom it is
+for (:class:`MailPlan`), learn the roster of each receiver (:class:`MailOrders`), and only then mask and send. A sparse matrix is summed
+over the union of the positions its senders announced among dummies (`isthmus.privacy.sparse`): whoever relays mail, and the other senders
+to the same receiver, see where entries may be, never their values. Mail to oneself is added by the party's own runtime and never leaves it.
 
 In one process keys are not signed: there is nobody to sign for. Between organisations they are, by long-term keys agreed outside
 (`isthmus.privacy.keys`); otherwise a server could play all other parties.
@@ -11,7 +17,7 @@ In one process keys are not signed: there is nobody to sign for. Between organis
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +26,11 @@ import torch
 from torch import Tensor
 
 from isthmus.errors import ProtocolError
-from isthmus.federation.messages import Identifier, Message, PartyId, Share
+from isthmus.federation.messages import Identifier, Message, PartyId, Share, Structure
 from isthmus.federation.schema import Json, Sink, Source, schema
-from isthmus.privacy.leaves import Leaf, LeafTemplate, template_of_leaves
+from isthmus.privacy.leaves import Leaf, LeafTemplate, decode_leaves, template_of_leaves
 from isthmus.privacy.masks import SumParty, SumRoster, SumServer, SumTag
+from isthmus.privacy.sparse import announce, place, union_support
 
 KEYS_PHASE = "keys"
 
@@ -51,20 +58,50 @@ class Masked(Message):
 
 
 @dataclass(frozen=True)
+class MailPlan(Message):
+    """Whom a party has mail for, and for every sparse matrix in it the positions that may hold something, dummies among them."""
+
+    receivers: Identifier[tuple[str, ...]]
+    announced: Structure[Mapping[str, tuple[Tensor, ...]]]
+
+
+@dataclass(frozen=True)
+class MailOrders(Message):
+    """Who else writes to the receivers of a party's mail, and the positions their sparse matrices are summed over."""
+
+    rosters: Identifier[Mapping[str, tuple[str, ...]]]
+    supports: Structure[Mapping[str, tuple[Tensor, ...]]]
+
+
+@dataclass(frozen=True)
 class MaskOrder:
-    """Asks a party to mask its reply for one sum."""
+    """Asks a party to mask a message for one sum. ``supports``: flat positions of each sparse matrix in it; None refuses such matrices."""
 
     roster: SumRoster
     tag: SumTag
+    supports: tuple[Tensor, ...] | None = None
+
+
+@dataclass(frozen=True)
+class MailOrder:
+    """What a party's runtime does with summed mail.
+
+    ``held`` is the sequence of the sending: without ``orders`` the handler's mail is held under it and a plan returned; a sender's
+    ``orders`` (by receiver) have it masked; a receiver's own order has what arrived unmasked and its mail to itself added.
+    """
+
+    held: int
+    orders: Mapping[PartyId, MaskOrder] | None = None
 
 
 def mask_reply(party: SumParty, reply: Message, order: MaskOrder) -> Masked:
-    """The numbers of a reply, masked. Texts, bytes, bools and sparse matrices have no masked sum and are refused."""
+    """The numbers of a reply, masked. Texts, bytes and bools have no masked sum and are refused; so are sparse matrices without support."""
     sink = Sink()
     tree = schema(type(reply)).write(reply, sink)
-    _check_summable(tree, type(reply).__name__)
-    leaves: list[Leaf] = [*sink.tensors, *sink.floats, *sink.integers]
-    counts = [len(sink.tensors), len(sink.floats), len(sink.integers)]
+    _check_summable(tree, type(reply).__name__, sparse=order.supports is not None)
+    tensors = sink.tensors if order.supports is None else _placed(sink.tensors, tree, order.supports)
+    leaves: list[Leaf] = [*tensors, *sink.floats, *sink.integers]
+    counts = [len(tensors), len(sink.floats), len(sink.integers)]
     layout = {"tree": tree, "leaves": template_of_leaves(leaves).to_json(), "counts": counts}
     words = party.mask(leaves, order.roster, order.tag)
     return Masked(torch.from_numpy(words.view(np.int64).copy()), json.dumps(layout, separators=(",", ":")))
@@ -73,21 +110,23 @@ def mask_reply(party: SumParty, reply: Message, order: MaskOrder) -> Masked:
 def unmask(replies: Mapping[PartyId, Masked], order: MaskOrder, reply: type[Message]) -> Message:
     """The sum of all parties' replies; a missing party, another roster or a changed vector is an error, never a wrong sum."""
     layouts = {masked.layout for masked in replies.values()}
-    if len(layouts) != 1:
+    if len(layouts) > 1:
         raise ProtocolError("the parties of a secure sum sent messages of different shape; all must have the same names and sizes")
     server = SumServer(order.roster, order.tag)
     for party, masked in sorted(replies.items()):
         server.add(party, masked.words.numpy().view(np.uint64))
+    words = server.total_words()  # before anything else: says who is missing
     try:
         layout = json.loads(layouts.pop())
         tensors, floats, integers = layout["counts"]
         template = LeafTemplate.from_json(layout["leaves"])
     except (json.JSONDecodeError, KeyError, TypeError, ValueError):
         raise ProtocolError("the layout of a secure sum is malformed") from None
-    leaves: list[Any] = server.total(template)
+    leaves: list[Any] = decode_leaves(words, template, parties=len(order.roster))
     if len(leaves) != tensors + floats + integers:
         raise ProtocolError("the layout of a secure sum does not fit its numbers")
-    source = Source(leaves[:tensors], [], leaves[tensors : tensors + floats], leaves[tensors + floats :])
+    dense = leaves[:tensors] if order.supports is None else _gathered(leaves[:tensors], layout["tree"], order.supports)
+    source = Source(dense, [], leaves[tensors : tensors + floats], leaves[tensors + floats :])
     total = schema(reply).read(layout["tree"], source)
     if not source.finished():
         raise ProtocolError("the layout of a secure sum does not fit its numbers")
@@ -95,15 +134,129 @@ def unmask(replies: Mapping[PartyId, Masked], order: MaskOrder, reply: type[Mess
     return total
 
 
-def _check_summable(tree: Json, where: str) -> None:
+def plan_mail(mail: Mapping[PartyId, Message], sender: PartyId) -> MailPlan:
+    """What a sender says about the mail it holds for others."""
+    others = {receiver: content for receiver, content in sorted(mail.items()) if receiver != sender}
+    announced = {receiver: _announced(content) for receiver, content in others.items()}
+    return MailPlan(tuple(others), {receiver: lists for receiver, lists in announced.items() if lists})
+
+
+def join_supports(plans: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """The common support of every sparse matrix of one receiver's mail. Sizes are checked by the parties, who know the shapes."""
+    lists = list(plans)
+    if len({len(each) for each in lists}) != 1:
+        raise ProtocolError("the senders of one receiver's mail sent messages of different shape; all must have the same names and sizes")
+    return tuple(torch.from_numpy(union_support([each.numpy() for each in column], _MOST)) for column in zip(*lists, strict=True))
+
+
+_MOST = 2**62
+
+
+def _announced(message: Message) -> tuple[Tensor, ...]:
+    sink = Sink()
+    tree = schema(type(message)).write(message, sink)
+    found = []
+    for at, shape in _tensor_places(tree):
+        if shape is not None:
+            positions = _positions(sink.tensors[at : at + 3], shape)
+            found.append(torch.from_numpy(announce(positions.numpy(), _size(shape))))
+    return tuple(found)
+
+
+def _placed(tensors: Sequence[Tensor], tree: Json, supports: Sequence[Tensor]) -> list[Tensor]:
+    """A message's tensors with every sparse matrix as a dense vector over its support."""
+    placed: list[Tensor] = []
+    left = list(supports)
+    for at, shape in _tensor_places(tree):
+        if shape is None:
+            placed.append(tensors[at])
+            continue
+        values, support = tensors[at], left.pop(0)
+        if not values.is_floating_point():
+            raise ProtocolError("sparse matrices are summed behind masks as floats: send float values, or run without secure_sum")
+        _check_support(support, shape)
+        over = place(_positions(tensors[at : at + 3], shape).numpy(), values.detach().double().numpy(), support.numpy())
+        placed.append(torch.from_numpy(over).to(values.dtype))
+    return placed
+
+
+def _gathered(tensors: Sequence[Tensor], tree: Json, supports: Sequence[Tensor]) -> list[Tensor]:
+    """The reverse for the total: values over a support become values, columns and row pointers; positions with nothing in them go."""
+    gathered: list[Tensor] = []
+    left, given = list(supports), iter(tensors)
+    for _, shape in _tensor_places(tree):
+        values = next(given, None)
+        if values is None or (shape is not None and not left):
+            raise ProtocolError("the layout of a secure sum does not fit its numbers")
+        if shape is None:
+            gathered.append(values)
+            continue
+        support = left.pop(0)
+        _check_support(support, shape)
+        if values.shape != support.shape:
+            raise ProtocolError("the layout of a secure sum does not fit its numbers")
+        kept = values != 0
+        positions, columns = support[kept], max(1, shape[1])
+        pointers = torch.zeros(shape[0] + 1, dtype=torch.int64)
+        pointers[1:] = torch.bincount(positions // columns, minlength=shape[0]).cumsum(0)
+        gathered += [values[kept], positions % columns, pointers]
+    return gathered
+
+
+def _tensor_places(tree: Json) -> list[tuple[int, tuple[int, int] | None]]:
+    """Tensors of a tree in order: index of the first of each in the sink, and its shape if it is a sparse matrix (three tensors there)."""
+    places: list[tuple[int, tuple[int, int] | None]] = []
+    at = 0
+
+    def walk(node: Json) -> None:
+        nonlocal at
+        if isinstance(node, dict):
+            for key, item in node.items():
+                if key != "":
+                    walk(item)
+        elif isinstance(node, list) and node and node[0] == "c":
+            places.append((at, (int(node[1]), int(node[2]))))
+            at += 3
+        elif isinstance(node, list):
+            for item in node:
+                walk(item)
+        elif node == "t":
+            places.append((at, None))
+            at += 1
+
+    walk(tree)
+    return places
+
+
+def _positions(parts: Sequence[Tensor], shape: tuple[int, int]) -> Tensor:
+    """Flat positions of a CSR matrix given as values, columns, row pointers."""
+    _, columns, pointers = parts
+    rows = torch.repeat_interleave(torch.arange(shape[0]), pointers.long().diff())
+    return rows * shape[1] + columns.long()
+
+
+def _size(shape: tuple[int, int]) -> int:
+    if shape[0] * shape[1] >= _MOST:
+        raise ProtocolError(f"a sparse matrix of shape {shape} is too large for a secure sum: send fewer rows or columns")
+    return shape[0] * shape[1]
+
+
+def _check_support(support: Tensor, shape: tuple[int, int]) -> None:
+    if support.numel() and int(support.max()) >= _size(shape):
+        raise ProtocolError("the senders of one receiver's mail sent messages of different shape; all must have the same names and sizes")
+
+
+def _check_summable(tree: Json, where: str, sparse: bool = False) -> None:
     """Leaves of a tree are ``t`` (tensor), ``f``, ``i``; anything else carries something that cannot be added up behind masks."""
     if isinstance(tree, dict):
         for key, item in tree.items():
             if key != "":  # the name of the record's type
-                _check_summable(item, where)
+                _check_summable(item, where, sparse)
+    elif isinstance(tree, list) and tree and tree[0] == "c" and sparse:
+        return
     elif isinstance(tree, list) and not (tree and tree[0] == "c"):
         for item in tree:
-            _check_summable(item, where)
+            _check_summable(item, where, sparse)
     elif tree not in ("t", "f", "i", None):
         kind = {"b": "a bool", "y": "bytes", "c": "a sparse matrix"}.get(tree[0] if tree else "", "a text")
         raise ProtocolError(f"{where} holds {kind}, which has no masked sum: send tensors and numbers only, or run without secure_sum")

@@ -19,7 +19,8 @@ from isthmus.federation.ledger import Entry, Ledger, Protection
 from isthmus.federation.messages import SERVER, Kind, Message, PartyId, role_of
 from isthmus.federation.party import Combine, Invocation, Outcome, Parcel, Turn
 from isthmus.federation.roles import RoleTable
-from isthmus.federation.secure import KEYS_PHASE, Masked, MaskOrder, SumKey, SumKeys, unmask
+from isthmus.federation.secure import KEYS_PHASE, MailOrder, MailOrders, MailPlan, Masked, MaskOrder, SumKey, SumKeys, join_supports, unmask
+from isthmus.federation.transcript import Transcript
 from isthmus.privacy.masks import SumRoster, SumTag
 from isthmus.seeds import Stream
 
@@ -64,8 +65,8 @@ class Engine(Protocol):
 class Clock:
     """Turn and sequence shared by all tiers of a session."""
 
-    def __init__(self, incarnation: int, seed: int, secure: bool = False) -> None:
-        self.seed, self.secure = seed, secure
+    def __init__(self, incarnation: int, seed: int, secure: bool = False, transcript: Transcript | None = None) -> None:
+        self.seed, self.secure, self.transcript = seed, secure, transcript
         self.run = secrets.token_hex(16)  # of this process: keys of secure sums belong to it
         self.sum_keys: dict[str, dict[PartyId, bytes]] = {}
         self.incarnation = incarnation
@@ -85,9 +86,9 @@ class Session:
     """A federation over an engine; implements :class:`~isthmus.federation.interface.Federation`."""
 
     def __init__(self, engine: Engine, table: RoleTable, *, seed: int = 0, incarnation: int = 0, role: str = "client", secure: bool = False,
-                 shared: tuple[Clock, Ledger] | None = None) -> None:  # fmt: skip
+                 transcript: Transcript | None = None, shared: tuple[Clock, Ledger] | None = None) -> None:  # fmt: skip
         self.engine, self.table, self.role = engine, table, role
-        self.clock, self.ledger = shared if shared is not None else (Clock(incarnation, seed, secure), Ledger())
+        self.clock, self.ledger = shared if shared is not None else (Clock(incarnation, seed, secure, transcript), Ledger())
 
     @property
     def clients(self) -> tuple[PartyId, ...]:
@@ -174,9 +175,12 @@ class Session:
         ``send`` runs at the parties in ``to`` and returns ``{party: message}``; ``receive`` runs at every party of its role that sent or
         got mail (one handler per receiving role). With ``combine="sum"`` a receiver is given one message, the sum, or None. Mail to
         ``server`` is returned in ``Replies.mail`` (summed: under the key ``sum``). Mail to oneself is delivered but is no traffic.
+        With secure sums on, summed mail is masked between the senders to one receiver, who can read only the total.
         """
         handlers = self._receivers([receive] if callable(receive) else receive, combine)
         calls, name = self._calls(send, request, to, sends=True)
+        if self.clock.secure and combine == "sum":
+            return self._secure_exchange(calls, name, handlers)
         outcome, failures = self._dispatch(calls, None)
         self._require(name, len(calls), failures, 1.0)
         assert not isinstance(outcome, Stacked)
@@ -189,14 +193,78 @@ class Session:
         to_server = [parcel for parcel in parcels if parcel.receiver == SERVER]
         return Replies(replies, {}, _server_mail(to_server, combine))
 
-    def _deliver(self, role: str, handler: str, parcels: Sequence[Parcel], senders: set[PartyId], combine: Combine) -> dict[PartyId, Any]:
+    def _secure_exchange(self, calls: Sequence[Invocation], name: str, handlers: Mapping[str, str]) -> Replies[Any]:
+        """Summed mail behind pairwise masks: senders say whom they write to, learn who else does, and only then send, masked."""
+        keys, held = self._sum_keys(), calls[0].sequence
+        plans = self._mail_plans([replace(call, mail=MailOrder(held)) for call in calls], name)
+        writers: dict[PartyId, list[PartyId]] = {}
+        for party, plan in plans.items():
+            for receiver in plan.receivers:
+                writers.setdefault(receiver, []).append(party)
+        self._check_receivers(writers, set(handlers))
+        for receiver, senders in writers.items():
+            if len(senders) < 2:
+                raise RunError(f"{name}: only {senders[0]} writes to {receiver}, and a sum over one party shows that party's values; "
+                               "let two others or more write to every receiver (zeros are fine), or run without secure_sum")  # fmt: skip
+        turn = self.clock.turn
+        orders = {receiver: MaskOrder(
+            SumRoster({sender: keys[sender] for sender in senders}),
+            SumTag(self.clock.run, turn.phase, turn.round, held, handler=name, attempt=turn.incarnation, receiver=receiver),
+            join_supports([plans[sender].announced.get(receiver, ()) for sender in senders]),
+        ) for receiver, senders in sorted(writers.items())}  # fmt: skip
+        parcels = self._masked_parcels(calls, name, plans, orders)
+        replies: dict[PartyId, Any] = {}
+        for role, handler in handlers.items():
+            replies |= self._deliver(role, handler, parcels, set(plans), "sum", MailOrder(held, orders))
+        to_server = {parcel.sender: parcel.content for parcel in parcels if parcel.receiver == SERVER}
+        mail = {"sum": unmask(to_server, orders[SERVER], self._mail_type(name))} if to_server else {}  # type: ignore[arg-type]
+        return Replies(replies, {}, mail)
+
+    def _mail_type(self, name: str) -> type[Message]:
+        sent = self.table.signature(self.role, name).reply
+        assert sent is not None
+        return sent
+
+    def _mail_plans(self, calls: Sequence[Invocation], name: str) -> dict[PartyId, MailPlan]:
+        outcome, failures = self._dispatch(calls, None)
+        self._require(name, len(calls), failures, 1.0)
+        plans = {party: plan for party, plan in _messages(outcome).items() if isinstance(plan, MailPlan)}  # type: ignore[arg-type]
+        self._note_batch(name, "clear", [(party, SERVER, plan) for party, plan in plans.items()])
+        return plans
+
+    def _masked_parcels(self, calls: Sequence[Invocation], name: str, plans: Mapping[PartyId, MailPlan],
+                        orders: Mapping[PartyId, MaskOrder]) -> list[Parcel]:  # fmt: skip
+        own = {party: {receiver: orders[receiver] for receiver in plan.receivers} for party, plan in plans.items() if plan.receivers}
+        if not own:
+            return []
+        self._note_batch(name, "clear", [(SERVER, party, _told(its)) for party, its in own.items()])
+        held = calls[0].sequence
+        # A number of its own, but none of the clock's: handlers draw the same random numbers as in a run without masks.
+        second = [replace(call, argument=None, sequence=-held, mail=MailOrder(held, its)) for call in calls if (its := own.get(call.party))]
+        outcome, failures = self._dispatch(second, None)
+        self._require(name, len(second), failures, 1.0)
+        assert not isinstance(outcome, Stacked)
+        parcels = [parcel for party, sent in outcome.items() for parcel in _sent_by(party, sent)]
+        by_role: dict[str, list[Parcel]] = {}
+        for parcel in parcels:
+            if not isinstance(parcel.content, Masked) or parcel.receiver not in own[parcel.sender]:
+                raise ProtocolError(f"mail of {parcel.sender} to {parcel.receiver} is not masked, or not what it said it would send")
+            by_role.setdefault(role_of(parcel.receiver), []).append(parcel)
+        for batch in by_role.values():
+            sizes = [codec.size(parcel.content) for parcel in batch]
+            self._entry(self._mail_type(name), name, "masked", [p.sender for p in batch], [p.receiver for p in batch], sizes,
+                        {Kind.SHARE: sum(sizes)})  # fmt: skip
+        return parcels
+
+    def _deliver(self, role: str, handler: str, parcels: Sequence[Parcel], senders: set[PartyId], combine: Combine,
+                 masked: MailOrder | None = None) -> dict[PartyId, Any]:  # fmt: skip
         inbox: dict[PartyId, list[Parcel]] = {party: [] for party in sorted(senders) if role_of(party) == role}
         for parcel in parcels:
             if parcel.receiver != SERVER and role_of(parcel.receiver) == role:
                 inbox.setdefault(parcel.receiver, []).append(parcel)
         sequence = self.clock.next()
         calls = [
-            Invocation(party, role, handler, self.clock.turn, sequence, parcels=tuple(mail), combine=combine)
+            Invocation(party, role, handler, self.clock.turn, sequence, parcels=tuple(mail), combine=combine, mail=_order_of(party, masked))
             for party, mail in sorted(inbox.items())
         ]
         if not calls:
@@ -207,10 +275,13 @@ class Session:
         return dict(_messages(outcome)) if not isinstance(outcome, Stacked) else {}
 
     def _check_addresses(self, parcels: Sequence[Parcel], roles: set[str]) -> None:
+        self._check_receivers([parcel.receiver for parcel in parcels], roles)
+
+    def _check_receivers(self, receivers: Iterable[PartyId], roles: set[str]) -> None:
         known = {party for role in roles for party in self.engine.parties(role)} | {SERVER}
-        for parcel in parcels:
-            if parcel.receiver not in known:
-                raise unknown("receiver", parcel.receiver, known, error=ProtocolError)
+        for receiver in receivers:
+            if receiver not in known:
+                raise unknown("receiver", receiver, known, error=ProtocolError)
 
     # -- shared steps --------------------------------------------------------------------------------------------------------
 
@@ -278,8 +349,27 @@ class Session:
             outcome = {**outcome, **(Replies(second, {}) if isinstance(second, Stacked) else second)}
         # In the order of the calls, however the engine collected them: sums must not depend on who was faster.
         ordered = {call.party: outcome[call.party] for call in calls}
+        if self.clock.transcript is not None:
+            self._write_down(self.clock.transcript, calls, ordered)
         failures = {party: result for party, result in ordered.items() if isinstance(result, Failure)}
         return {party: result for party, result in ordered.items() if party not in failures}, failures
+
+    def _write_down(self, transcript: Transcript, calls: Sequence[Invocation], outcome: Mapping[PartyId, Outcome]) -> None:
+        """What everybody was sent by these calls; a party that failed may have read its part all the same."""
+        for call in calls:
+            place: dict[str, Any] = {"attempt": call.turn.incarnation, "phase": call.turn.phase, "round": call.turn.round,
+                                     "sequence": call.sequence, "handler": call.handler}  # fmt: skip
+            reply = outcome[call.party]
+            if call.argument is not None:
+                transcript.note(call.party, SERVER, call.argument, **place)
+            for parcel in call.parcels or ():
+                if parcel.sender != parcel.receiver:
+                    transcript.note(parcel.receiver, parcel.sender, parcel.content, **place)
+            if isinstance(reply, Message):
+                transcript.note(SERVER, call.party, reply, **place)
+            for parcel in reply if isinstance(reply, tuple) else ():
+                if parcel.receiver == SERVER:
+                    transcript.note(SERVER, parcel.sender, parcel.content, **place)
 
     def _require(self, name: str, asked: int, failures: Mapping[PartyId, Failure], quorum: float) -> None:
         answered = asked - len(failures)
@@ -338,6 +428,18 @@ class Session:
             for kind, value in kinds.items():
                 by_kind[kind] = by_kind.get(kind, 0) + value
         self._entry(type(batch[0][2]), name, protection, [s for s, _, _ in batch], [r for _, r, _ in batch], sizes, by_kind)
+
+
+def _told(orders: Mapping[PartyId, MaskOrder]) -> MailOrders:
+    return MailOrders({receiver: order.roster.parties for receiver, order in orders.items()},
+                      {receiver: order.supports or () for receiver, order in orders.items()})  # fmt: skip
+
+
+def _order_of(party: PartyId, masked: MailOrder | None) -> MailOrder | None:
+    """A receiver's part of the orders: its own, or none where nobody else writes to it."""
+    if masked is None or masked.orders is None:
+        return masked
+    return MailOrder(masked.held, {party: masked.orders[party]} if party in masked.orders else {})
 
 
 def _check_finite(name: str, replies: Replies[Any]) -> None:

@@ -10,7 +10,7 @@
 
 A client multiplies its weights by n_k / n before sending, so the server needs only the sum (``federation.sum``): it never sees one client's
 update, and with secure sums nobody does. Optimiser state stays with the client over rounds (``reset_optimizer=true`` starts it afresh
-in each round, as FederatedScope does).
+in each round, as FederatedScope does). With ``dp_clip`` what leaves is ``w_t`` plus the clipped and noisy ``w_{t+1}^k - w_t`` (`noise`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import Count, Message, Model, PartyId
 from isthmus.federation.roles import Cohort, Role, handler
 from isthmus.methods.evaluation import Evaluation
+from isthmus.methods.noise import statement
 from isthmus.methods.registry import Log, Method, Phase, register
 from isthmus.methods.training import Deployed, ModelCohort, Size, WeightedClient, WeightedConfig, total_samples
 from isthmus.nn.backbone import NORM, Backbone
@@ -118,8 +119,12 @@ class FedAvgClient(WeightedClient[ConfigT]):
         if self.config.reset_optimizer:
             self.state = replace(self.state, optimizer=fresh_state(self.config.optimizer, self.state.weights))
         self.state = self.train({**self.state.weights, **common.weights}, received=common.weights)
+        weights: Weights = {name: self.state.weights[name] for name in common.weights}
+        if self.config.dp_clip:
+            update = self.released({name: weights[name] - received for name, received in common.weights.items()})
+            weights = {name: received + update[name] for name, received in common.weights.items()}
         share = self.samples() / common.total
-        return Update(scaled({name: self.state.weights[name] for name in common.weights}, share), share)
+        return Update(scaled(weights, share), share)
 
 
 def init(view: View, config: FedAvgConfig, common: Stream) -> ServerState:
@@ -134,10 +139,15 @@ def count_round(state: ServerState, federation: Federation, config: FedAvgConfig
     return replace(state, total=total_samples(federation)), {}
 
 
+def drawn(clients: int, fraction: float) -> int:
+    """How many clients a round has."""
+    return max(1, round(fraction * clients))
+
+
 def draw(clients: Iterable[PartyId], fraction: float, stream: Stream) -> list[PartyId]:
     """S_t: max(C K, 1) clients, uniformly."""
     everyone = sorted(clients)
-    count = max(1, round(fraction * len(everyone)))
+    count = drawn(len(everyone), fraction)
     chosen = torch.randperm(len(everyone), generator=stream.torch())[:count].tolist()
     return sorted(everyone[i] for i in chosen)
 
@@ -161,6 +171,14 @@ def evaluate(state: ServerState, federation: Federation, config: FedAvgConfig) -
     return federation.call(FedAvgClient.deploy, Deployed(state.weights))
 
 
+def privacy(state: ServerState, config: FedAvgConfig, rounds: int, clients: int, masked: bool) -> dict[str, Any] | None:
+    """One release per round and client."""
+    if not config.dp_clip:
+        return None
+    return statement(clip=config.dp_clip, noise=config.dp_noise, delta=config.dp_delta, releases=rounds, values=num_values(state.weights),
+                     parties=drawn(clients, config.fraction), masked=masked)  # fmt: skip
+
+
 DISCLOSES = (
     Disclosure("setup", "client", "server", Size, "summed"),
     Disclosure("train", "server", "client", Broadcast),
@@ -181,5 +199,6 @@ METHOD = register(
         roles={"client": Role(FedAvgClient)},
         discloses=DISCLOSES,
         shared_values=lambda state: num_values(state.weights),
+        privacy=privacy,
     )
 )

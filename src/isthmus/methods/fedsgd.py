@@ -24,6 +24,7 @@ from isthmus.federation.messages import Count, Gradient, Message
 from isthmus.federation.roles import Cohort, Role, handler
 from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.fedavg import Broadcast
+from isthmus.methods.noise import statement
 from isthmus.methods.registry import Log, Method, Phase, register
 from isthmus.methods.training import Deployed, ModelCohort, Size, WeightedClient, WeightedConfig, total_samples
 from isthmus.nn.optim import OptimizerState, fresh_state, step_plan, take_step
@@ -68,8 +69,11 @@ class FedSGDClient(WeightedClient[WeightedConfig]):
     def gradient(self, common: Broadcast) -> Step:
         """g_k; zero at a client without training nodes."""
         grads = self.learner.gradients(common.weights, self.stream)
+        gradient: Weights = {name: grads[name] for name in common.weights}
+        if self.config.dp_clip:
+            gradient = self.released(gradient)
         share = self.samples() / common.total
-        return Step(scaled({name: grads[name] for name in common.weights}, share), share)
+        return Step(scaled(gradient, share), share)
 
 
 def init(view: View, config: WeightedConfig, common: Stream) -> ServerState:
@@ -101,6 +105,14 @@ def evaluate(state: ServerState, federation: Federation, config: WeightedConfig)
     return federation.call(FedSGDClient.deploy, Deployed(state.weights))
 
 
+def privacy(state: ServerState, config: WeightedConfig, rounds: int, clients: int, masked: bool) -> dict[str, Any] | None:
+    """One release per step and client."""
+    if not config.dp_clip:
+        return None
+    return statement(clip=config.dp_clip, noise=config.dp_noise, delta=config.dp_delta, releases=rounds * config.local_epochs,
+                     values=num_values(state.weights), parties=clients, masked=masked)  # fmt: skip
+
+
 def _clone(weights: Weights) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in weights.items()}
 
@@ -123,5 +135,6 @@ METHOD = register(
             Disclosure("evaluation", "client", "server", Evaluation),
         ),
         shared_values=lambda state: num_values(state.weights),
+        privacy=privacy,
     )
 )

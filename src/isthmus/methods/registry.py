@@ -64,6 +64,8 @@ class Method:
         pooled: The method trains on the union of all data at one place (a reference, not a federation).
         needs_single_updates: The server must see each client's message, so secure sums are refused.
         shared_values: How many numbers of a model are shared: ``(state) -> count``.
+        privacy: What differential privacy a run has: ``(first state, config, rounds, clients, masked sums) -> result["privacy"]``, or None
+            where it has none. A ``warning`` in it goes to the log.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Method:
     pooled: bool = False
     needs_single_updates: bool = False
     shared_values: Callable[[Any], int] | None = None
+    privacy: Callable[[Any, Any, int, int, bool], Mapping[str, Any] | None] | None = None
     table: RoleTable = field(init=False)
 
     def __post_init__(self) -> None:

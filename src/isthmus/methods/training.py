@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
@@ -26,6 +27,7 @@ from isthmus.nn.memory import Workspace
 from isthmus.nn.optim import OptimizerState, fresh_state
 from isthmus.nn.registry import backbones, build_backbone
 from isthmus.nn.train import ExtraGradient, predict, train_locally
+from isthmus.privacy.dp import Mechanism
 from isthmus.records import Record
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights, get_weights
@@ -84,6 +86,11 @@ class TrainConfig:
         build(num_features=1, num_classes=2, stream=Stream(0))
 
     @property
+    def one_by_one(self) -> bool:
+        """Whether clients must be run each by itself."""
+        return False
+
+    @property
     def dtype(self) -> torch.dtype:
         return torch.float64 if self.precision == "float64" else torch.float32
 
@@ -119,9 +126,32 @@ class WeightedConfig(TrainConfig):
 
     Args:
         weighting: What a client's weight n_k counts: ``train`` nodes, all ``nodes``, or every client the same (``uniform``).
+        dp_clip: L2 norm to which each client clips what it sends in training; 0 = no differential privacy.
+        dp_noise: Standard deviation of the Gaussian noise each client adds, in units of ``dp_clip``.
+        dp_delta: The delta for which the result states epsilon.
     """
 
     weighting: Literal["train", "nodes", "uniform"] = "train"
+    dp_clip: float = 0.0
+    dp_noise: float = 0.0
+    dp_delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("dp_clip", "dp_noise"):
+            if getattr(self, name) < 0.0:
+                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if not 0.0 < self.dp_delta < 1.0:
+            raise ConfigError(f"dp_delta must lie in (0, 1), got {self.dp_delta}")
+        if self.dp_noise and not self.dp_clip:
+            raise ConfigError("dp_noise counts in units of dp_clip: set dp_clip above 0 too, e.g. dp_clip=1")
+        # n_k would itself tell about the data, and scale noise down where a client counts little.
+        if self.dp_clip and self.weighting != "uniform":
+            raise ConfigError(f"dp_clip protects clients that count the same: set weighting=uniform, got {self.weighting}")
+
+    @property
+    def one_by_one(self) -> bool:
+        return self.dp_clip > 0.0
 
 
 ConfigT = TypeVar("ConfigT", bound=TrainConfig)
@@ -134,6 +164,13 @@ class ModelState(Record):
 
     weights: Weights
     optimizer: OptimizerState
+
+
+@dataclass(frozen=True)
+class NoisyState(ModelState):
+    """The same, and the secret its noise comes from: kept in the party's own checkpoints, so that a replayed round adds the same noise."""
+
+    secret: bytes
 
 
 @dataclass(frozen=True)
@@ -175,7 +212,7 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
     def train(self, weights: Weights, received: Weights) -> ModelState:
         """The client's epochs of this round from ``weights``; ``received`` is the part that came from the server."""
         result = self.learner.train(weights, self.state.optimizer, self.stream, self.extra_gradient(received), self.frozen())
-        return ModelState(result.weights, result.optimizer_state)
+        return replace(self.state, weights=result.weights, optimizer=result.optimizer_state)
 
     @handler
     def evaluate(self) -> Evaluation:
@@ -210,6 +247,16 @@ class WeightedClient(ModelClient[WeightedT], Generic[WeightedT]):
         """n_k."""
         return float({"train": self.learner.num_train, "nodes": self.learner.num_samples, "uniform": 1}[self.config.weighting])
 
+    def initial_state(self) -> ModelState:
+        state = super().initial_state()
+        return NoisyState(state.weights, state.optimizer, secrets.token_bytes(32)) if self.config.dp_noise else state
+
+    def released(self, update: Weights) -> Weights:
+        """What may leave of an update or a gradient where ``dp_clip`` is set: clipped over all its tensors, with noise."""
+        secret = self.state.secret if isinstance(self.state, NoisyState) else None
+        mechanism = Mechanism(self.config.dp_clip, self.config.dp_noise)
+        return mechanism.release_update(update, secret=secret, purpose=self.stream("noise").path).weights
+
     @handler
     def size(self) -> Size:
         return Size(self.samples())
@@ -232,7 +279,9 @@ class ModelCohort(Cohort[Any]):
     def worthwhile(cls, clients: Sequence[Any]) -> bool:
         """Every client is padded to the largest; beyond this factor the padding costs more than it saves."""
         learners = [client.learner for client in clients]
-        if len(learners) < 2 or not all(isinstance(each, NodeLearner) and getattr(each.model, "cohort", True) for each in learners):
+        if len(learners) < 2 or clients[0].config.one_by_one:
+            return False
+        if not all(isinstance(each, NodeLearner) and getattr(each.model, "cohort", True) for each in learners):
             return False
         rows: list[int] = [max(1, learner.inputs.rows[0][0]) for learner in learners]
         return len(rows) * max(rows) <= cls.MAX_PADDING * sum(rows)

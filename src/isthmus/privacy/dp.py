@@ -7,6 +7,8 @@ form, by zero-concentrated privacy below.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from isthmus.errors import ConfigError, RunError
+from isthmus.privacy.keys import frame
 from isthmus.privacy.prg import Keystream
 from isthmus.tensors import Weights, num_values
 
@@ -56,11 +59,16 @@ class Mechanism:
         """Scale of the noise on one number."""
         return self.multiplier * self.clip
 
-    def release_update(self, weights: Weights) -> Release:
-        """One update or gradient, clipped as a whole: its norm is over all tensors."""
+    def release_update(self, weights: Weights, *, secret: bytes | None = None, purpose: tuple[str | int, ...] = ()) -> Release:
+        """One update or gradient, clipped as a whole: its norm is over all tensors.
+
+        Args:
+            secret: Of the party, 32 bytes or more. With it, noise is a function of secret, purpose and the clipped numbers: asked for the
+                same thing twice, e.g. after a crash, the party releases the same numbers and nothing new. Without, noise is always fresh.
+        """
         flat = torch.cat([tensor.detach().reshape(-1).double() for tensor in weights.values()]) if weights else torch.empty(0).double()
         rows, clipped = self._clip(flat[None])
-        noisy = self._noisy(rows).reshape(-1)
+        noisy = self._noisy(rows, None if secret is None else _derived(secret, purpose, rows)).reshape(-1)
         parts = torch.split(noisy, [tensor.numel() for tensor in weights.values()])
         result = {name: part.reshape(tensor.shape).to(tensor.dtype) for (name, tensor), part in zip(weights.items(), parts, strict=True)}
         return Release(result, clipped, 1)
@@ -76,12 +84,19 @@ class Mechanism:
         norms = torch.linalg.vector_norm(rows, ord=2 if self.noise == "gaussian" else 1, dim=1, keepdim=True)
         return rows * (self.clip / norms.clamp(min=self.clip)), int((norms > self.clip).sum())
 
-    def _noisy(self, rows: Tensor) -> Tensor:
+    def _noisy(self, rows: Tensor, stream: Keystream | None = None) -> Tensor:
         if self.multiplier == 0:
             return rows
-        stream = Keystream.fresh()
+        stream = stream or Keystream.fresh()
         drawn: NDArray[np.float64] = stream.normal(rows.numel()) if self.noise == "gaussian" else stream.laplace(rows.numel())
         return rows + self.scale * torch.from_numpy(drawn).reshape(rows.shape)
+
+
+def _derived(secret: bytes, purpose: tuple[str | int, ...], rows: Tensor) -> Keystream:
+    """A stream that other numbers would not share: the same noise on two different updates would show their difference."""
+    if len(secret) < 32:
+        raise ValueError(f"a secret for noise has 32 bytes or more, got {len(secret)}")
+    return Keystream(hmac.digest(secret, frame("isthmus/dp/1", *purpose, hashlib.sha256(rows.numpy().tobytes()).digest()), "sha256"))
 
 
 # -- zero-concentrated differential privacy (Bun and Steinke, 2016) ------------------------------------------------------------------

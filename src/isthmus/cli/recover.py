@@ -1,0 +1,207 @@
+"""Attacks of `isthmus.privacy.attacks`, run on the messages a simulation kept (``transcript=true``), scored against its own data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from isthmus.errors import DataError
+from isthmus.experiments.config import Settings, settings_from_toml
+from isthmus.experiments.folder import RunFolder
+from isthmus.experiments.run import Experiment
+from isthmus.experiments.scenarios import scenario_of
+from isthmus.federation.audit import LABELS, MEMBERSHIP, RANK_ONE, REUSE
+from isthmus.federation.messages import SERVER, Kind, Message, PartyId, kinds_of
+from isthmus.federation.secure import Masked
+from isthmus.federation.transcript import Line, received
+from isthmus.methods.fedavg import Broadcast, Update
+from isthmus.methods.training import ModelClient, TrainConfig
+from isthmus.privacy.attacks.gradients import inputs_from_linear_gradient
+from isthmus.privacy.attacks.membership import Membership, membership_by_loss
+from isthmus.privacy.attacks.result import Recovery
+from isthmus.privacy.attacks.sums import difference_under_one_mask
+from isthmus.privacy.leaves import FRACTION_BITS
+from isthmus.tensors import Weights
+
+Seen = list[tuple[Line, Message]]
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What an attack got from what a party was sent, in words and numbers."""
+
+    attack: str
+    who: str
+    on: str
+    outcome: str
+    numbers: Mapping[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def recover(folder: RunFolder) -> list[Recovered]:
+    """Run what applies. The data of the run is made again from its settings: the truth the attacks are scored against."""
+    settings = settings_from_toml(folder.config)
+    experiment = Experiment(settings, scenario_of(settings))
+    clients: dict[PartyId, Any] = {name: experiment.engine.party(name).client for name in experiment.engine.parties("client")}
+    table = settings.method.table
+    server = list(received(folder.path, SERVER, table))
+    learners = {name: client for name, client in clients.items() if isinstance(client, ModelClient)}
+    found = [*_inputs(server, folder, settings), *_classes(server, folder, settings, learners), *_masks(server)]
+    found += _members(folder, learners)
+    return found or [Recovered("none", "-", "-", "no kept message is of a kind these attacks read", {})]
+
+
+# -- gradients ---------------------------------------------------------------------------------------------------------------------
+
+
+def _gradients(server: Seen) -> Iterator[tuple[Line, Weights]]:
+    """Gradients of single clients that the server was sent, up to the client's share."""
+    for line, message in server:
+        for name, kind in kinds_of(type(message)).items():
+            value = getattr(message, name, None)
+            if kind is Kind.GRADIENT and isinstance(value, Mapping):
+                yield line, value
+
+
+def _ways(server: Seen, folder: RunFolder, settings: Settings) -> Iterator[tuple[Line, Weights, Weights]]:
+    """For every update of a single client the server was sent: w_t, and w_t - w."""
+    sent: dict[tuple[str, int, int], Broadcast] = {}
+    for line, message in server:
+        if not isinstance(message, Update) or message.share <= 0.0:
+            continue
+        place = line.phase, line.round, line.attempt
+        if place not in sent:  # the same to everybody who answered
+            told = received(folder.path, line.sender, settings.method.table)
+            sent |= {(at.phase, at.round, at.attempt): broadcast for at, broadcast in told if isinstance(broadcast, Broadcast)}
+        before = sent[place].weights
+        yield line, before, {name: before[name] - tensor / message.share for name, tensor in message.weights.items()}
+
+
+def _one_step(server: Seen, folder: RunFolder, settings: Settings) -> Iterator[tuple[Line, Weights]]:
+    """Gradients behind updates of one SGD step: (w_t - w) / lr, less the weight decay in it."""
+    config = settings.method_config
+    if isinstance(config, TrainConfig) and config.optimizer == "sgd" and config.local_epochs == 1:
+        for line, before, way in _ways(server, folder, settings):
+            yield line, {name: tensor / config.lr - config.weight_decay * before[name] for name, tensor in way.items()}
+
+
+def _layers(gradient: Weights) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Weight and bias of the linear layers in a model: our weights are (in, out)."""
+    for name, weight in gradient.items():
+        bias = gradient.get(f"{name.rpartition('.')[0]}.bias")
+        if weight.dim() == 2 and bias is not None and bias.shape == weight.shape[1:] and weight.shape[0] > 1:
+            yield name, weight, bias
+
+
+def _inputs(server: Seen, folder: RunFolder, settings: Settings) -> Iterator[Recovered]:
+    for source, items in (("gradients", _gradients(server)), ("updates of one SGD step", _one_step(server, folder, settings))):
+        tried, exact, layers = 0, 0, set[str]()
+        victims: set[PartyId] = set()
+        for line, gradient in items:
+            for name, weight, bias in _layers(gradient):
+                read = inputs_from_linear_gradient(weight.double().numpy().T, bias.double().numpy())
+                tried += 1
+                if read.exact:
+                    exact += 1
+                    layers.add(name)
+                    victims.add(line.sender)
+        if tried:
+            where = f" ({', '.join(sorted(layers))} of {', '.join(sorted(victims))})" if exact else ", each is a mixture of records"
+            outcome = f"read exactly: {exact} of {tried} layer inputs{where}"
+            yield Recovered(RANK_ONE, SERVER, source, outcome, {"exact": exact, "of": tried})
+
+
+def _classes(server: Seen, folder: RunFolder, settings: Settings, clients: Mapping[PartyId, ModelClient[Any]]) -> Iterator[Recovered]:
+    """A negative entry in the gradient of the output's bias is a class the client trains on: softmax minus one-hot has no other."""
+    ways = ((line, way) for line, _, way in _ways(server, folder, settings))
+    for source, items in (("gradients", _gradients(server)), ("updates", ways)):
+        scores, by_chance = [], 0.0
+        for line, gradient in items:
+            if line.sender not in clients:
+                continue
+            learner: Any = clients[line.sender].learner
+            output = [name for name, _ in learner.model.named_parameters() if name.endswith(".bias")][-1:]
+            if output and output[0] in gradient:  # it may be personal and never sent
+                truth = set(learner.y[learner.masks["train"]].tolist())
+                claimed = {int(c) for c in (gradient[output[0]] < 0).nonzero().flatten()}
+                scores.append(Recovery(LABELS, SERVER, len(claimed), len(claimed & truth), len(truth)))
+                by_chance += len(claimed) * len(truth) / gradient[output[0]].numel()
+        if scores:
+            yield _scored(source, scores, by_chance)
+
+
+def _scored(source: str, scores: Sequence[Recovery], by_chance: float) -> Recovered:
+    claimed, correct, of = (sum(getattr(score, key) for score in scores) for key in ("claimed", "correct", "of"))
+    outcome = (f"named: {correct} of {of} classes that clients train on, and {claimed - correct} wrongly, over {len(scores)} messages "
+               f"(as many guesses at random: {by_chance:.1f} right)")  # fmt: skip
+    return Recovered(LABELS, SERVER, source, outcome, {"claimed": claimed, "correct": correct, "of": of, "by_chance": by_chance})
+
+
+# -- masks and models ------------------------------------------------------------------------------------------------------------------
+
+
+def _masks(server: Seen) -> Iterator[Recovered]:
+    """Every two uploads of a party that follow each other: does the mask cancel?"""
+    last: dict[tuple[PartyId, int], Any] = {}
+    pairs, plausible = 0, 0
+    for line, message in server:
+        if isinstance(message, Masked):
+            words = message.words.numpy().view(np.uint64)
+            key = line.sender, words.size
+            if key in last:
+                pairs += 1
+                plausible += difference_under_one_mask(words, last[key], FRACTION_BITS).plausible
+            last[key] = words
+    if pairs:
+        outcome = f"in {plausible} of {pairs} pairs of uploads the masks cancel"
+        yield Recovered(REUSE, SERVER, "masked messages", outcome, {"plausible": plausible, "of": pairs})
+
+
+def _members(folder: RunFolder, clients: Mapping[PartyId, ModelClient[Any]]) -> Iterator[Recovered]:
+    """Losses of the final models on training records and on test records of the same client, all clients together.
+
+    The same with the models before training says how much of it is the split (other classes, other degrees) and how much the few records:
+    only what goes beyond that was learnt by training.
+    """
+    final = {name: weights for name in clients if (weights := _final_model(folder, name)) is not None}
+    if not final:
+        return
+    try:
+        trained = _told_apart({name: (clients[name].learner, weights) for name, weights in final.items()})
+        untrained = _told_apart({name: (clients[name].learner, clients[name].state.weights) for name in final})
+    except (RuntimeError, KeyError) as error:
+        raise DataError(f"{folder.path / 'models'} does not hold this run's models ({str(error).splitlines()[0]}); run again") from None
+    if trained is None or untrained is None:
+        return
+    (after, members, others), (before, _, _) = trained, untrained
+    outcome = (f"AUC {after.auc:.3f}, advantage {after.advantage:.3f} for {members} training against {others} test records (before "
+               f"training {before.auc:.3f} and {before.advantage:.3f}: only what goes beyond was learnt)")  # fmt: skip
+    numbers = {"auc": after.auc, "advantage": after.advantage, "untrained_auc": before.auc, "untrained_advantage": before.advantage,
+               "members": members, "others": others}  # fmt: skip
+    yield Recovered(MEMBERSHIP, "whoever holds the model", "final models", outcome, numbers)
+
+
+def _final_model(folder: RunFolder, name: PartyId) -> Weights | None:
+    path = folder.path / "models" / f"{name.replace('/', '.')}.safetensors"
+    try:
+        return safetensors.torch.load(path.read_bytes()) if path.is_file() else None
+    except safetensors.SafetensorError as error:
+        raise DataError(f"{path} is damaged ({error}); run again") from None
+
+
+def _told_apart(models: Mapping[PartyId, tuple[Any, Weights]]) -> tuple[Membership, int, int] | None:
+    members, others = [], []
+    for learner, weights in models.values():
+        losses = torch.nn.functional.cross_entropy(learner.logits(weights), learner.y.clamp(min=0), reduction="none").double().numpy()
+        members.append(losses[learner.masks["train"].numpy()])
+        others.append(losses[learner.masks["test"].numpy()])
+    inside, outside = np.concatenate(members), np.concatenate(others)
+    return (membership_by_loss(inside, outside), inside.size, outside.size) if inside.size and outside.size else None

@@ -1,0 +1,220 @@
+"""Which attacks of `isthmus.privacy.attacks` apply to what each party saw, judged from a run's ledger.
+
+The ledger says who was sent which kinds of things under which protection, and by how many at once; it holds no content. So this says what
+is *possible* for a party that looks at what it received, and why the rest is stopped; it never says that something was recovered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from isthmus.federation.ledger import Entry
+from isthmus.federation.messages import SERVER, Kind, PartyId, role_of
+from isthmus.privacy.attacks.sums import difference_of_sums
+
+Verdict = Literal["possible", "limited", "stopped"]
+READING = "plain reading"
+RANK_ONE = "inputs from a layer's gradient"
+LABELS = "labels from output gradients"
+MEMBERSHIP = "membership by loss"
+DIFFERENCE = "difference of sums"
+REUSE = "mask used twice"
+PUPPETS = "playing the other parties of a sum"
+NEIGHBOURS = "neighbour lists from products"
+SUPPORT = "entries from announced positions"
+SHARES = "opening shares"
+ATTACKS = (READING, RANK_ONE, LABELS, MEMBERSHIP, DIFFERENCE, REUSE, PUPPETS, NEIGHBOURS, SUPPORT, SHARES)
+"""All that are judged."""
+
+_HOUSE = ("SumKey", "SumKeys", "MailPlan", "MailOrders")
+_PLAIN = (Kind.COUNT, Kind.METRIC, Kind.LABEL_STATISTIC, Kind.IDENTIFIER)
+
+_DUMMIES = "positions of sparse mail are announced among at least as many dummies; statistics over many rounds may tell them apart"
+_UNSIGNED = "keys of a simulation are not signed: a server that cheats could hand out its own; one that keeps to the protocol reads no part"
+_OPENING = "shares open only for who gets all of them or knows common masks, which the ledger cannot tell"
+_TWO = "in a sum over two parties each knows its own part, and so the other's once it is told the total"
+_ONCE = "a mask belongs to one run, round, attempt, call and receiver; parties refuse to use it twice"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One attack, who could run it, on what, and how it ends."""
+
+    attack: str
+    who: str
+    on: str
+    verdict: Verdict
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What of a run's settings decides how much an update tells; not known = the worst is assumed."""
+
+    optimizer: str = "sgd"
+    local_epochs: int = 1
+    noise: float = 0.0
+    epsilon: float | None = None
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Messages of one type from one role to another under one protection."""
+
+    sender: str
+    receiver: str
+    message: str
+    protection: str
+    kinds: frozenset[str]
+    parties: int
+    """Fewest senders a receiver had at once: of a masked sum, how many hide behind its total."""
+
+    @property
+    def on(self) -> str:
+        return f"{self.message} ({', '.join(sorted(self.kinds))})"
+
+    @property
+    def readable(self) -> bool:
+        return self.protection != "masked"
+
+    @property
+    def how(self) -> str:
+        """Why one party's message can or cannot be read."""
+        return {
+            "clear": f"each {self.sender}'s message is sent in the clear",
+            "summed": f"sent unmasked: the {self.receiver}'s program adds up, but whoever runs it can read each {self.sender}'s message",
+            "sealed": f"sealed on the way, but the {self.receiver} it is for opens each message",
+            "masked": f"masked: only totals of {self.parties} or more can be read",
+        }[self.protection]
+
+
+def flows(entries: Iterable[Entry]) -> list[Flow]:
+    """What the entries of a ledger have in common."""
+    found: dict[tuple[str, str, str, str], tuple[frozenset[str], int]] = {}
+    for entry in entries:
+        sender, receiver = entry.roles
+        key = sender, receiver, entry.message, entry.protection
+        counts = [len(senders) for senders in _writers(entry).values()]
+        kinds, fewest = found.get(key, (frozenset[str](), 2**62))
+        found[key] = kinds | frozenset(entry.kinds.values()), min([fewest, *counts])
+    return [Flow(*key, kinds, parties) for key, (kinds, parties) in found.items()]
+
+
+def judge(entries: Sequence[Entry], training: Training | None = None) -> list[Finding]:
+    """All findings of a run, in the order of :data:`ATTACKS`; an attack without one found nothing of its kind."""
+    training = training or Training()
+    findings: list[Finding] = []
+    for flow in flows(entries):
+        if flow.message not in _HOUSE:
+            findings += _of_content(flow, training)
+        elif flow.message == "MailPlan" and any(entry.message == "MailPlan" and entry.by_kind.get(Kind.STRUCTURE) for entry in entries):
+            findings.append(Finding(SUPPORT, flow.receiver, flow.on, "limited", _DUMMIES))
+        elif flow.message == "SumKey":
+            findings.append(Finding(PUPPETS, flow.receiver, flow.on, "limited", _UNSIGNED))
+    findings += _membership(entries, training)
+    findings += _sums(entries)
+    return sorted(findings, key=lambda finding: ATTACKS.index(finding.attack))
+
+
+def _of_content(flow: Flow, training: Training) -> list[Finding]:
+    if flow.sender == SERVER:
+        return []  # what the server makes of everybody's messages: see membership
+    found = []
+    who, on, masked = flow.receiver, flow.on, not flow.readable
+    plain = sorted(kind for kind in flow.kinds if kind in _PLAIN)
+    if plain:
+        why = flow.how if masked else f"{flow.how}; for {', '.join(plain)} reading is enough"
+        found.append(Finding(READING, who, on, "stopped" if masked else "possible", why))
+    if Kind.GRADIENT in flow.kinds:
+        found.append(_gradient(RANK_ONE, flow, training, "exact for a layer with a bias and one training record, else a mixture"))
+        found.append(_gradient(LABELS, flow, training, "signs of the output layer's gradient name the classes a client trains on"))
+    if Kind.MODEL in flow.kinds:
+        found += _update(flow, training)
+    if Kind.EMBEDDING in flow.kinds:
+        why = flow.how if masked else f"{flow.how}; rows that are gradients of the output give each node's label away"
+        found.append(Finding(LABELS, who, on, "stopped" if masked else "possible", why))
+    if Kind.STRUCTURE in flow.kinds:
+        why = flow.how if masked else f"{flow.how}; a node with a single foreign neighbour reads that neighbour's list"
+        found.append(Finding(NEIGHBOURS, who, on, "stopped" if masked else "possible", why))
+    if Kind.SHARE in flow.kinds and not masked:
+        found.append(Finding(SHARES, who, on, "limited", f"{flow.how}; {_OPENING}"))
+    return found
+
+
+def _gradient(attack: str, flow: Flow, training: Training, reach: str) -> Finding:
+    if not flow.readable:
+        return Finding(attack, flow.receiver, flow.on, "stopped", flow.how)
+    if training.noise:
+        return Finding(attack, flow.receiver, flow.on, "limited", f"{flow.how}, but clipped and noisy ({_worth(training)})")
+    return Finding(attack, flow.receiver, flow.on, "possible", f"{flow.how}; {reach}")
+
+
+def _update(flow: Flow, training: Training) -> list[Finding]:
+    """A client's trained weights: with those it started from, the way it went."""
+    if not flow.readable or training.noise:
+        return [_gradient(attack, flow, training, "") for attack in (RANK_ONE, LABELS)]
+    if training.optimizer == "sgd" and training.local_epochs == 1:
+        inputs, verdict = "after one SGD step an update is a gradient times lr", "possible"
+    else:
+        steps = "Adam rescales it" if training.optimizer != "sgd" else f"{training.local_epochs} steps mix"
+        inputs, verdict = f"an update is not quite a gradient here ({steps})", "limited"
+    labels = "classes a client trains on move the output layer's bias up"
+    return [Finding(attack, flow.receiver, flow.on, verdict, f"{flow.how}; {why}")  # type: ignore[arg-type]
+            for attack, why in ((RANK_ONE, inputs), (LABELS, labels))]  # fmt: skip
+
+
+def _membership(entries: Sequence[Entry], training: Training) -> list[Finding]:
+    """Whoever is given a common model can try records on it; so can the server that forms it."""
+    models = {entry.message: entry for entry in entries if Kind.MODEL in entry.kinds.values() and entry.roles[0] == SERVER}
+    if not models:
+        return []
+    who = ", ".join(sorted({SERVER, *(entry.roles[1] for entry in models.values())}))
+    on = ", ".join(sorted(models))
+    if training.noise:
+        return [Finding(MEMBERSHIP, who, on, "limited", f"the model was trained with noise ({_worth(training)})")]
+    why = "the common model has small losses on records it was trained on; masks do not change that, noise does (dp_clip, dp_noise)"
+    return [Finding(MEMBERSHIP, who, on, "possible", why)]
+
+
+def _sums(entries: Sequence[Entry]) -> list[Finding]:
+    """Rosters of secure sums of the same values, and whether linear algebra gets a single party out of their totals."""
+    rosters: dict[tuple[str, int, str, PartyId], set[frozenset[PartyId]]] = {}
+    for entry in entries:
+        if entry.protection == "masked":
+            for receiver, senders in _writers(entry).items():
+                rosters.setdefault((entry.phase, entry.round, entry.handler, receiver), set()).add(frozenset(senders))
+    if not rosters:
+        return []
+    exposed = {party for group in rosters.values() for party in difference_of_sums([(sorted(roster), np.zeros(1)) for roster in group])}
+    receivers = ", ".join(sorted({role_of(receiver) for *_, receiver in rosters}))
+    fewest = min(len(roster) for group in rosters.values() for roster in group)
+    told = f"{len(rosters)} secure sums over {fewest} or more parties"
+    if exposed:
+        difference = Finding(DIFFERENCE, receivers, told, "possible", f"totals of one round give the part of {', '.join(sorted(exposed))}")
+    elif fewest == 2:
+        difference = Finding(DIFFERENCE, "either party", told, "possible", _TWO)
+    else:
+        difference = Finding(DIFFERENCE, receivers, told, "stopped", "from no totals of one round does a single party's part follow")
+    return [difference, Finding(REUSE, receivers, told, "stopped", _ONCE)]
+
+
+def _writers(entry: Entry) -> Mapping[PartyId, set[PartyId]]:
+    """Senders by receiver; one address on a side stands for all messages."""
+    count = len(entry.bytes)
+    senders = entry.sender * count if len(entry.sender) == 1 else entry.sender
+    receivers = entry.receiver * count if len(entry.receiver) == 1 else entry.receiver
+    writers: dict[PartyId, set[PartyId]] = {}
+    for sender, receiver in zip(senders, receivers, strict=True):
+        writers.setdefault(receiver, set()).add(sender)
+    return writers
+
+
+def _worth(training: Training) -> str:
+    return "no finite epsilon" if training.epsilon is None else f"epsilon {training.epsilon:.3g} per client"
