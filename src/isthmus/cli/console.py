@@ -101,6 +101,12 @@ class Watch(Callback):
             self.bar = None
 
 
+def _privacy(privacy: Mapping[str, Any]) -> str:
+    epsilon = privacy.get("epsilon")
+    bound = "no bound (no noise)" if epsilon is None else f"epsilon {epsilon:.3g} at delta {privacy.get('delta')} per {privacy.get('unit')}"
+    return f"{bound}; {privacy['warning']}" if privacy.get("warning") else bound
+
+
 def print_result(result: Mapping[str, Any]) -> None:
     """A run's result for people."""
     sent, seconds, picked = result["bytes"], result["seconds"], result["selected_round"]
@@ -116,5 +122,7 @@ def print_result(result: Mapping[str, Any]) -> None:
         ("data", result["source"]),
         ("folder", result["run_dir"]),
     ]  # fmt: skip
+    if "privacy" in result:
+        rows.insert(-2, ("privacy", _privacy(result["privacy"])))
     title = f"{result['method']} on {result['dataset']}, {result['clients']} clients ({result['partition']}), seed {result['seed']}"
     print_table(("", ""), rows, title)
