@@ -100,3 +100,11 @@ def test_sizes_and_times_read_well() -> None:
     assert words.listing(["a"]) == "a" and words.listing(["a", "b", "c"]) == "a, b and c"
     assert words.listing([str(k) for k in range(12)]).endswith("and 4 more")
     assert "60\u00a0% of the nodes train" in words.split("stratified:60/20/20") and "(stratified)" in words.split("stratified:60/20/20")
+
+
+def test_epsilon_has_a_column_only_where_a_run_has_one(tmp_path: Path) -> None:
+    plain = write_run(tmp_path / "plain")
+    assert "epsilon" not in table_cells(result_table([plain]))[0]
+    noisy = write_run(tmp_path / "noisy", settings={"dp_noise": 1.0}, result={"privacy": {"epsilon": 7.9042, "delta": 1e-5}})
+    headings, cells = table_cells(result_table([plain, noisy]))
+    assert [row[headings.index("epsilon")] for row in cells] == [words.count(None), "7.9"]

@@ -70,6 +70,7 @@ class ResultRow:
     peer_per_run: float | None
     device_per_run: float | None
     seconds_per_round: float | None
+    epsilon: float | None = None
     best: bool = False
 
 
@@ -145,7 +146,7 @@ def result_rows(groups: Iterable[Group]) -> list[ResultRow]:
 
 
 def columns(rows: Sequence[ResultRow]) -> list[Column]:
-    """The columns these rows fill; those about minority classes, peers and devices only where some row has them."""
+    """The columns these rows fill; those about minority classes, privacy, peers and devices only where some row has them."""
     shown = [
         Column("method", lambda row: row.label, numeric=False),
         Column("runs", lambda row: str(row.runs)),
@@ -155,6 +156,8 @@ def columns(rows: Sequence[ResultRow]) -> list[Column]:
     ]
     if any(row.minority is not None for row in rows):
         shown.append(Column("minority (%)", lambda row: words.score(row.minority, row.minority_spread)))
+    if any(row.epsilon is not None for row in rows):  # differential privacy; a row without it has no such bound
+        shown.append(Column("epsilon", lambda row: words.count(None) if row.epsilon is None else f"{row.epsilon:.3g}"))
     shown += [
         Column("parameters", lambda row: words.count(row.trainable)),
         Column("up / round", lambda row: words.size(row.up_per_round)),
@@ -215,6 +218,7 @@ def _row(group: Group) -> ResultRow:
         peer_per_run=over_seeds("bytes", "peer")[0],
         device_per_run=over_seeds("bytes", "device")[0],
         seconds_per_round=over_seeds("seconds_per_round")[0],
+        epsilon=over_seeds("privacy", "epsilon")[0],
     )
 
 
