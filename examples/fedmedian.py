@@ -29,7 +29,7 @@ from isthmus.methods import (
     register,
 )
 from isthmus.seeds import Stream
-from isthmus.tensors import Weights, get_weights
+from isthmus.tensors import Weights, get_weights, num_values
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ METHOD = register(
         evaluate=evaluate,
         roles={"client": Role(FedMedianClient)},
         needs_single_updates=True,  # a median has no secure sum
+        shared_values=lambda state: num_values(state.weights),
         discloses=(
             Disclosure("train", "server", "client", Deployed),
             Disclosure("train", "client", "server", Trained),

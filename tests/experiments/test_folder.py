@@ -287,3 +287,20 @@ def test_checkpoints_keep_the_last_two_tags(plain: Path) -> None:
 def test_metrics_are_plain_json(plain: Path) -> None:
     for line in (plain / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+def test_a_resume_that_fails_takes_nothing_away(stopped: Path) -> None:
+    """Damaged tags of one client must not cost another its good ones."""
+    for tag in (stopped / "checkpoints" / "client-1").glob("*.tag"):
+        tag.write_bytes(tag.read_bytes()[:100])
+    before = {path: path.read_bytes() for path in stopped.rglob("*.tag")}
+    with pytest.raises(DataError, match="no checkpoint"):
+        isthmus.resume(stopped)
+    assert {path: path.read_bytes() for path in stopped.rglob("*.tag")} == before
+
+
+def test_a_changed_config_is_not_resumed(stopped: Path) -> None:
+    config = stopped / "config.toml"
+    config.write_text(config.read_text().replace("lr = 0.05", "lr = 0.5"))
+    with pytest.raises(ConfigError, match=r"config.toml was changed"):
+        isthmus.resume(stopped)

@@ -9,6 +9,7 @@ import torch
 
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import resolve
+from isthmus.experiments.disclosure import sheet_of
 from isthmus.experiments.run import Experiment
 from isthmus.experiments.scenarios import scenario_of
 from isthmus.metrics import classification as exact
@@ -72,3 +73,20 @@ def test_balanced_classes_make_a_rare_class_count() -> None:
 def test_an_unknown_metric_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="metric"):
         parse_metric(name)
+
+
+def test_where_sums_are_secure_the_counts_are_masked_too() -> None:
+    """Then only the score over all clients is known, and it is the same."""
+    plain, masked = (play("fedavg", metric="auprc", execution="each", secure_sum=on) for on in (False, True))
+    shown = {row["message"]: row["protection"] for row in masked.loop.sheet.rows()}
+    assert shown["Detail"] == "masked"
+    assert masked.loop.lines[-1]["test"] == pytest.approx(plain.loop.lines[-1]["test"], abs=1e-3)
+    assert masked.loop.lines[-1]["test_client_mean"] is None and plain.loop.lines[-1]["test_client_mean"] is not None
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("metric", ["accuracy", "auprc"])
+def test_the_sheet_of_a_run_is_known_before_it_starts(metric: str, secure: bool) -> None:
+    experiment = play("fedavg", metric=metric, execution="each", secure_sum=secure, rounds=1)
+    stated = {line.key for line in sheet_of(experiment.settings.method, metric=metric, secure_sum=secure)}
+    assert stated == set(experiment.loop.sheet.keys())

@@ -69,7 +69,7 @@ class Watch(Callback):
         self.folder = folder
         self.label = self.label or f"{run.method} on {run.dataset}, {run.clients} clients, seed {run.seed}"
         if step:
-            print(f"{self.label}: continued at round {step} of {steps}", file=sys.stderr)
+            print(f"{self.label}: continued after {step} of {steps} rounds, setup included", file=sys.stderr)
         if self.console.is_terminal:
             # On a narrow terminal the label gives way first: numbers matter more.
             label, fixed = Column(ratio=1, no_wrap=True, overflow="ellipsis"), Column(no_wrap=True)

@@ -11,18 +11,22 @@ from isthmus.cli.console import print_table, stdout
 NAME = "disclose"
 
 
-def command(method: Annotated[str, typer.Argument(help="Method; isthmus methods lists them.")]) -> None:
+def command(
+    method: Annotated[str, typer.Argument(help="Method; isthmus methods lists them.")],
+    metric: Annotated[str, typer.Option(help="Score of the run; others than accuracy need more from the clients.")] = "accuracy",
+    secure_sum: Annotated[bool, typer.Option("--secure-sum", help="As with --set secure_sum=true.")] = False,
+) -> None:
     """Print a method's disclosure sheet: which party sees which kind of thing, under which protection."""
+    from isthmus.experiments.disclosure import sheet_of
     from isthmus.federation.ledger import PROTECTIONS
     from isthmus.methods.registry import get_method
 
     entry = get_method(method)
-    rows = [
-        (line.phase, line.sender, line.receiver, line.message.__name__, ", ".join(line.kinds), line.protection) for line in entry.discloses
-    ]
+    lines = sheet_of(entry, metric=metric, secure_sum=secure_sum)
+    rows = [(line.phase, line.sender, line.receiver, line.message.__name__, ", ".join(line.kinds), line.protection) for line in lines]
     print_table(("phase", "from", "to", "message", "kinds of content", "protection"), rows, f"What leaves a party in {entry.name}")
     console = stdout()
-    for name in sorted({line.protection for line in entry.discloses}):
+    for name in sorted({line.protection for line in lines}):
         console.print(f"{name}: {PROTECTIONS[name]}")
     if entry.pooled:
         console.print("This method pools all data in one place before it starts: a reference, not a federation.")

@@ -1,11 +1,12 @@
 """Our own converted form of a data set: a safetensors file in the cache, sparse where the data are sparse, never a pickle.
 
 PyG keeps features dense (1.2 GB for Physics) and reopens its caches with pickle. We convert once; afterwards loading takes milliseconds.
-A cached file that cannot be read, or has other counts than the data set, is ignored and made anew.
+A cached file that cannot be read, has other bytes than were written, or other counts than the data set, is ignored and made anew.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import tempfile
@@ -21,7 +22,7 @@ from isthmus.data import store
 
 log = logging.getLogger(__name__)
 
-VERSION = 1  # of the conversion: raise it when converted files of older versions must not be used
+VERSION = 2  # of the conversion: raise it when converted files of older versions must not be used
 SPARSE_BELOW = 0.15  # density under which CSR products beat dense ones (measured on bag-of-words features)
 
 
@@ -58,10 +59,24 @@ def read_cached(name: str, key: str) -> tuple[dict[str, Tensor], str] | None:
     """Tensors and source of a converted data set, or None."""
     try:
         with safe_open(_path(name, key), framework="pt") as file:
-            source = (file.metadata() or {}).get("source", "")
-            return {field: file.get_tensor(field) for field in file.keys()}, source  # noqa: SIM118 (not a mapping)
+            metadata = file.metadata() or {}
+            tensors = {field: file.get_tensor(field) for field in file.keys()}  # noqa: SIM118 (not a mapping)
     except (OSError, SafetensorError):
         return None
+    if metadata.get("digest") != _digest(tensors):
+        log.warning("the converted copy of %s in the cache is damaged; it is made anew", name)
+        return None
+    return tensors, metadata.get("source", "")
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """Of names, types, shapes and all bytes: a changed number in the cache must not be trained on."""
+    digest = hashlib.sha256()
+    for field in sorted(tensors):
+        tensor = tensors[field].contiguous()
+        digest.update(f"{field}/{tensor.dtype}/{tuple(tensor.shape)}/".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return digest.hexdigest()
 
 
 def write_cached(name: str, key: str, tensors: Mapping[str, Tensor], source: str) -> None:
@@ -71,7 +86,7 @@ def write_cached(name: str, key: str, tensors: Mapping[str, Tensor], source: str
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".partial")
         os.close(handle)
-        save_file(dict(tensors), temporary, metadata={"source": source})
+        save_file(dict(tensors), temporary, metadata={"source": source, "digest": _digest(tensors)})
         Path(temporary).replace(path)  # one step, so that a reader never sees half a file
     except OSError as error:
         log.warning("the converted data set %s could not be cached (%s)", name, error.strerror or type(error).__name__)

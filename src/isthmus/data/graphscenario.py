@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from isthmus.data.datasets import canonical_name, node_sets
 from isthmus.data.generators import GENERATORS, GRAPH_GENERATORS, canonical, generate_graphs
 from isthmus.data.graphs import GraphSetData
 from isthmus.data.graphsets import SETTINGS, find_graphs, graph_sets, load_graphs
@@ -61,6 +62,19 @@ def task_of(dataset: str) -> str:
     """``graph`` for names this module knows, ``node`` for the rest."""
     name = dataset.partition(":")[0].lower().replace("_", "-")
     return "graph" if name in SETTINGS or name in graph_sets() or name in GRAPH_GENERATORS else "node"
+
+
+def dataset_name(dataset: str) -> str:
+    """The name results carry, of either kind of task; an unknown one is answered with all there are."""
+    if task_of(dataset) == "graph":
+        return dataset.lower()
+    try:
+        return canonical_name(dataset)
+    except ConfigError as error:
+        if dataset.partition(":")[0].lower() in GENERATORS:
+            raise  # a known generator with a wrong parameter says which
+        names = [*node_sets(), *GENERATORS, *graph_sets(), *SETTINGS, *GRAPH_GENERATORS]
+        raise unknown("data set", dataset, names) from error
 
 
 # -- partition ---------------------------------------------------------------------------------------------------------

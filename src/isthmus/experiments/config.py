@@ -17,8 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tomli_w
 
-from isthmus.data.datasets import canonical_name
-from isthmus.data.graphscenario import task_of
+from isthmus.data.graphscenario import dataset_name, task_of
 from isthmus.errors import ConfigError, unknown
 from isthmus.experiments.presets import Preset, load_preset
 from isthmus.experiments.scoring import SCORE_RULES
@@ -126,14 +125,17 @@ def resolve(method: str, flags: Mapping[str, Any], overrides: Mapping[str, Any] 
     """
     entry = get_method(method)
     from_file = read_file(file) if file is not None else {}
-    given = {**from_file, **(overrides or {}), **{key: value for key, value in flags.items() if value is not None}}
-    if given.pop("method", method) != method:
-        raise ConfigError(f"the settings are for another method than {method!r}: leave the key 'method' out")
     allowed = _keys(RunConfig) | _keys(entry.config)
-    for key in given:
-        if key not in allowed:
-            raise unknown("key", key, set(allowed) - {"method"})
-    typed = {key: coerce(value, allowed[key][1], key) for key, value in given.items()}
+    typed: dict[str, Any] = {}
+    for source in (from_file, overrides or {}, {key: value for key, value in flags.items() if value is not None}):
+        for key, value in source.items():  # each source is checked, also where a later one wins
+            if key == "method":
+                if value != method:
+                    raise ConfigError(f"the settings are for another method than {method!r}: leave the key 'method' out")
+                continue
+            if key not in allowed:
+                raise unknown("key", key, set(allowed) - {"method"})
+            typed[key] = coerce(value, allowed[key][1], key)
     if "dataset" not in typed:
         raise ConfigError("no data set given: use --dataset NAME (isthmus datasets lists them)")
     preset = load_preset(typed.get("preset", entry.preset or BASELINE_PRESETS[task_of(typed["dataset"])]))
@@ -160,8 +162,7 @@ def _preset_values(
     preset: Preset, method: str, config: type, typed: Mapping[str, Any], allowed: Mapping[str, tuple[str, Any]]
 ) -> dict[str, Any]:
     """A preset speaks for all methods of its paper, so keys this method does not have are passed over."""
-    name = typed["dataset"]
-    dataset = (canonical_name(name) if task_of(name) == "node" else name.lower()).partition(":")[0]
+    dataset = dataset_name(typed["dataset"]).partition(":")[0]
     facts = {"method": method, "dataset": dataset, "profile": typed.get("profile", "paper")}
     for key in ("backbone",):
         default = next((f.default for f in dataclasses.fields(config) if f.name == key), None)

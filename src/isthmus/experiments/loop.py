@@ -22,12 +22,13 @@ from isthmus.errors import ConfigError, DataError, IsthmusError, RunError
 from isthmus.experiments.callbacks import Callback, Progress
 from isthmus.experiments.config import Settings
 from isthmus.experiments.folder import RunFolder
-from isthmus.experiments.scoring import better, evaluation_line, use_metric
+from isthmus.experiments.scoring import EVERYBODY, better, evaluation_line, use_metric
 from isthmus.federation.interface import QuorumError, View
 from isthmus.federation.ledger import Entry, Sheet, channel_totals
 from isthmus.federation.messages import SERVER
 from isthmus.federation.session import Engine, Session
 from isthmus.federation.transcript import Transcript
+from isthmus.methods.evaluation import Detail
 from isthmus.methods.registry import Phase
 from isthmus.metrics.named import parse_metric
 from isthmus.records import Record, make_record
@@ -83,8 +84,8 @@ class Loop:
         self.session = self._open_session(incarnation)
         self.state: Record = self.method.init(view, self.config, Stream(settings.run.seed, ("common",)))
         self._saved_type = make_record(
-            "ServerSnapshot", position=_PositionRecord, seconds=Mapping[str, float], round_seconds=Tensor, server=type(self.state),
-            selected=type(self.state) | None,
+            "ServerSnapshot", settings=str, position=_PositionRecord, seconds=Mapping[str, float], round_seconds=Tensor,
+            server=type(self.state), selected=type(self.state) | None,
         )  # fmt: skip
         self._metric = parse_metric(settings.run.metric)
         self.selected_state: Record | None = None
@@ -183,8 +184,14 @@ class Loop:
             evaluations = self.method.evaluate(state, self.session, self.config)
             line = {**place, **evaluation_line(evaluations, self.nodes), "log": dict(log)}
             if self._metric is not None:
-                use_metric(line, self._metric, self.session.call(self._detail_handler()), self.nodes)
+                use_metric(line, self._metric, self._details(), self.nodes)
         return line, time.perf_counter() - begun
+
+    def _details(self) -> Mapping[str, Detail]:
+        """Counts for scores beyond accuracy: of each client, or where sums are secure of all together."""
+        if self.run_config.secure_sum:
+            return {EVERYBODY: self.session.sum(self._detail_handler())}
+        return self.session.call(self._detail_handler())
 
     def _detail_handler(self) -> Any:
         """The clients' handler that gives counts for scores beyond accuracy."""
@@ -243,6 +250,7 @@ class Loop:
         begun = time.monotonic()
         self.engine.commit(self.at.step)
         values: dict[str, Any] = {
+            "settings": self.settings.to_toml(),
             "position": _PositionRecord(self.at.step, self.at.phase, self.at.round, self.session.clock.incarnation),
             "seconds": dict(self.seconds), "round_seconds": torch.tensor(self.round_seconds, dtype=torch.float64),
             "server": self.state, "selected": self.selected_state,
@@ -286,6 +294,8 @@ class Loop:
         if record is None:
             assert self.folder is not None
             record = self.folder.store(SERVER).load(step, self._saved_type)
+        if record.settings != self.settings.to_toml():
+            raise ConfigError("config.toml was changed since this run began, so the rest would not fit: undo that, or start a new run")
         if self.folder is not None:
             self.folder.check(step, self._evaluated(step))
             entries = list(self.folder.ledger(step))

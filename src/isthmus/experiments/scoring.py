@@ -13,6 +13,8 @@ from isthmus.methods.evaluation import Detail, Evaluation, Tally
 from isthmus.metrics.named import NamedMetric
 
 Line = Mapping[str, Any]
+EVERYBODY = ""
+"""Stands for all clients together where only their sum is known."""
 
 
 def evaluation_line(evaluations: Mapping[str, Evaluation], nodes: Mapping[str, int]) -> dict[str, Any]:
@@ -70,7 +72,9 @@ def use_metric(line: dict[str, Any], metric: NamedMetric, details: Mapping[str, 
     """Put another score in the place of accuracy, which stays beside it as ``val_accuracy`` and ``test_accuracy``."""
     for part in ("val", "test"):
         line[f"{part}_accuracy"] = line[part]
-        scores = {client: metric.of(detail.confusion[part], detail.histogram[part]) for client, detail in details.items()}
+        scores: dict[str, float | None] = dict.fromkeys(line["per_client"])  # where only totals are known, clients have no score
+        if EVERYBODY not in details:
+            scores |= {client: metric.of(detail.confusion[part], detail.histogram[part]) for client, detail in details.items()}
         for client, score in scores.items():
             line["per_client"][client][f"{part}_score"] = score
         if len({detail.confusion[part].shape for detail in details.values()}) == 1:

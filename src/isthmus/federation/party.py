@@ -261,13 +261,17 @@ class Party:
     def tags(self) -> tuple[int, ...]:
         return tuple(sorted(set(self._tags) | set(self.store.steps() if self.store is not None else ())))
 
-    def rollback(self, step: int) -> None:
-        """Return to a tag, as if nothing had happened since: newer tags are forgotten, calls of an older incarnation stay refused."""
+    def fetch(self, step: int) -> None:
+        """Make sure a tag can be read; changes nothing else."""
         if step not in self._tags:
             if self.store is None:
                 raise DataError(f"{self.name} holds no tag {step}; start the run again")
             snapshot: Any = self.store.load(step, _snapshot_type(self.state_type))
             self._tags[step] = snapshot.state, snapshot.selected
+
+    def rollback(self, step: int) -> None:
+        """Return to a tag, as if nothing had happened since: newer tags are forgotten, calls of an older incarnation stay refused."""
+        self.fetch(step)
         self.client = self._make()
         self.client.setup()
         self.client.state, self._selected = self._tags[step]

@@ -10,4 +10,12 @@ from dataclasses import replace
 from isthmus.methods import local
 from isthmus.methods.registry import register
 
-METHOD = register(replace(local.METHOD, name="central", summary="one model on the union of all data (upper reference)", pooled=True))
+METHOD = register(
+    replace(
+        local.METHOD,
+        name="central",
+        summary="one model on the union of all data (upper reference)",
+        reference="no paper; Global in others' tables",
+        pooled=True,
+    )
+)

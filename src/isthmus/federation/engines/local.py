@@ -165,6 +165,8 @@ class LocalEngine:
         return tuple(sorted(common))
 
     def rollback(self, step: int) -> None:
+        for party in self._all():
+            party.fetch(step)  # all must be able to, before any of them goes back and forgets newer tags
         self._with_cohort.clear()
         self._cohorts.clear()
         for party in self._all():

@@ -1,0 +1,28 @@
+"""The disclosure sheet of a run before it starts: the method's own, and what settings of the run add to it or take from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from isthmus.errors import ConfigError
+from isthmus.federation.ledger import Disclosure
+from isthmus.federation.secure import KEYS_PHASE, SumKey, SumKeys
+from isthmus.methods.evaluation import Detail
+from isthmus.methods.registry import Method
+from isthmus.metrics.named import parse_metric
+
+
+def sheet_of(method: Method, *, metric: str = "accuracy", secure_sum: bool = False) -> tuple[Disclosure, ...]:
+    """All lines of a run's sheet. Scores beyond accuracy need counts by class; secure sums mask what is summed and need keys."""
+    lines = list(method.discloses)
+    if parse_metric(metric) is not None:
+        lines.append(Disclosure("evaluation", "client", "server", Detail, "summed" if secure_sum else "clear"))
+    if not secure_sum:
+        return tuple(lines)
+    if method.needs_single_updates:
+        raise ConfigError(f"{method.name} needs to see single clients' messages, so secure_sum cannot protect it")
+    lines = [replace(line, protection="masked") if line.protection == "summed" else line for line in lines]
+    if any(line.protection == "masked" for line in lines):
+        keys = [Disclosure(KEYS_PHASE, "client", "server", SumKey), Disclosure(KEYS_PHASE, "server", "client", SumKeys)]
+        lines = [*keys, *lines]
+    return tuple(lines)
