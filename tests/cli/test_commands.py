@@ -100,7 +100,7 @@ def test_resume(unfinished: Path, finished: Path, capsys: pytest.CaptureFixture[
     out, err = capsys.readouterr()
     told, other = json.loads(out), json.loads((finished / "result.json").read_text())
     assert {k: v for k, v in told.items() if k not in TIMES} == {k: v for k, v in other.items() if k not in TIMES}
-    assert "continued at round 4 of 4" in err
+    assert "continued after 4 of 4 rounds" in err
 
 
 def test_resume_again_prints_the_result_again(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,7 +75,7 @@ def test_the_real_command_line_killed_and_resumed(plain: dict[str, Path], tmp_pa
     done = subprocess.run([*module, "resume", str(path), "--json"], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == json.loads((path / "result.json").read_text()) and done.stdout.count("\n") == 1
-    assert "continued at round" in done.stderr and "Traceback" not in done.stderr and "Warning" not in done.stderr
+    assert "continued after" in done.stderr and "Traceback" not in done.stderr and "Warning" not in done.stderr
     assert_same_run(path, plain["each"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -119,11 +120,12 @@ def compare_methods(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]
         known = all(by_seed[seed]["score"] is not None and first[seed]["score"] is not None for seed in common)
         paired = spread([by_seed[seed]["score"] - first[seed]["score"] for seed in common]) if known else None
         some = by_seed[seeds[0]] if seeds else {}
+        times = [by_seed[seed]["seconds_per_round"] for seed in seeds if by_seed[seed].get("seconds_per_round") is not None]
         rows.append({
             "method": method, "seeds": seeds, "score": summary(score), "test": summary(test), "difference": summary(paired),
             "scores": [by_seed[seed]["score"] for seed in seeds], "score_rule": some.get("score_rule"), "rounds": some.get("rounds"),
             "parameters": some.get("parameters"), "bytes": some.get("bytes"),
-            "seconds_per_round": some.get("seconds_per_round"), "discloses": _discloses(some),
+            "seconds_per_round": statistics.median(times) if times else None, "discloses": _discloses(some),
             "reasons": sorted({o.reason for o in outcomes[method] if o.result is None}),
         })  # fmt: skip
     return {"methods": rows}
