@@ -158,3 +158,10 @@ def test_split_sizes_are_floored_and_parts_cover(nodes: int, clients: int, seed:
     assert int(whole.test.sum()) == nodes * test // 100
     assert bool((whole.train.int() + whole.val.int() + whole.test.int() == 1).all())
     assert sum(part.num_nodes for part in scenario.parts.values()) == nodes
+
+
+def test_undirected_reads_every_arc_both_ways() -> None:
+    plain, both = (build_scenario(dataset="powerlaw:nodes=200", clients=2, seed=1, undirected=on) for on in (False, True))
+    arcs = {tuple(arc) for arc in plain.whole.edge_index.T.tolist()}
+    assert {tuple(arc) for arc in both.whole.edge_index.T.tolist()} == arcs | {(b, a) for a, b in arcs}
+    assert both.whole.edge_index.shape[1] == len(arcs | {(b, a) for a, b in arcs})

@@ -48,7 +48,7 @@ class Scenario:
 
 
 def build_scenario(
-    *, dataset: str, partition: str = "random", clients: int | None = None, split: str = "10/10/80", seed: int = 0
+    *, dataset: str, partition: str = "random", clients: int | None = None, split: str = "10/10/80", seed: int = 0, undirected: bool = False
 ) -> Scenario:
     """Load, partition and split a named data set.
 
@@ -58,6 +58,7 @@ def build_scenario(
         clients: Number of clients; by default what the partition brings itself (lists, owners), else 10.
         split: See `isthmus.data.split`.
         seed: Of all draws of the scenario.
+        undirected: Store every arc in both directions; arcs are otherwise used as the data set has them.
 
     Example:
         >>> build_scenario(dataset="csbm:nodes=100", clients=3).whole.num_nodes
@@ -65,6 +66,9 @@ def build_scenario(
     """
     partitioner, splitter = parse_partition(partition), parse_split(split)  # complain about names before loading anything
     graph = load_nodes(dataset, Stream(seed, ("data",)))
+    if undirected:
+        arcs = graph.data.edge_index
+        graph = replace(graph, data=replace(graph.data, edge_index=torch.unique(torch.cat([arcs, arcs.flip(0)], dim=1), dim=1)))
     return scenario_of(
         graph,
         partitioner,

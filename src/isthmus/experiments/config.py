@@ -39,6 +39,7 @@ class RunConfig:
     Args:
         partition, split: Not given = ``random`` and ``10/10/80`` for one graph, by data set and ``fedstar`` for sets of graphs, resolved.
         clients: Number of clients; not given = what the partition brings itself, else 10, which is resolved.
+        undirected: Read every arc in both directions; otherwise arcs are used as the data set has them.
         rounds: Rounds of the main phase.
         metric: Score that validation picks rounds by.
         selection: Round whose model is kept and scored: the last, or the best on validation.
@@ -58,6 +59,7 @@ class RunConfig:
     clients: int | None = None
     split: str | None = None
     seed: int = 0
+    undirected: bool = False
     rounds: int = 100
     preset: str = "fedstruct"
     profile: Literal["paper", "reference"] = "paper"

@@ -23,17 +23,23 @@ AnyData = NodeData | GraphSetData
 def scenario_of(settings: Settings) -> AnyScenario:
     """Load, partition and split as the settings say."""
     run = settings.run
-    return build(dataset=run.dataset, partition=run.partition, clients=run.clients, split=run.split, seed=run.seed)
+    return build(
+        dataset=run.dataset, partition=run.partition, clients=run.clients, split=run.split, seed=run.seed, undirected=run.undirected
+    )
 
 
-def build(*, dataset: str, partition: str | None, clients: int | None, split: str | None, seed: int) -> AnyScenario:
+def build(*, dataset: str, partition: str | None, clients: int | None, split: str | None, seed: int,
+          undirected: bool = False) -> AnyScenario:  # fmt: skip
     """A scenario of either kind of task; what is left open is the task's default."""
     if task_of(dataset) == "graph":
+        if undirected:
+            raise ConfigError("undirected=true is for one graph; sets of graphs are undirected already")
         return build_graph_scenario(dataset=dataset, partition=partition, clients=clients, split=split or "fedstar", seed=seed)
     if dataset.lower() == "banks" and partition in (None, "owner"):
         # A network of banks comes with its owners: as many banks as clients are asked for, each bank a client.
         dataset, partition = f"banks:banks={clients or 8}", "owner"
-    return build_scenario(dataset=dataset, partition=partition or "random", clients=clients, split=split or "10/10/80", seed=seed)
+    partition, split = partition or "random", split or "10/10/80"
+    return build_scenario(dataset=dataset, partition=partition, clients=clients, split=split, seed=seed, undirected=undirected)
 
 
 def parts_for(settings: Settings, scenario: AnyScenario) -> dict[str, Any]:
