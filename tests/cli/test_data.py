@@ -47,6 +47,7 @@ def test_partitions_are_listed_and_one_is_described(capsys: pytest.CaptureFixtur
     assert main(["partitions", "--dataset", "csbm:nodes=60", "--clients", "3", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert len(facts["clients"]) == 3 and sum(facts["sizes"].values()) == 60 and 0.0 < facts["cross_share"] < 1.0
+    assert 0.0 < facts["leakage"] <= 1.0
     assert main(["partitions", "--dataset", "csbm:nodes=60", "--clients", "3"]) == 0
     assert "cross-edge share" in capsys.readouterr().out
     assert main(["partitions", "--dataset", "motifs", "--clients", "2"]) == 0 and "graphs" in capsys.readouterr().out

@@ -86,6 +86,7 @@ def partitions(
     print_table(columns, [tuple(_cell(row[column]) for column in columns) for row in facts["clients"]])
     share, skew = _cell(facts["cross_share"]), _cell(facts["label_skew"])
     print(f"cross-edge share {share}, label skew {skew} (mean total variation distance to all labels)")
+    print(f"nodes with a neighbour elsewhere {_cell(facts['leakage'])} (eps_p, mean over clients)")
 
 
 def _list_partitions(json_: bool) -> None:

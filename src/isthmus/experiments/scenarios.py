@@ -15,6 +15,7 @@ from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import Settings
 from isthmus.federation.interface import View
+from isthmus.metrics.gain import subgraph_leakage
 
 AnyScenario = Scenario | GraphScenario
 AnyData = NodeData | GraphSetData
@@ -112,4 +113,13 @@ def report_statistics(scenario: AnyScenario) -> dict[str, Any]:
         "labels": {client.client: list(client.classes) for client in facts.clients},
         "homophily": {client.client: client.homophily for client in facts.clients},
         "edges_inside": {client.client: client.edges for client in facts.clients},
+        "leakage": subgraph_leakage(scenario.whole.edge_index, owner_of(scenario)),
     }
+
+
+def owner_of(scenario: Scenario) -> Tensor:
+    """Number of the client that owns each node of the whole graph."""
+    owner = torch.empty(scenario.whole.num_nodes, dtype=torch.int64)
+    for number, data in enumerate(scenario.parts.values()):
+        owner[data.node_id] = number
+    return owner
