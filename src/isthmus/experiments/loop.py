@@ -107,6 +107,11 @@ class Loop:
         transcript = Transcript(self.folder.path) if run.transcript and self.folder is not None else None
         return Session(self.engine, self.method.table, seed=run.seed, incarnation=incarnation, secure=run.secure_sum, transcript=transcript)
 
+    @property
+    def kept_state(self) -> Record:
+        """The server's state that belongs to what the clients keep: the selected round's, or the last one's."""
+        return self.state if self.selected_state is None else self.selected_state
+
     # -- shape of the run ----------------------------------------------------------------------------------------------------
 
     def rounds_of(self, phase: Phase) -> int:

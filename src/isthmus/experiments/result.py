@@ -33,7 +33,7 @@ def versions() -> dict[str, str]:
 def form_result(
     settings: Settings, scenario: AnyScenario, nodes: Mapping[str, int], lines: Sequence[Mapping[str, Any]], totals: Totals,
     seconds: Mapping[str, float], round_seconds: Sequence[float], parameters: Mapping[str, int], run_dir: str,
-    privacy: Mapping[str, Any] | None = None,
+    privacy: Mapping[str, Any] | None = None, facts: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Put a result together from the metrics lines and counters."""
     run = settings.run
@@ -52,6 +52,7 @@ def form_result(
         "groups": {name: {"share_right": _share(counts), "samples": counts[1]} for name, counts in selected["test_groups"].items()},
         "per_client": [_client(client, nodes[client], selected["per_client"][client], last["per_client"][client]) for client in nodes],
         "parameters": dict(parameters), **({} if privacy is None else {"privacy": dict(privacy)}),
+        **({} if facts is None else {"facts": dict(facts)}),
         "bytes": {
             "setup_up": totals.setup["up"], "setup_down": totals.setup["down"],
             "up": totals.training["up"], "down": totals.training["down"],

@@ -139,9 +139,11 @@ class Experiment:
         if self.settings.method.shared_values is not None:
             parameters["shared"] = self.settings.method.shared_values(loop.state)
         folder.write_json("disclosure.json", {"method": run.method, "rows": loop.sheet.rows(), "protections": PROTECTIONS})
+        facts = self.settings.method.facts
+        told = facts and facts(loop.kept_state, self.settings.method_config, self.scenario)
         result = form_result(
             self.settings, self.scenario, self.nodes, loop.lines, loop.totals, loop.seconds, loop.round_seconds, parameters,
-            str(folder.path), self.privacy,
+            str(folder.path), self.privacy, told,
         )  # fmt: skip
         folder.write_json("result.json", result)
         return result

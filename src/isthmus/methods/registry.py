@@ -66,6 +66,9 @@ class Method:
         shared_values: How many numbers of a model are shared: ``(state) -> count``.
         privacy: What differential privacy a run has: ``(first state, config, rounds, clients, masked sums) -> result["privacy"]``, or None
             where it has none. A ``warning`` in it goes to the log.
+        facts: What a finished run should tell besides scores, by name: ``(kept server state, config, scenario) -> result["facts"]``, values
+            as JSON has them. ``scenario`` is the whole scenario in a simulation, for what only an onlooker can know (which edges were
+            lost), and None between organisations.
     """
 
     name: str
@@ -83,6 +86,7 @@ class Method:
     needs_single_updates: bool = False
     shared_values: Callable[[Any], int] | None = None
     privacy: Callable[[Any, Any, int, int, bool], Mapping[str, Any] | None] | None = None
+    facts: Callable[[Any, Any, Any], Mapping[str, Any]] | None = None
     table: RoleTable = field(init=False)
 
     def __post_init__(self) -> None:
