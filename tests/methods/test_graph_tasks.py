@@ -14,6 +14,7 @@ from isthmus.errors import ConfigError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import Experiment
 from isthmus.experiments.scenarios import pool_graphs, view_of
+from isthmus.nn.registry import backbones
 from isthmus.tensors import Weights, equal_weights, max_difference
 
 SMALL: dict[str, Any] = {"hidden": (8, 8), "rounds": 3, "batch_size": 16, "eval_every": 1, "lr": 0.01}
@@ -48,7 +49,7 @@ def models(experiment: Experiment) -> dict[str, Weights]:
 
 
 @pytest.mark.parametrize("method", ["local", "fedavg", "fedsgd", "fedprox", "fedper", "central"])
-@pytest.mark.parametrize("backbone", ["gin", "gcn", "sage"])
+@pytest.mark.parametrize("backbone", backbones())
 def test_every_classic_method_runs_on_graphs(motifs: GraphScenario, method: str, backbone: str) -> None:
     experiment = play(method, motifs, backbone=backbone, rounds=1)
     assert experiment.settings.run.preset == "fedstar" and experiment.settings.run.execution == "each"
@@ -68,10 +69,11 @@ def test_where_features_differ_only_what_fits_is_shared(mixed: GraphScenario) ->
         assert same == (not name.startswith(("pre.", "readout."))), name
 
 
-def test_fedper_shares_the_convolutions_alone(motifs: GraphScenario) -> None:
-    first, second, _ = models(play("fedper", motifs)).values()
+@pytest.mark.parametrize("backbone", backbones())
+def test_fedper_shares_the_convolutions_alone(motifs: GraphScenario, backbone: str) -> None:
+    first, second, _ = models(play("fedper", motifs, backbone=backbone)).values()
     for name in first:
-        assert torch.equal(first[name], second[name]) == name.startswith("convs."), name
+        assert torch.equal(first[name], second[name]) == name.startswith(("convs.", "gamma")), name
 
 
 def test_what_cannot_be_is_refused_in_one_line(mixed: GraphScenario) -> None:
@@ -79,8 +81,13 @@ def test_what_cannot_be_is_refused_in_one_line(mixed: GraphScenario) -> None:
         play("central", mixed)
     with pytest.raises(ConfigError, match="one common model"):
         play("fedsgd", mixed)
-    with pytest.raises(ConfigError, match="graph model"):
-        play("fedavg", mixed, backbone="sgc")
+    with pytest.raises(ConfigError, match="unknown backbone 'gatt': did you mean 'gat'"):
+        play("fedavg", mixed, backbone="gatt")
+    with pytest.raises(ConfigError, match="gin has no options"):
+        play("fedavg", mixed, backbone="gin", hops=2)
+    for key in ("head", "input_norm"):
+        with pytest.raises(ConfigError, match=f"{key}=true is for node tasks"):
+            play("fedavg", mixed, **{key: True})
 
 
 def test_pooled_graphs_are_the_graphs_of_all_clients(motifs: GraphScenario) -> None:

@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import copy
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from graph_helpers import graph_set
 from torch import Tensor, nn
-from torch_geometric.nn import GCNConv, GINConv, SAGEConv, global_add_pool
+from torch_geometric.nn import APPNP, GATConv, GCNConv, GINConv, SAGEConv, SGConv, global_add_pool
 
 from isthmus.data.graphs import GraphSetData
 from isthmus.errors import ConfigError, ProtocolError
 from isthmus.nn import DropoutSource, Proximal, graph_train
-from isthmus.nn.graph_models import GraphModel, activate, build_graph_model, graph_models
+from isthmus.nn.graph_models import GraphModel, activate, build_graph_model, graph_model_options, graph_models
 from isthmus.nn.graph_train import graph_gradients, predict_graphs, train_graphs
 from isthmus.nn.packed import Pack, batches, pack_graphs
+from isthmus.nn.registry import backbone_options, backbones
 from isthmus.seeds import Stream
 from isthmus.tensors import equal_weights, get_weights, max_difference
 
+KINDS = ("dgcn", "gat", "gcn", "gin", "gprgnn", "mlp", "sage", "sgc")
+OPTIONS: dict[str, dict[str, Any]] = {"dgcn": {"hops": 3}, "gprgnn": {"hops": 3, "alpha": 0.2, "dprate": 0.0}, "sgc": {"hops": 3}}
 
-def model(kind: str = "gin", *, hidden: tuple[int, ...] = (8, 8), dropout: float = 0.0, features: int = 6, classes: int = 3) -> GraphModel:
-    return build_graph_model(kind, num_features=features, num_classes=classes, hidden=hidden, dropout=dropout, stream=Stream(0))
+
+def model(
+    kind: str = "gin", *, hidden: tuple[int, ...] = (8, 8), dropout: float = 0.0, features: int = 6, classes: int = 3, **options: Any
+) -> GraphModel:
+    options = {**OPTIONS.get(kind, {}), **options}
+    return build_graph_model(kind, num_features=features, num_classes=classes, hidden=hidden, dropout=dropout, stream=Stream(0), **options)
 
 
 def jittered(graph_model: GraphModel, seed: int, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
@@ -35,53 +43,80 @@ def jittered(graph_model: GraphModel, seed: int, dtype: torch.dtype = torch.floa
 class Reference(nn.Module):
     """The same network from torch and PyG parts."""
 
-    def __init__(self, kind: str, hidden: tuple[int, ...], features: int = 6, classes: int = 3) -> None:
+    def __init__(self, kind: str, hidden: tuple[int, ...], features: int = 6, classes: int = 3, heads: int = 1) -> None:
         super().__init__()
         make = {
             "gin": lambda a, b: GINConv(nn.Sequential(nn.Linear(a, b), nn.ReLU(), nn.Linear(b, b))),
             "gcn": GCNConv,
             "sage": SAGEConv,
-        }[kind]
+            "gat": lambda a, b: GATConv(a, b // heads, heads=heads),
+            "sgc": lambda a, b: SGConv(a, b, K=3),
+        }.get(kind, nn.Linear)
         self.kind = kind
         self.pre = nn.Linear(features, hidden[0])
-        self.convs = nn.ModuleList(make(a, b) for a, b in pairwise([hidden[0], *hidden]))
+        widths = [hidden[0], hidden[-1]] if kind == "sgc" else [hidden[0], *hidden]
+        self.convs = nn.ModuleList(make(a, b) for a, b in pairwise(widths))
         self.post = nn.Linear(hidden[-1], hidden[-1])
         self.readout = nn.Linear(hidden[-1], classes)
+        self.gamma = nn.Parameter(torch.zeros(4))
 
     def load(self, weights: dict[str, Tensor]) -> dict[str, nn.Parameter]:
         """Copy our weights in; returns our name -> its parameter (transposed where it is a matrix)."""
-        names: dict[str, nn.Parameter] = {}
+        names: dict[str, nn.Parameter] = {"gamma": self.gamma} if self.kind == "gprgnn" else {}
         for part in ("pre", "post", "readout"):
             names |= {f"{part}.weight": getattr(self, part).weight, f"{part}.bias": getattr(self, part).bias}
         for i, conv in enumerate(self.convs):
-            if self.kind == "gin":
-                found = {f"{part}.{n}": getattr(conv.nn[k], n) for k, part in ((0, "inner"), (2, "outer")) for n in ("weight", "bias")}
-            elif self.kind == "gcn":
-                found = {"weight": conv.lin.weight, "bias": conv.bias}
-            else:
-                found = {"neighbour": conv.lin_l.weight, "root": conv.lin_r.weight, "bias": conv.lin_l.bias}
-            names |= {f"convs.{i}.{name}": parameter for name, parameter in found.items()}
+            names |= {f"convs.{i}.{name}": parameter for name, parameter in self.parts(conv).items()}
         assert names.keys() == weights.keys()
         with torch.no_grad():
             for name, parameter in names.items():
-                parameter.copy_(weights[name].mT if weights[name].dim() == 2 else weights[name])
+                parameter.copy_(weights[name].mT if parameter.dim() == 2 else weights[name])  # attention (1, heads, out) is not turned
         return names
+
+    def parts(self, conv: Any) -> dict[str, nn.Parameter]:
+        """Our name -> PyG's parameter, of one layer."""
+        if self.kind == "gin":
+            return {f"{part}.{n}": getattr(conv.nn[k], n) for k, part in ((0, "inner"), (2, "outer")) for n in ("weight", "bias")}
+        if self.kind == "gcn":
+            return {"weight": conv.lin.weight, "bias": conv.bias}
+        if self.kind == "sage":
+            return {"neighbour": conv.lin_l.weight, "root": conv.lin_r.weight, "bias": conv.lin_l.bias}
+        if self.kind == "gat":
+            found = {"weight": conv.lin.weight, "source": conv.att_src, "target": conv.att_dst, "bias": conv.bias}
+            return {f"attention.{name}": parameter for name, parameter in found.items()}
+        linear = conv.lin if self.kind == "sgc" else conv
+        return {"map.weight": linear.weight, "map.bias": linear.bias}
+
+    def spread(self, h: Tensor, edge_index: Tensor) -> Tensor:
+        """gprgnn and dgcn propagate once all is learnt; written with dense matrices, PyG has no layer for them."""
+        step = torch.eye(h.shape[0], dtype=h.dtype)
+        step.index_put_((edge_index[0], edge_index[1]), torch.ones(1, dtype=h.dtype), accumulate=True)
+        if self.kind == "dgcn":
+            step = step / step.sum(1, keepdim=True)
+            return step @ step @ step @ h
+        if self.kind == "gprgnn":
+            scale = step.sum(0).rsqrt()  # in-degrees
+            step = scale[:, None] * step.T * scale
+            return self.gamma[0] * h + step @ (self.gamma[1] * h + step @ (self.gamma[2] * h + step @ (self.gamma[3] * h)))
+        return h
 
     def forward(self, data: GraphSetData) -> Tensor:
         x = data.x.to_dense() if data.x.layout == torch.sparse_csr else data.x
         h = self.pre(x.to(self.pre.weight.dtype))
         for conv in self.convs:
-            h = torch.relu(conv(h, data.edge_index))
+            h = conv(h) if isinstance(conv, nn.Linear) else conv(h, data.edge_index)
+            h = h if self.kind == "sgc" else torch.relu(h)
+        h = self.spread(h, data.edge_index)
         logits: Tensor = self.readout(torch.relu(self.post(global_add_pool(h, data.batch, data.num_graphs))))
         return logits
 
 
 def ours(names: dict[str, nn.Parameter], what: str) -> dict[str, Tensor]:
     tensors = {name: parameter.grad if what == "grad" else parameter.detach() for name, parameter in names.items()}
-    return {name: tensor.mT if tensor.dim() == 2 else tensor for name, tensor in tensors.items() if tensor is not None}
+    return {name: t.mT if t.dim() == 2 else t[0] if t.dim() == 3 else t for name, t in tensors.items() if t is not None}
 
 
-@pytest.mark.parametrize("kind", ["gin", "gcn", "sage"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("hidden", [(8,), (8, 8, 8), (5, 9)])
 @pytest.mark.parametrize(("undirected", "one_hot"), [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -106,7 +141,7 @@ def test_equals_pyg(kind: str, hidden: tuple[int, ...], undirected: bool, one_ho
     torch.testing.assert_close(value[0], loss.detach(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["gin", "gcn", "sage"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_equals_its_graphs_one_by_one(kind: str) -> None:
     pack = pack_graphs(graph_set(8), dtype=torch.float64)
     graph_model = model(kind)
@@ -131,7 +166,7 @@ def test_pieces_change_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max_difference(grads, again) < 1e-12 and abs(float(loss - same)) < 1e-12
 
 
-@pytest.mark.parametrize("kind", ["gin", "gcn", "sage"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_training_equals_a_plain_pyg_loop(kind: str, optimizer: str) -> None:
     data = graph_set(10, sizes=(5, 1, 7, 4, 12, 3, 6, 9, 8, 2), one_hot=True)
@@ -287,6 +322,43 @@ def test_groups_and_what_clients_can_share() -> None:
     assert float(a["convs.0.inner.weight"].abs().max()) <= 8**-0.5
 
 
+def test_options_are_those_of_the_node_backbones() -> None:
+    for name in KINDS:
+        assert graph_model_options(name) == backbone_options(name)
+
+
+@pytest.mark.parametrize("heads", [2, 4])
+def test_attention_heads_equal_pyg(heads: int) -> None:
+    """Several heads, side by side in every layer."""
+    data = graph_set(21, undirected=False)
+    graph_model = model("gat", heads=heads)
+    weights = jittered(graph_model, 11)
+    reference = Reference("gat", (8, 8), heads=heads).double()
+    reference.load(weights)
+    torch.testing.assert_close(predict_graphs(graph_model, weights, pack_graphs(data, dtype=torch.float64)), reference(data))
+
+
+def test_gprgnn_starts_as_appnp() -> None:
+    data = graph_set(22)
+    graph_model = model("gprgnn", hidden=(8,), alpha=0.3).double()
+    batch = pack_graphs(data, dtype=torch.float64).batch(torch.arange(9))
+    h = torch.randn(data.num_nodes, 8, dtype=torch.float64, generator=Stream(1).torch())
+    torch.testing.assert_close(graph_model.spread(batch, h), APPNP(K=3, alpha=0.3)(h, data.edge_index), rtol=1e-5, atol=1e-5)
+    assert graph_model.conv_groups == ("convs.0.", "gamma")
+
+
+def test_dropout_of_single_backbones() -> None:
+    """gat drops arcs, gprgnn the values it propagates, also where ``dropout`` is zero."""
+    batch = pack_graphs(graph_set(23)).batch(torch.arange(9))
+    for kind, options in (("gat", {"attention_dropout": 0.5}), ("gprgnn", {"dprate": 0.5})):
+        dropping, never = model(kind, **options), model(kind)
+        first, second = (dropping(batch, DropoutSource([Stream(seed).torch()])) for seed in (1, 2))
+        assert not torch.equal(first, second)
+        assert torch.equal(dropping(batch), never(batch))
+        assert torch.equal(never(batch, DropoutSource([Stream(1).torch()])), never(batch))
+        assert torch.equal(dropping(batch, DropoutSource([Stream(1).torch()])), first)
+
+
 def test_size_of_the_published_model() -> None:
     """FedStar's baselines: pre, 3 GIN layers of two 64 x 64 maps each, post, readout."""
     weights = get_weights(build_graph_model("gin", num_features=37, num_classes=2, stream=Stream(0)))
@@ -296,14 +368,22 @@ def test_size_of_the_published_model() -> None:
 
 def test_mistakes_are_named() -> None:
     options = {"num_features": 3, "num_classes": 2, "stream": Stream(0)}
-    assert graph_models() == ("gcn", "gin", "sage")
-    assert get_weights(build_graph_model("graphsage", **options)).keys() == get_weights(build_graph_model("sage", **options)).keys()
+    assert graph_models() == KINDS == backbones()
+    for alias, name in (("graphsage", "sage"), ("gpr-gnn", "gprgnn"), ("decoupled-gcn", "dgcn")):
+        assert get_weights(build_graph_model(alias, **options)).keys() == get_weights(build_graph_model(name, **options)).keys()
     with pytest.raises(ConfigError, match="did you mean 'gin'"):
         build_graph_model("gni", **options)
     with pytest.raises(ConfigError, match="dropout"):
         build_graph_model("gin", dropout=1.0, **options)
     with pytest.raises(ConfigError, match="hidden"):
         build_graph_model("gin", hidden=(), **options)
+    for name, option, value, match in (
+        ("gin", "heads", 2, "gin has no options"), ("gat", "hops", 2, "allowed: attention_dropout, heads"), ("gat", "heads", 3, "divide"),
+        ("gat", "attention_dropout", 1.0, "attention_dropout"), ("sgc", "hops", 0, "at least 1"), ("dgcn", "hops", -1, "at least 0"),
+        ("gprgnn", "hops", -1, "at least 0"), ("gprgnn", "alpha", 2.0, "alpha"), ("gprgnn", "dprate", 1.0, "dprate"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=match):
+            build_graph_model(name, **options, **{option: value})
     pack, graph_model = pack_graphs(graph_set(17)), model("gin")
     weights, rows = get_weights(graph_model), torch.arange(9)
     with pytest.raises(ConfigError, match="0 to 8"):

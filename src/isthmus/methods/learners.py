@@ -19,6 +19,7 @@ from isthmus.nn.graph_models import GraphModel
 from isthmus.nn.graph_train import graph_gradients, predict_graphs, train_graphs
 from isthmus.nn.inputs import Inputs, build_inputs
 from isthmus.nn.optim import OptimizerState
+from isthmus.nn.options import ALIASES
 from isthmus.nn.packed import pack_graphs
 from isthmus.nn.train import ExtraGradient, TrainResult, gradients, predict, train_locally
 from isthmus.seeds import Stream
@@ -143,7 +144,7 @@ class GraphLearner:
 
 def dropout_source(config: Hyper, streams: Collection[Streams]) -> DropoutSource | None:
     """One generator per client, from its own stream; None where nothing is dropped."""
-    if config.dropout == 0.0 and config.backbone not in ("gat", "gprgnn"):  # these two drop elsewhere too
+    if config.dropout == 0.0 and ALIASES.get(config.backbone, config.backbone) not in ("gat", "gprgnn"):  # these two drop elsewhere too
         return None
     return DropoutSource([each("dropout").torch() for each in streams])
 

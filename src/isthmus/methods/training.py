@@ -21,11 +21,11 @@ from isthmus.methods.learners import GraphLearner, Learner, NodeLearner, dropout
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.cohort import stack_states, stack_weights, unstack_states, unstack_weights
 from isthmus.nn.dropout import DropoutSource
-from isthmus.nn.graph_models import GraphModel, build_graph_model, graph_models
+from isthmus.nn.graph_models import GraphModel, build_graph_model
 from isthmus.nn.inputs import stack_inputs
 from isthmus.nn.memory import Workspace
 from isthmus.nn.optim import OptimizerState, fresh_state
-from isthmus.nn.registry import backbones, build_backbone
+from isthmus.nn.registry import build_backbone
 from isthmus.nn.train import ExtraGradient, predict, train_locally
 from isthmus.privacy.dp import Mechanism
 from isthmus.records import Record
@@ -40,7 +40,7 @@ class TrainConfig:
     """Model and local training, common to all classic methods.
 
     Args:
-        backbone: ``gcn``, ``sage``, ``mlp``, ``gat``, ``gin``, ``sgc``, ``gprgnn`` or ``dgcn``; ``gin``, ``gcn``, ``sage`` for graphs.
+        backbone: ``gcn``, ``sage``, ``mlp``, ``gat``, ``gin``, ``sgc``, ``gprgnn`` or ``dgcn``.
         hidden: Widths of the hidden layers.
         dropout: Share of hidden values dropped in training.
         input_norm: Learnable LayerNorm on the input features.
@@ -81,9 +81,7 @@ class TrainConfig:
         for name in ("local_epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        # Names and widths are checked where they are used. A backbone may be known for one kind of task only.
-        build = self.build if self.backbone in backbones() or self.backbone not in graph_models() else self.build_graphs
-        build(num_features=1, num_classes=2, stream=Stream(0))
+        self.build(num_features=1, num_classes=2, stream=Stream(0))  # names and widths are checked where they are used
 
     @property
     def one_by_one(self) -> bool:
@@ -109,9 +107,13 @@ class TrainConfig:
 
     def build_graphs(self, *, num_features: int, num_classes: int, stream: Stream) -> GraphModel:
         """The model of a graph task; weights that do not depend on the client's data are the same at every client."""
+        for name in ("input_norm", "head"):
+            if getattr(self, name):
+                raise ConfigError(f"{name}=true is for node tasks: graph models have a linear map before and after; set {name}=false")
         model = build_graph_model(
-            self.backbone, num_features=num_features, num_classes=num_classes, hidden=self.hidden, dropout=self.dropout, stream=stream
-        )
+            self.backbone, num_features=num_features, num_classes=num_classes, hidden=self.hidden, dropout=self.dropout, stream=stream,
+            **self.options,
+        )  # fmt: skip
         return model.to(self.dtype)
 
     def first_model(self, view: View, common: Stream) -> Backbone | GraphModel:

@@ -12,10 +12,10 @@ Shapes: x (n, F), edges (2, E) -> logits (n, C); W (in, heads * out), a (heads, 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, Protocol, Unpack
 
 import numpy as np
 import scipy.sparse as sp
@@ -31,6 +31,31 @@ from isthmus.nn.kernels import Array, compiled
 from isthmus.nn.layers import Layer, add_bias, first_rows, glorot_, matmul
 
 SLOPE = 0.2
+
+
+class Arcs(Protocol):
+    """A matrix in CSR form, scipy's or bare arrays."""
+
+    @property
+    def indptr(self) -> Array: ...
+    @property
+    def indices(self) -> Array: ...
+    @property
+    def data(self) -> Array: ...
+
+
+def listening(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
+    """Who listens to whom: entry (v, u) counts the arcs u -> v, with one loop at every node."""
+    arcs = edge_index[:, edge_index[0] != edge_index[1]]
+    return sp.csr_matrix(adjacency(arcs.flip(0), num_nodes) + sp.eye(num_nodes, format="csr", dtype=np.float32))
+
+
+def check_heads(heads: int, hidden: Sequence[int], attention_dropout: float) -> None:
+    """Refuse what no attention layer can have."""
+    if heads < 1 or any(width % heads for width in hidden):
+        raise ConfigError(f"heads must be at least 1 and divide the hidden widths {tuple(hidden)}, got {heads}")
+    if not 0.0 <= attention_dropout < 1.0:
+        raise ConfigError(f"attention_dropout must lie in [0, 1), got {attention_dropout}")
 
 
 class GATLayer(Layer):
@@ -54,12 +79,17 @@ class GATLayer(Layer):
             for tensor in (self.weight, self.source, self.target):
                 glorot_(tensor, generator)
 
-    def attend(self, z: Tensor, inputs: Inputs, level: int, rate: float, dropout: DropoutSource | None) -> Tensor:
-        """The layer from ``z = h W`` on, from ``level`` to ``level + 1``. (K p, heads * out) -> (K p', ...)"""
-        matrix = inputs.hidden[level].csr
-        scores = self._scores(z, self.source)  # (K p, heads)
-        own = self._scores(first_rows(z, inputs.clients, inputs.padded[level + 1]), self.target)  # (K p', heads)
-        mask = None if dropout is None or not rate else _edge_mask(matrix, inputs, level + 1, self.heads, rate, dropout, z.dtype)
+    def attend(self, z: Tensor, listeners: Tensor, matrix: Arcs, mask: Tensor | None) -> Tensor:
+        """The layer from ``z = h W`` on. (R, heads * out) -> (R', ...)
+
+        Args:
+            z: Of all nodes that are listened to.
+            listeners: Of the nodes that listen (R', heads * out), one for every row of the matrix.
+            matrix: Who listens to whom (R', R), see `listening`.
+            mask: Dropout of the arcs (E, heads), None for none.
+        """
+        scores = self._scores(z, self.source)  # (R, heads)
+        own = self._scores(listeners, self.target)  # (R', heads)
         h: Tensor = _Attention.apply(z, scores, own, matrix, mask)  # type: ignore[no-untyped-call]
         if self.average:
             h = h.view(h.shape[0], self.heads, -1).mean(1)
@@ -85,10 +115,7 @@ class GAT(Backbone):
     def __init__(self, *, heads: int = 1, attention_dropout: float = 0.0, **common: Unpack[Common]) -> None:
         super().__init__(**common)
         hidden = common["hidden"]
-        if heads < 1 or any(width % heads for width in hidden):
-            raise ConfigError(f"heads must be at least 1 and divide the hidden widths {tuple(hidden)}, got {heads}")
-        if not 0.0 <= attention_dropout < 1.0:
-            raise ConfigError(f"attention_dropout must lie in [0, 1), got {attention_dropout}")
+        check_heads(heads, hidden, attention_dropout)
         self.attention_dropout = attention_dropout
         if heads > 1:
             generator = common["stream"].child("heads").torch()
@@ -114,9 +141,7 @@ class GAT(Backbone):
         return (("layers.0.", first), *super().later)
 
     def propagation(self, edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
-        """Who listens to whom: entry (v, u) counts the arcs u -> v, with one loop at every node."""
-        arcs = edge_index[:, edge_index[0] != edge_index[1]]
-        return sp.csr_matrix(adjacency(arcs.flip(0), num_nodes) + sp.eye(num_nodes, format="csr", dtype=np.float32))
+        return listening(edge_index, num_nodes)
 
     def forward(self, inputs: Inputs, dropout: DropoutSource | None = None, products: Mapping[str, Tensor] | None = None) -> Tensor:
         products = self.products(inputs) if products is None else products
@@ -124,7 +149,10 @@ class GAT(Backbone):
         for i, layer in enumerate(self.layers):
             assert isinstance(layer, GATLayer)
             z = matmul(self._activate(h, inputs, i, dropout), layer.weight) if i else h
-            h = layer.attend(z, inputs, i, self.attention_dropout, dropout)
+            matrix, mask = inputs.hidden[i].csr, None
+            if dropout is not None and self.attention_dropout:
+                mask = _edge_mask(matrix, inputs, i + 1, layer.heads, self.attention_dropout, dropout, z.dtype)
+            h = layer.attend(z, first_rows(z, inputs.clients, inputs.padded[i + 1]), matrix, mask)
         if self.head is not None:
             h = self.head(self.before_head(h, inputs, len(self.layers), dropout), inputs, -1)
         return h
@@ -146,11 +174,11 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx, z: Tensor, scores: Tensor, own: Tensor, matrix: sp.csr_matrix, mask: Tensor | None
+        ctx: torch.autograd.function.FunctionCtx, z: Tensor, scores: Tensor, own: Tensor, matrix: Arcs, mask: Tensor | None
     ) -> Tensor:
         z, scores, own = (tensor.detach().contiguous() for tensor in (z, scores, own))
-        alpha = torch.empty(matrix.nnz, scores.shape[1], dtype=z.dtype)
-        out = torch.zeros(matrix.shape[0], z.shape[1], dtype=z.dtype)
+        alpha = torch.empty(len(matrix.indices), scores.shape[1], dtype=z.dtype)
+        out = torch.zeros(own.shape[0], z.shape[1], dtype=z.dtype)
         kept = alpha if mask is None else mask
         _attend(
             matrix.indptr, matrix.indices, matrix.data, z.numpy(), scores.numpy(), own.numpy(), alpha.numpy(), kept.numpy(),
@@ -163,7 +191,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         z, scores, own, alpha, kept = (tensor.detach() for tensor in ctx.saved_tensors)  # type: ignore[attr-defined]
-        matrix: sp.csr_matrix = ctx.matrix  # type: ignore[attr-defined]
+        matrix: Arcs = ctx.matrix  # type: ignore[attr-defined]
         found = torch.zeros_like(z), torch.zeros_like(scores), torch.zeros_like(own)
         _attend_grad(
             matrix.indptr, matrix.indices, z.numpy(), scores.numpy(), own.numpy(), alpha.numpy(), kept.numpy(),

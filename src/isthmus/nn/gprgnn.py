@@ -29,6 +29,23 @@ from isthmus.nn.inputs import Inputs
 from isthmus.nn.layers import first_rows
 
 
+def check_gpr(hops: int, alpha: float, dprate: float) -> None:
+    """Refuse what no GPR-GNN can have."""
+    if hops < 0:
+        raise ConfigError(f"hops must be at least 0, got {hops}")
+    if not 0.0 <= alpha <= 1.0:
+        raise ConfigError(f"alpha must lie in [0, 1], got {alpha}")
+    if not 0.0 <= dprate < 1.0:
+        raise ConfigError(f"dprate must lie in [0, 1), got {dprate}")
+
+
+def first_gamma(hops: int, alpha: float) -> Tensor:
+    """Weights of personalised PageRank (K + 1,)."""
+    gamma = alpha * (1.0 - alpha) ** torch.arange(hops + 1, dtype=torch.float64)
+    gamma[hops] = (1.0 - alpha) ** hops
+    return gamma.float()
+
+
 class GPRGNN(Decoupled):
     """Generalised PageRank on the output of an MLP.
 
@@ -40,14 +57,9 @@ class GPRGNN(Decoupled):
 
     def __init__(self, *, hops: int = 10, alpha: float = 0.1, dprate: float = 0.5, **common: Unpack[Common]) -> None:
         super().__init__(num_steps=hops, **common)
-        if not 0.0 <= alpha <= 1.0:
-            raise ConfigError(f"alpha must lie in [0, 1], got {alpha}")
-        if not 0.0 <= dprate < 1.0:
-            raise ConfigError(f"dprate must lie in [0, 1), got {dprate}")
+        check_gpr(hops, alpha, dprate)
         self.dprate = dprate
-        gamma = alpha * (1.0 - alpha) ** torch.arange(hops + 1, dtype=torch.float64)
-        gamma[hops] = (1.0 - alpha) ** hops
-        self.gamma = nn.Parameter(gamma.float())
+        self.gamma = nn.Parameter(first_gamma(hops, alpha))
 
     @property
     def shared_groups(self) -> tuple[str, ...]:

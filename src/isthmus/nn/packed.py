@@ -8,6 +8,8 @@ once for the whole pack. They are made when a model first asks for them:
     sum    :math:`A^\top + I`                       the node and the sum of its neighbours (GIN, eps = 0)
     gcn    :math:`D^{-1/2} (A + I) D^{-1/2}`        as PyG's ``GCNConv``
     mean   row i = mean over arcs j -> i            GraphSAGE
+    row    :math:`\tilde D^{-1} (A + I)`             decoupled GCN of FedStruct
+    arcs   entry (i, j) counts the arcs j -> i      GAT, with exactly one loop at every node
 
 Constant node inputs f (the features ``x``, or more that the caller names) carry a column of ones behind them: a linear map with its bias
 is then one matrix, and :math:`P\,(f W + \mathbf 1 b^\top)\,V = P\,[f\,|\,\mathbf 1]\;([W; b]\,V)`. The left factor is constant, so the
@@ -30,7 +32,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from isthmus.errors import ConfigError, unknown
-from isthmus.graph.normalise import adjacency, from_torch_csr, gcn_norm, mean_norm
+from isthmus.graph.normalise import adjacency, from_torch_csr, gcn_norm, mean_norm, row_norm
+from isthmus.nn.gat import listening
 from isthmus.nn.kernels import Array, compiled, split, weighted_rows
 from isthmus.nn.operand import DENSE_ABOVE
 from isthmus.nn.sparse import canonical
@@ -42,7 +45,13 @@ def _sum(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
     return sp.csr_matrix(adjacency(edge_index.flip(0), num_nodes) + sp.eye(num_nodes, format="csr", dtype=np.float32))
 
 
-_STEPS: dict[str, Callable[[Tensor, int], sp.csr_matrix]] = {"gcn": gcn_norm, "mean": mean_norm, "sum": _sum}
+_STEPS: dict[str, Callable[[Tensor, int], sp.csr_matrix]] = {
+    "arcs": listening,
+    "gcn": gcn_norm,
+    "mean": mean_norm,
+    "row": row_norm,
+    "sum": _sum,
+}
 
 
 class Graphs(Protocol):
@@ -225,6 +234,10 @@ class Batch:
         """``P h``. (m, H) -> (m, H)"""
         product: Tensor = _Propagate.apply(h, self._step(step))  # type: ignore[no-untyped-call]
         return product
+
+    def matrix(self, step: str) -> Csr:
+        """P itself (m, m), for layers that do more than multiply with it."""
+        return self._step(step).forward
 
     def pool(self, h: Tensor) -> Tensor:
         """Sum over the nodes of each graph; zero for a graph without nodes. (m, H) -> (B, H)"""

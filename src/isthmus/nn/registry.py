@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from isthmus.errors import ConfigError, unknown
+from isthmus.errors import unknown
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.dgcn import DGCN
 from isthmus.nn.gat import GAT
@@ -14,6 +13,7 @@ from isthmus.nn.gcn import GCN
 from isthmus.nn.gin import GIN
 from isthmus.nn.gprgnn import GPRGNN
 from isthmus.nn.mlp import MLP
+from isthmus.nn.options import ALIASES, check_options, own_options
 from isthmus.nn.sage import SAGE
 from isthmus.nn.sgc import SGC
 from isthmus.seeds import Stream
@@ -28,7 +28,6 @@ _BACKBONES: dict[str, type[Backbone]] = {
     "sage": SAGE,
     "sgc": SGC,
 }
-_ALIASES = {"graphsage": "sage", "gpr-gnn": "gprgnn", "decoupled-gcn": "dgcn"}
 
 
 def backbones() -> tuple[str, ...]:
@@ -38,10 +37,7 @@ def backbones() -> tuple[str, ...]:
 
 def backbone_options(name: str) -> dict[str, Any]:
     """What `build_backbone` takes for this backbone besides the common arguments, with defaults."""
-    common = inspect.signature(Backbone.__init__).parameters
-    own = inspect.signature(_find(name).__init__).parameters.values()
-    named = [parameter for parameter in own if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
-    return {parameter.name: parameter.default for parameter in named if parameter.name not in common}
+    return own_options(_find(name), Backbone)
 
 
 def build_backbone(
@@ -69,12 +65,8 @@ def build_backbone(
         options: Of this backbone alone (`backbone_options`): ``hops`` of dgcn, sgc, gprgnn; ``alpha``, ``dprate`` of gprgnn; ``heads``,
             ``attention_dropout`` of gat.
     """
-    kind, allowed = _find(name), backbone_options(name)
-    for option in options:
-        if not allowed:
-            raise ConfigError(f"{name} has no options besides the common ones, got {option!r}")
-        if option not in allowed:
-            raise unknown(f"option of {name}", option, allowed)
+    kind = _find(name)
+    check_options(name, options, backbone_options(name))
     return kind(
         num_features=num_features,
         num_classes=num_classes,
@@ -88,7 +80,7 @@ def build_backbone(
 
 
 def _find(name: str) -> type[Backbone]:
-    kind = _BACKBONES.get(_ALIASES.get(name, name))
+    kind = _BACKBONES.get(ALIASES.get(name, name))
     if kind is None:
-        raise unknown("backbone", name, [*_BACKBONES, *_ALIASES])
+        raise unknown("backbone", name, [*_BACKBONES, *ALIASES])
     return kind
