@@ -32,6 +32,14 @@ def test_verify_finds_a_changed_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert main(["data", "verify", "cora"]) == 3
     shown = capsys.readouterr()
     assert "damaged" in shown.out and "replace these files" in shown.err and "Traceback" not in shown.err
+    (raw / "ind.cora.graph").unlink()
+    assert main(["data", "verify", "cora"]) == 3
+    shown = capsys.readouterr()
+    assert "incomplete" in shown.out and "cora is incomplete: Planetoid/Cora/raw of the mirror lacks ind.cora.graph" in shown.err
+    for file in raw.iterdir():
+        file.unlink()
+    monkeypatch.setenv("ISTHMUS_CACHE", str(tmp_path / "cache"))
+    assert main(["data", "verify", "cora"]) == 0 and "not here" in capsys.readouterr().out
 
 
 def test_unknown_names_are_refused_with_a_list(capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,6 +69,36 @@ def test_verify_names_the_damaged_file(need_data: Need, nothing_here: Path, monk
     assert item.status == "damaged" and "ind.cora.tx" in item.problems[0]
 
 
+def test_verify_names_what_the_mirror_has_lost(need_data: Need, nothing_here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A set of which some files are gone is incomplete, also where a converted copy could still be used; one that is gone is not here."""
+    mirror = nothing_here / "mirror"
+    shutil.copytree(need_data("Planetoid/Cora/raw"), mirror / "Planetoid/Cora/raw")
+    shutil.copytree(need_data("TUDataset/MUTAG/raw"), mirror / "TUDataset/MUTAG/raw")
+    monkeypatch.setenv("ISTHMUS_DATA", str(mirror))
+    monkeypatch.setenv("ISTHMUS_OFFLINE", "1")
+    (mirror / "TUDataset/MUTAG/raw/MUTAG_A.txt").unlink()
+    for part in ("tx", "graph"):
+        (mirror / f"Planetoid/Cora/raw/ind.cora.{part}").unlink()
+    found = {item.name: item for item in verify(["cora", "mutag", "citeseer"])}
+    assert [item.status for item in found.values()] == ["incomplete", "incomplete", "not here"]
+    assert found["cora"].problems == ("Planetoid/Cora/raw of the mirror lacks ind.cora.tx, ind.cora.graph",)
+    with pytest.raises(DataError, match=r"put MUTAG_A\.txt into TUDataset/MUTAG/raw/"):
+        get("mutag")
+
+
+def test_list_and_verify_agree_on_a_converted_copy(need_data: Need, nothing_here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ISTHMUS_DATA", str(need_data("Planetoid").parent))
+    get("cora")
+    monkeypatch.delenv("ISTHMUS_DATA")
+    (item,) = verify(["cora"])
+    assert (item.status, item.source) == ("ok", "converted copy")
+    assert {each.name for each in verify() if each.status == "ok"} == {each.name for each in list_datasets() if each.where == "cache"}
+    (copy,) = (nothing_here / "cache").rglob("cora-*.safetensors")
+    copy.write_bytes(copy.read_bytes()[:-1] + b"?")
+    (item,) = verify(["cora"])
+    assert item.status == "damaged" and "converted copy" in item.problems[0]
+
+
 def test_the_mirror_is_intact(need_data: Need) -> None:
     need_data("Planetoid/Cora/raw")
     here = [item for item in verify() if item.status != "not here"]

@@ -44,7 +44,7 @@ def get(name: Annotated[str, typer.Argument(help="Data set or setting.")], json_
 
 @app.command("verify")
 def verify(names: Annotated[list[str] | None, typer.Argument(help="Data sets; all if none is given.")] = None, json_: Json = False) -> None:
-    """Check the SHA-256 of every raw file that is here. Nothing is fetched."""
+    """Check the SHA-256 of every raw file that is here, and whether some are missing. Nothing is fetched."""
     from isthmus.data import catalogue
 
     results = catalogue.verify(names or ())
@@ -52,9 +52,11 @@ def verify(names: Annotated[list[str] | None, typer.Argument(help="Data sets; al
         print(json.dumps({"datasets": [{**vars(result), "problems": list(result.problems)} for result in results]}))
     else:
         print_table(("name", "status", "from", ""), [(r.name, r.status, r.source or "", "; ".join(r.problems)) for r in results])
-    damaged = [result.name for result in results if result.status == "damaged"]
-    if damaged:
-        raise DataError(f"damaged: {', '.join(damaged)}; replace these files or unset ISTHMUS_DATA to fetch them again")
+    bad = [result for result in results if result.status in ("damaged", "incomplete")]
+    if bad:
+        what = "; ".join(f"{each.name} is {each.status}: {'; '.join(each.problems)}" for each in bad)
+        copies = " ('isthmus data get NAME' makes a converted copy anew)" if any(each.source == "converted copy" for each in bad) else ""
+        raise DataError(f"{what}; replace these files or unset ISTHMUS_DATA to fetch them again{copies}")
 
 
 def partitions(

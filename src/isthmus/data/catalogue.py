@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,10 +42,11 @@ class Entry:
 
 def list_datasets() -> list[Entry]:
     """Everything ``--dataset`` takes: node sets, sets of graphs, settings, generators. Nothing is opened or fetched."""
-    entries = [Entry(name, "node", "data set", vars(item.counts), _where(name)) for name, item in node_sets().items()]
-    entries += [Entry(name, "graph", "data set", vars(item.counts), _where(name)) for name, item in graph_sets().items()]
+    where_is = {name: _where(name, raws) for name, raws in _raws().items()}
+    entries = [Entry(name, "node", "data set", vars(item.counts), where_is[name]) for name, item in node_sets().items()]
+    entries += [Entry(name, "graph", "data set", vars(item.counts), where_is[name]) for name, item in graph_sets().items()]
     for name, members in SETTINGS.items():
-        places = {_where(member) for member in members}
+        places = {where_is[member] for member in members}
         where = None if None in places else "mirror" if places == {"mirror"} else "cache"
         entries.append(Entry(name, "graph", "setting", {"data sets": list(members), "clients": len(members)}, where))
     for task, kinds in (("node", GENERATORS), ("graph", GRAPH_GENERATORS)):
@@ -64,7 +65,7 @@ def get(name: str) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Verified:
-    """What became of one data set in `verify`: ``status`` is ``ok``, ``damaged`` or ``not here``."""
+    """What became of one data set in `verify`: ``status`` is ``ok``, ``damaged``, ``incomplete`` or ``not here``."""
 
     name: str
     status: str
@@ -73,7 +74,11 @@ class Verified:
 
 
 def verify(names: Iterable[str] = ()) -> list[Verified]:
-    """Check the SHA-256 of every raw file that is here (all data sets, or the given ones). Nothing is fetched."""
+    """Check the SHA-256 of every raw file that is here, or of the converted copy where there is nothing else. Nothing is fetched.
+
+    Args:
+        names: Data sets and settings; all if empty.
+    """
     chosen = list(names)
     raws = _raws()
     if chosen:
@@ -92,7 +97,12 @@ def list_partitions() -> list[dict[str, str]]:
 
 
 def _raws() -> dict[str, tuple[store.RawFiles, ...]]:
-    return {**{name: (item.raw,) for name, item in node_sets().items()}, **{name: item.raws for name, item in graph_sets().items()}}
+    """Places each data set can be read from, in the order they are tried; the first gives the key of the converted copy."""
+    raws = {name: (item.raw,) for name, item in node_sets().items()} | {name: item.raws for name, item in graph_sets().items()}
+    for name, item in node_sets().items():
+        if item.variant is not None:
+            raws[name] += (store.RawFiles(name, item.variant.package.folder, item.variant.package.files),)
+    return raws
 
 
 def _names(name: str) -> tuple[str, ...]:
@@ -101,37 +111,41 @@ def _names(name: str) -> tuple[str, ...]:
     return SETTINGS.get(name.lower()) or (find_graphs(name).name,)
 
 
-def _where(name: str) -> str | None:
-    for raw in _raws()[name]:
-        found = store.locate(raw, network=False)
-        if found is not None:
+def _where(name: str, raws: tuple[store.RawFiles, ...]) -> str | None:
+    for raw in raws:
+        if (found := store.locate(raw, network=False)) is not None:
             return "mirror" if found.source == "mirror" else "cache"
-        if convert.is_cached(name, raw.key()):
-            return "cache"
-    variant = node_sets()[name].variant if name in node_sets() else None
-    if variant is not None and store.package_copy(variant.package, into=variant.package.folder, network=False) is not None:
-        return "cache"
-    return None
+    return "cache" if convert.is_cached(name, raws[0].key()) else None
 
 
 def _verify(name: str, raws: tuple[store.RawFiles, ...]) -> Verified:
-    for raw in raws:
-        found = store.locate(raw, network=False)
-        if found is None:
-            continue
-        problems = []
-        for file in raw.files:
-            expected = store.checksums().get(f"{raw.folder}/{file}")
-            if expected is None or (not raw.pinned and found.source != "mirror"):
-                continue
-            try:
-                actual = store.sha256(found.folder / file)
-            except OSError as error:
-                raise DataError(f"{file} of {name} cannot be read ({error.strerror}): check its permissions") from error
-            if actual != expected:
-                problems.append(f"{file} has SHA-256 {actual}, expected {expected}")
-        return Verified(name, "damaged" if problems else "ok", found.source, tuple(problems))
+    lost = [f"{raw.folder} of the mirror lacks {', '.join(files)}" for raw in raws if (files := store.lacking(raw))]
+    places = [(raw, found) for raw in raws if (found := store.locate(raw, network=False)) is not None]
+    if lost and not any(found.source == "mirror" for _, found in places):
+        return Verified(name, "incomplete", "mirror", tuple(lost))
+    if places:
+        raw, found = places[0]
+        problems = tuple(_problems(name, raw, found))
+        return Verified(name, "damaged" if problems else "ok", found.source, problems)
+    if convert.is_cached(name, raws[0].key()):
+        cached = convert.read_cached(name, raws[0].key())
+        if cached is None:
+            return Verified(name, "damaged", "converted copy", ("the converted copy in the cache is not what was written",))
+        return Verified(name, "ok", "converted copy")
     return Verified(name, "not here", None)
+
+
+def _problems(name: str, raw: store.RawFiles, found: store.Found) -> Iterator[str]:
+    for file in raw.files:
+        expected = store.checksums().get(f"{raw.folder}/{file}")
+        if expected is None or (not raw.pinned and found.source != "mirror"):
+            continue
+        try:
+            actual = store.sha256(found.folder / file)
+        except OSError as error:
+            raise DataError(f"{file} of {name} cannot be read ({error.strerror}): check its permissions") from error
+        if actual != expected:
+            yield f"{file} has SHA-256 {actual}, expected {expected}"
 
 
 def _first_line(cls: type[object]) -> str:

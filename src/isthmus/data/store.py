@@ -134,8 +134,8 @@ def locate(raw: RawFiles, *, network: bool = True) -> Found | None:
     root = mirror()
     if root is not None and _complete(root / raw.folder, raw.files):
         return Found(root / raw.folder, "mirror")
-    if root is not None and any((root / raw.folder / file).exists() for file in raw.files):
-        log.warning("the mirror holds only some of the files of %s, so it is not used for it", raw.name)
+    if network and (lost := lacking(raw)):  # who only looks is not going to use anything else instead
+        log.warning("the mirror lacks %s of %s, so it is not used for it", ", ".join(lost), raw.name)
     if (kept := _kept(raw.folder, raw.files)) is not None:
         return kept
     if not network or offline():
@@ -143,6 +143,13 @@ def locate(raw: RawFiles, *, network: bool = True) -> Found | None:
     if raw.pyg and (found := _download(raw)):
         return found
     return package_copy(raw.package, into=raw.folder) if raw.package else None
+
+
+def lacking(raw: RawFiles) -> tuple[str, ...]:
+    """Files the mirror has lost: those it lacks where it holds others of the same data set."""
+    root = mirror()
+    lost = tuple(file for file in raw.files if root is None or not (root / raw.folder / file).is_file())
+    return lost if len(lost) < len(raw.files) else ()
 
 
 def package_copy(package: PackageCopy, *, into: str, network: bool = True) -> Found | None:
@@ -169,7 +176,8 @@ def package_copy(package: PackageCopy, *, into: str, network: bool = True) -> Fo
 
 def missing(raw: RawFiles) -> DataError:
     """The error for a data set that is nowhere."""
-    ways = [f"set ISTHMUS_DATA to a mirror that holds {raw.folder}/"]
+    lost = ", ".join(lacking(raw))
+    ways = [f"put {lost} into {raw.folder}/ of the mirror" if lost else f"set ISTHMUS_DATA to a mirror that holds {raw.folder}/"]
     if raw.pyg or raw.package:
         note = " (ISTHMUS_OFFLINE is set)" if offline() else ""
         ways.append(f"run 'isthmus data get {raw.name}' where the network is reachable{note}")
