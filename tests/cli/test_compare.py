@@ -47,6 +47,23 @@ def test_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "to local, paired" in captured.out and "Who is told what" in captured.out and "report.html" in captured.out
 
 
+def test_graph_gain_between_local_mlp_and_central(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["local:backbone=mlp", "local", "central", *SCENARIO, "--runs", "2", "--out", str(tmp_path)]
+    assert compare(*words, "--json") == 0
+    found = {row["method"]: row for row in json.loads(capsys.readouterr().out)["methods"]}
+    blind, local, central = found["local:backbone=mlp"], found["local"], found["central"]
+    assert blind["scores"] != local["scores"]  # settings of its own
+    low, high = blind["test"]["mean"], central["test"]["mean"]
+    assert local["graph_gain"]["value"] == pytest.approx((local["test"]["mean"] - low) / (high - low))
+    assert (blind["graph_gain"]["value"], central["graph_gain"]["value"]) == (0.0, 1.0)
+    assert compare(*words) == 0
+    shown = capsys.readouterr().out
+    assert "graph gain" in shown and "0 is local (mlp), 100 is central (gcn)" in shown
+    assert "0 is local (mlp), 100 is central (gcn)" in (tmp_path / "report.html").read_text()
+    assert compare(*words[1:2], *SCENARIO, "--runs", "2", "--out", str(tmp_path)) == 0
+    assert "graph gain" not in capsys.readouterr().out
+
+
 def test_one_seed_has_an_unknown_spread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare("local", *SCENARIO, "--runs", "1", "--out", str(tmp_path)) == 0
     assert "± unknown" in capsys.readouterr().out
@@ -60,6 +77,8 @@ def test_one_seed_has_an_unknown_spread(tmp_path: Path, capsys: pytest.CaptureFi
         (["local"], 2, "no data set given"),
         ([], 2, "Missing argument"),
         (["local", *SCENARIO, "--runs", "0"], 2, "--runs"),
+        (["local:backbone", *SCENARIO], 2, "local:backbone: settings of a method are key=value"),
+        (["local:backbon=mlp", *SCENARIO], 2, "unknown key 'backbon'"),
         (["local", *SCENARIO, "--set", "nokey=1"], 2, "unknown key 'nokey'"),
     ],
 )

@@ -87,10 +87,10 @@ def strings(value: Any) -> Iterator[str]:
 
 def test_the_table_holds_the_numbers(comparison: tuple[str, Document]) -> None:
     _, document = comparison
-    lines = {row[0]: row[1:] for row in document.rows if len(row) == 9}
+    lines = {row[0]: row[1:] for row in document.rows if len(row) == 10}
     assert list(lines) == ["method", *METHODS]
     assert lines["fedavg"][:4] == ["3", "78.00 ± 0.65", "78.00 ± 0.65", "76.00 ± 0.65"]
-    assert lines["local"][5:7] == ["0 B", "0 B"]
+    assert lines["local"][4:8] == ["0.00", "92,231", "0 B", "0 B"]
     best = [i for i, (tag, attributes) in enumerate(document.elements) if tag == "tr" and attributes.get("class") == "best"]
     assert len(best) == 1
     assert "Highest score: central with 84.00 ± 0.65 %" in document.text
@@ -165,7 +165,7 @@ def test_pooled_data_is_a_line_across_the_clients_and_has_no_client_mean(compari
         "3",
         "4",
     ]
-    assert next(row for row in document.rows if len(row) == 9 and row[0] == "central")[4] == words.ABSENT
+    assert next(row for row in document.rows if len(row) == 10 and row[0] == "central")[4] == words.ABSENT
 
 
 def test_bytes_by_kind_add_up_to_the_ledger_with_framing_apart(tmp_path: Path) -> None:

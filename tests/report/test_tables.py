@@ -108,3 +108,13 @@ def test_epsilon_has_a_column_only_where_a_run_has_one(tmp_path: Path) -> None:
     noisy = write_run(tmp_path / "noisy", settings={"dp_noise": 1.0}, result={"privacy": {"epsilon": 7.9042, "delta": 1e-5}})
     headings, cells = table_cells(result_table([plain, noisy]))
     assert [row[headings.index("epsilon")] for row in cells] == [words.count(None), "7.9"]
+
+
+def test_graph_gain_has_a_column_where_local_and_central_are_there(tmp_path: Path) -> None:
+    def run(method: str, backbone: str, score: float) -> Path:
+        return write_run(tmp_path / f"{method}-{backbone}", method, score=score, settings={"backbone": backbone})
+
+    folders = [run("local", "mlp", 0.5), run("fedavg", "gcn", 0.8), run("central", "gcn", 0.9)]
+    assert "graph gain (%)" not in table_cells(result_table(folders[:2]))[0]
+    headings, cells = table_cells(result_table(folders))
+    assert [row[headings.index("graph gain (%)")] for row in cells] == ["0.00", "75.00", "100.00"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ Out = Annotated[Path | None, typer.Option(help="Folder of runs and report; finis
 
 
 def command(
-    methods: Annotated[list[str], typer.Argument(help="Methods; differences are to the first. isthmus methods lists them.")],
+    methods: Annotated[list[str], typer.Argument(help="Methods, with own settings as in local:backbone=mlp; the first is the measure.")],
     dataset: Dataset = None, partition: Partition = None, clients: Clients = None, split: Split = None, rounds: Rounds = None,
     preset: Preset = None, profile: Profile = None, metric: Metric = None, engine: EngineName = None, config: Config = None,
     set_: Set = None, runs: Runs = 3, jobs: Jobs = None, out: Out = None, json_: Json = False,
@@ -42,7 +43,10 @@ def command(
     flags = {"dataset": dataset, "partition": partition, "clients": clients, "split": split, "rounds": rounds, "preset": preset,
              "profile": profile, "metric": metric, "engine": engine}  # fmt: skip
     overrides = dict(parse_override(text) for text in set_ or ())
-    settings = {method: [resolve(method, {**flags, "seed": seed}, overrides, config) for seed in range(runs)] for method in methods}
+    settings: dict[str, list[Settings]] = {}
+    for method in methods:
+        name, own = split_method(method)
+        settings[method] = [resolve(name, {**flags, "seed": seed}, {**overrides, **own}, config) for seed in range(runs)]
     check_same_scenario([each[0] for each in settings.values()])
     target = out if out is not None else Path("runs/compare") / _slug(settings[methods[0]][0])
     by_method = {method: [Job(each, folder_of(each, target)) for each in each_seed] for method, each_seed in settings.items()}
@@ -50,6 +54,7 @@ def command(
     order = [(method, by_method[method][seed]) for seed in range(runs) for method in methods]
     outcomes = play_all(order, jobs)
     comparison = compare_methods({method: [outcomes[job.folder] for job in each] for method, each in by_method.items()})
+    add_gains(comparison["methods"], {method: getattr(each[0].method_config, "backbone", "") for method, each in settings.items()})
     document = {"scenario": _scenario(settings[methods[0]][0], outcomes), "runs": runs, "out": str(target), **comparison}
     finished = [job.folder for method in methods for job in by_method[method] if outcomes[job.folder].result is not None]
     if finished:
@@ -62,6 +67,18 @@ def command(
     elif finished:
         _show(document)
     complain(outcomes)
+
+
+def split_method(text: str) -> tuple[str, dict[str, Any]]:
+    """``local:backbone=mlp,lr=0.1`` -> the method's name and its own settings."""
+    from isthmus.errors import ConfigError
+    from isthmus.experiments.config import parse_override
+
+    name, colon, own = text.partition(":")
+    parts = re.split(r",(?![^\[]*\])", own) if colon else []  # commas inside [...] are of a list
+    if any("=" not in part for part in parts):
+        raise ConfigError(f"{text}: settings of a method are key=value, e.g. {name}:backbone=mlp")
+    return name, dict(parse_override(part) for part in parts)
 
 
 def play_all(jobs: Sequence[tuple[str, Job]], workers: int | None) -> dict[Path, Outcome]:
@@ -131,6 +148,16 @@ def compare_methods(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]
     return {"methods": rows}
 
 
+def add_gains(rows: Sequence[dict[str, Any]], backbones: Mapping[str, str]) -> None:
+    """Graph information gain (HiFGL) of each row, where a local and a pooled method are among them; means over the same seeds only."""
+    from isthmus.metrics.gain import Scored, gains
+
+    fair = all(row["seeds"] == rows[0]["seeds"] for row in rows)
+    scored = [Scored(row["method"].partition(":")[0], backbones[row["method"]], (row["test"] or {}).get("mean")) for row in rows]
+    for row, gain in zip(rows, gains(scored), strict=True):
+        row["graph_gain"] = None if gain is None or not fair else vars(gain)
+
+
 def _check_same_data(results: Sequence[Mapping[str, Any]]) -> None:
     from isthmus.errors import ConfigError
 
@@ -166,24 +193,38 @@ def _discloses(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def _gain(row: Mapping[str, Any], shown: Sequence[Any]) -> list[str]:
+    """The cell of graph gain, where there is such a column."""
+    if not shown:
+        return []
+    value = None if row["graph_gain"] is None else row["graph_gain"]["value"]
+    return ["-" if value is None else f"{100 * value:.1f}"]
+
+
 def _show(document: Mapping[str, Any]) -> None:
+    from isthmus.metrics.gain import Gain
+    from isthmus.report.words import gain_rules
+
     first = document["methods"][0]["method"]
+    gained = [Gain(**row["graph_gain"]) for row in document["methods"] if row["graph_gain"] is not None]
     lines = []
     for row in document["methods"]:
         sent, parameters = row["bytes"] or {}, row["parameters"] or {}
         difference = "" if row["method"] == first else percent_spread(row["difference"], sign=True)
         lines.append([
-            row["method"], percent_spread(row["score"]), difference, percent_spread(row["test"]), str(len(row["seeds"])),
-            f"{parameters.get('trainable', 0):,}", f"{parameters.get('shared', 0):,}",
+            row["method"], percent_spread(row["score"]), difference, percent_spread(row["test"]), *_gain(row, gained),
+            str(len(row["seeds"])), f"{parameters.get('trainable', 0):,}", f"{parameters.get('shared', 0):,}",
             size(sent.get("up", 0) + sent.get("setup_up", 0)), size(sent.get("down", 0) + sent.get("setup_down", 0)),
             size(sent.get("peer", 0)), "" if row["seconds_per_round"] is None else f"{1000 * row['seconds_per_round']:.1f}",
         ])  # fmt: skip
-    headings = ("method", "score", f"to {first}, paired", "test pooled", "seeds", "parameters", "shared", "up", "down", "peer", "ms/round")
+    headings = ("method", "score", f"to {first}, paired", "test pooled", *(("graph gain",) if gained else ()), "seeds", "parameters",
+                "shared", "up", "down", "peer", "ms/round")  # fmt: skip
     scenario = document["scenario"]
     title = f"{scenario['dataset']}, {scenario['clients']} clients ({scenario['partition']}), split {scenario['split']}"
     print_table(headings, lines, title)
     rules = dict.fromkeys(row["score_rule"] for row in document["methods"] if row["score_rule"])
-    print(f"score: {'; '.join(rules)}. ± over seeds, population; the same seeds and partitions for all. Bytes of one whole run.\n")
+    print(f"score: {'; '.join(rules)}. ± over seeds, population; the same seeds and partitions for all. Bytes of one whole run.")
+    print(f"{gain_rules(gained)}\n" if gained else "")
     told = [
         [row["method"], line["from"], line["to"], line["phase"], ", ".join(line["kinds"]), line["protection"], f"{line['times']:.0f}",
          size(line["bytes"])]

@@ -170,7 +170,7 @@ class _Page:
         rows = result_rows(groups)
         return (
             f'<h3>Results</h3><p class="what">{esc(parts.result_sentence(rows))}</p>'
-            f'<div class="scroll">{parts.result_table(rows)}</div>{parts.score_rules(groups)}'
+            f'<div class="scroll">{parts.result_table(rows)}</div>{parts.score_rules(groups)}{parts.gain_rules(rows)}'
         )
 
     def _curves(self, section: int, groups: Sequence[Group]) -> str:

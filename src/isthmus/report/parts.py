@@ -147,6 +147,11 @@ def legend(section: int, groups: Sequence[Group]) -> str:
     return f'<div class="legend" role="group" aria-label="methods shown; press to hide one">{buttons}</div>'
 
 
+def gain_rules(rows: Sequence[ResultRow]) -> str:
+    text = words.gain_rules(row.gain for row in rows)
+    return f'<p class="fine">{esc(text)}</p>' if text else ""
+
+
 def score_rules(groups: Sequence[Group]) -> str:
     """How the score is formed: once where all agree, else per method."""
     rules: dict[str, list[str]] = {}

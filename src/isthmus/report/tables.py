@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from isthmus.metrics.gain import Gain, Scored, gains
 from isthmus.report import words
 from isthmus.report.runs import LeftOut, Run, read_runs
 
@@ -71,6 +72,8 @@ class ResultRow:
     device_per_run: float | None
     seconds_per_round: float | None
     epsilon: float | None = None
+    backbone: str = ""
+    gain: Gain | None = None
     best: bool = False
 
 
@@ -130,7 +133,7 @@ def by_scenario(groups: Iterable[Group]) -> list[tuple[Scenario, list[Group]]]:
 
 def result_rows(groups: Iterable[Group]) -> list[ResultRow]:
     """One row per group, the best score of each scenario marked (all of them where the table shows the same number)."""
-    rows = [_row(group) for group in groups]
+    rows = _with_gains([_row(group) for group in groups])
     top: dict[Scenario, float] = {}
     rivals: dict[Scenario, int] = {}
     for row in rows:
@@ -145,8 +148,19 @@ def result_rows(groups: Iterable[Group]) -> list[ResultRow]:
     ]
 
 
+def _with_gains(rows: Sequence[ResultRow]) -> list[ResultRow]:
+    """Graph information gain, among the rows of each scenario."""
+    gained = list(rows)
+    for scenario in dict.fromkeys(row.scenario for row in rows):
+        places = [place for place, row in enumerate(rows) if row.scenario == scenario]
+        found = gains([Scored(rows[place].method, rows[place].backbone, rows[place].test) for place in places])
+        for place, gain in zip(places, found, strict=True):
+            gained[place] = replace(rows[place], gain=gain)
+    return gained
+
+
 def columns(rows: Sequence[ResultRow]) -> list[Column]:
-    """The columns these rows fill; those about minority classes, privacy, peers and devices only where some row has them."""
+    """The columns these rows fill; those about minority classes, privacy, gain, peers and devices only where some row has them."""
     shown = [
         Column("method", lambda row: row.label, numeric=False),
         Column("runs", lambda row: str(row.runs)),
@@ -158,6 +172,8 @@ def columns(rows: Sequence[ResultRow]) -> list[Column]:
         shown.append(Column("minority (%)", lambda row: words.score(row.minority, row.minority_spread)))
     if any(row.epsilon is not None for row in rows):  # differential privacy; a row without it has no such bound
         shown.append(Column("epsilon", lambda row: words.count(None) if row.epsilon is None else f"{row.epsilon:.3g}"))
+    if any(row.gain is not None for row in rows):
+        shown.append(Column("graph gain (%)", lambda row: words.ABSENT if row.gain is None else words.percent(row.gain.value)))
     shown += [
         Column("parameters", lambda row: words.count(row.trainable)),
         Column("up / round", lambda row: words.size(row.up_per_round)),
@@ -219,6 +235,7 @@ def _row(group: Group) -> ResultRow:
         device_per_run=over_seeds("bytes", "device")[0],
         seconds_per_round=over_seeds("seconds_per_round")[0],
         epsilon=over_seeds("privacy", "epsilon")[0],
+        backbone=_flat(group.runs[0].settings).get("method.backbone", ""),
     )
 
 

@@ -5,7 +5,9 @@ Plain text only. Whoever puts it into HTML escapes it there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from isthmus.metrics.gain import Gain
 
 ABSENT = "–"  # noqa: RUF001 (a dash, not a minus)
 ONE_SEED = "one seed"
@@ -110,3 +112,10 @@ def partition(name: str, clients: int | None) -> str:
     owners = plural(clients, "client") if clients is not None else "clients"
     how = " at random" if name == "random" else f" by {name}" if name else ""
     return f"split between {owners}{how}"
+
+
+def gain_rules(gains: Iterable[Gain | None]) -> str:
+    """What graph gain counts from and to, as a sentence; empty where there is none."""
+    ends = dict.fromkeys((gain.zero, gain.one) for gain in gains if gain is not None)
+    told = "; ".join(f"0 is {zero}, 100 is {one}" for zero, one in ends)
+    return f"Graph gain: test pooled, where {told}." if told else ""
