@@ -10,6 +10,7 @@ Our own methods are tested with it. Give ``skip={"property": "reason"}`` where a
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
@@ -18,16 +19,20 @@ from typing import Any
 
 from isthmus.data.nodes import NodeData
 from isthmus.data.scenario import Scenario, build_scenario
-from isthmus.errors import unknown
-from isthmus.experiments.config import resolve
+from isthmus.errors import ConfigError, unknown
+from isthmus.experiments.config import Settings, resolve
 from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.run import Experiment
+from isthmus.experiments.scenarios import AnyScenario, build
+from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.ledger import differences
 from isthmus.methods.registry import get_method
 from isthmus.tensors import Weights, equal_weights, max_difference
 
 SCENARIO = {"dataset": "csbm:nodes=90,classes=3,features=16,degree=4", "partition": "random", "split": "30/20/50", "seed": 5}
+GRAPHS = {"dataset": "motifs", "partition": None, "split": "stratified:60/20/20", "seed": 2}
 CALM: dict[str, Any] = {"hidden": (8,), "dropout": 0.0, "rounds": 4, "preset": "fedstruct"}
+CALM_GRAPHS: dict[str, Any] = {"hidden": (8, 8), "dropout": 0.0, "rounds": 3, "batch_size": 16, "lr": 0.01, "preset": "fedstar"}
 Models = dict[str, Weights]
 
 
@@ -62,11 +67,42 @@ def check_method(name: str, *, settings: Mapping[str, Any] | None = None, skip: 
     return ran
 
 
+def small_runs(name: str, *, settings: Mapping[str, Any] | None = None, set: Mapping[str, Any] | None = None,
+               clients: int = 3) -> dict[str, tuple[Settings, AnyScenario]]:  # fmt: skip
+    """A small run of a method for each task it takes (``node``, ``graph``), one client by one: what engines are compared on."""
+    runs: dict[str, tuple[Settings, AnyScenario]] = {}
+    for task, calm, place in (("node", CALM, SCENARIO), ("graph", CALM_GRAPHS, GRAPHS)):
+        flags = {"dataset": place["dataset"], "clients": clients, "seed": place["seed"], "execution": "each"}
+        try:
+            resolved = resolve(name, {**flags, **_known(name, calm), **(settings or {})}, set)
+            scenario = build(clients=clients, **place)
+            Experiment(resolved, scenario, engine=LocalEngine).close()
+        except ConfigError:  # a method for the other task says so
+            continue
+        runs[task] = resolved, scenario
+    return runs
+
+
+def final_hashes(experiment: Experiment) -> dict[str, str]:
+    """SHA-256 of what each client ends with."""
+    hashes = {}
+    for client, weights in _exports(experiment).items():
+        digest = hashlib.sha256()
+        for key in sorted(weights):
+            digest.update(f"{key}{weights[key].dtype}{tuple(weights[key].shape)}".encode() + weights[key].contiguous().numpy().tobytes())
+        hashes[client] = digest.hexdigest()
+    return hashes
+
+
+def _known(name: str, calm: Mapping[str, Any]) -> dict[str, Any]:
+    known = {field.name for field in fields(get_method(name).config)} | {"rounds", "preset"}
+    return {key: value for key, value in calm.items() if key in known}
+
+
 class _Kit:
     def __init__(self, name: str, settings: dict[str, Any], clients: int) -> None:
         self.method = get_method(name)
-        known = {field.name for field in fields(self.method.config)} | {"rounds", "preset"}
-        self.settings = {key: value for key, value in CALM.items() if key in known} | settings
+        self.settings = _known(name, CALM) | settings
         self.clients = clients
 
     # -- properties ------------------------------------------------------------------------------------------------------------
@@ -167,7 +203,7 @@ class _Kit:
 
 
 def _exports(experiment: Experiment) -> Models:
-    return {client: experiment.engine.party(client).client.export() for client in experiment.engine.parties("client")}
+    return {client: export.weights or {} for client, export in experiment.engine.export(selected=False)}
 
 
 def _with_parts(scenario: Scenario, parts: Mapping[str, NodeData]) -> Scenario:

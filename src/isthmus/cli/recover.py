@@ -14,9 +14,9 @@ from torch import Tensor
 from isthmus.errors import DataError
 from isthmus.experiments.config import Settings, settings_from_toml
 from isthmus.experiments.folder import RunFolder
-from isthmus.experiments.run import Experiment
-from isthmus.experiments.scenarios import scenario_of
+from isthmus.experiments.scenarios import parts_for, scenario_of
 from isthmus.federation.audit import LABELS, MEMBERSHIP, RANK_ONE, REUSE
+from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.messages import SERVER, Kind, Message, PartyId, kinds_of
 from isthmus.federation.secure import Masked
 from isthmus.federation.transcript import Line, received
@@ -27,6 +27,7 @@ from isthmus.privacy.attacks.membership import Membership, membership_by_loss
 from isthmus.privacy.attacks.result import Recovery
 from isthmus.privacy.attacks.sums import difference_under_one_mask
 from isthmus.privacy.leaves import FRACTION_BITS
+from isthmus.seeds import Stream
 from isthmus.tensors import Weights
 
 Seen = list[tuple[Line, Message]]
@@ -49,9 +50,9 @@ class Recovered:
 def recover(folder: RunFolder) -> list[Recovered]:
     """Run what applies. The data of the run is made again from its settings: the truth the attacks are scored against."""
     settings = settings_from_toml(folder.config)
-    experiment = Experiment(settings, scenario_of(settings))
-    clients: dict[PartyId, Any] = {name: experiment.engine.party(name).client for name in experiment.engine.parties("client")}
     table = settings.method.table
+    engine = LocalEngine(parts_for(settings, scenario_of(settings)), table, settings.method_config, Stream(settings.run.seed, ("party",)))
+    clients: dict[PartyId, Any] = {name: engine.party(name).client for name in engine.parties("client")}
     server = list(received(folder.path, SERVER, table))
     learners = {name: client for name, client in clients.items() if isinstance(client, ModelClient)}
     found = [*_inputs(server, folder, settings), *_classes(server, folder, settings, learners), *_masks(server)]

@@ -21,6 +21,7 @@ from isthmus.data.graphscenario import dataset_name, task_of
 from isthmus.errors import ConfigError, unknown
 from isthmus.experiments.presets import Preset, load_preset
 from isthmus.experiments.scoring import SCORE_RULES
+from isthmus.federation.engines import ENGINES
 from isthmus.methods.registry import Method, get_method
 from isthmus.methods.training import TrainConfig
 from isthmus.metrics.named import parse_metric
@@ -51,6 +52,10 @@ class RunConfig:
         wire: Send every message through the wire codec, on the local engine too.
         threads: torch threads. One gives the same bits on every machine of a type.
         tensorboard: Also write TensorBoard event files into the run folder.
+        engine: Where parties run: in this process, on many cores (``ray``), between organisations (``nvflare``). Keys that begin with an
+            engine's name are its options.
+        ray_address: An existing ray cluster; not given = one of the run's own on this machine, ended with it.
+        ray_actors: Processes that share the clients; not given = one per core, resolved. Never more than clients.
     """
 
     method: str
@@ -64,7 +69,7 @@ class RunConfig:
     preset: str = "fedstruct"
     profile: Literal["paper", "reference"] = "paper"
     metric: str = "accuracy"
-    engine: Literal["local"] = "local"
+    engine: Literal["local", "ray", "nvflare"] = "local"
     execution: Literal["auto", "each", "cohort"] = "auto"
     selection: Literal["last", "best_val_acc", "best_val_loss"] = "last"
     eval_every: int = 1
@@ -74,6 +79,8 @@ class RunConfig:
     secure_sum: bool = False
     transcript: bool = False
     tensorboard: bool = False
+    ray_address: str | None = field(default=None, metadata={"key": "ray.address"})
+    ray_actors: int | None = field(default=None, metadata={"key": "ray.actors"})
 
     def __post_init__(self) -> None:
         for key, low, value in (
@@ -83,6 +90,12 @@ class RunConfig:
             if value < low:
                 raise ConfigError(f"{key} must be at least {low}, got {value}")
         parse_metric(self.metric)
+        if self.ray_actors is not None and self.ray_actors < 1:
+            raise ConfigError(f"ray.actors must be at least 1, got {self.ray_actors}")
+        for option in dataclasses.fields(self):
+            owner, dot, _ = option.metadata.get("key", "").partition(".")
+            if dot and owner in ENGINES and owner != self.engine and getattr(self, option.name) != option.default:
+                raise ConfigError(f"{option.metadata['key']} is an option of engine {owner}: add --engine {owner}, or leave it out")
         if self.seed >= 2**63:
             raise ConfigError(f"seed must be below 2^63, got {self.seed}")
         if self.threads > MAX_THREADS:
@@ -93,6 +106,14 @@ class RunConfig:
             raise ConfigError("transcript=true keeps messages one by one: use it with execution=each")
         if self.execution == "cohort" and self.wire:
             raise ConfigError("wire=true sends messages one by one: use it with execution=each")
+
+
+    @property
+    def engine_options(self) -> dict[str, Any]:
+        """Options of the engine: ``ray.address`` is ``address`` of engine ``ray``."""
+        keys = {field.metadata.get("key", ""): field.name for field in dataclasses.fields(self)}
+        prefix = f"{self.engine}."
+        return {key.removeprefix(prefix): getattr(self, name) for key, name in keys.items() if key.startswith(prefix)}
 
 
 @dataclass(frozen=True)

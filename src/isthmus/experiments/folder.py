@@ -41,7 +41,7 @@ class FileStore:
     """A party's tags on its own disk: one file per tag, checksum first. Satisfies ``federation.party.Store``."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = folder.absolute()  # it may be handed to another process
 
     def save(self, step: int, state: Record) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

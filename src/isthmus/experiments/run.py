@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +20,11 @@ from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.loop import Loop
 from isthmus.experiments.result import form_result
 from isthmus.experiments.scenarios import AnyScenario, parts_for, report_statistics, samples_of, scenario_of, view_of
-from isthmus.federation.engines.local import LocalEngine
+from isthmus.federation.engines import engine_class
+from isthmus.federation.interface import QuorumError
 from isthmus.federation.ledger import PROTECTIONS
+from isthmus.federation.session import Engine
 from isthmus.seeds import Stream
-from isthmus.tensors import num_values
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +56,10 @@ def start(settings: Settings, out: Path | None = None, callbacks: Sequence[Callb
         RunFolder(out).refuse_taken()  # before anything is loaded
     with _threads(settings.run.threads):
         scenario = scenario_of(settings)
-        experiment = Experiment(settings, scenario, callbacks=callbacks)
-        path = default_folder(experiment.settings) if out is None else out
-        folder = RunFolder.create(path, experiment.settings.to_toml(), report_statistics(scenario))
-        return experiment.play(folder, resumed=False)
+        with Experiment(settings, scenario, callbacks=callbacks) as experiment:
+            path = default_folder(experiment.settings) if out is None else out
+            folder = RunFolder.create(path, experiment.settings.to_toml(), report_statistics(scenario))
+            return experiment.play(folder, resumed=False)
 
 
 def resume(path: str | os.PathLike[str], callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
@@ -69,33 +70,52 @@ def resume(path: str | os.PathLike[str], callbacks: Sequence[Callback] = ()) -> 
         if finished is not None:
             return finished
         settings = settings_from_toml(folder.config)
-        with _threads(settings.run.threads):
-            return Experiment(settings, scenario_of(settings), callbacks=callbacks).play(folder, resumed=True)
+        with _threads(settings.run.threads), Experiment(settings, scenario_of(settings), callbacks=callbacks) as experiment:
+            return experiment.play(folder, resumed=True)
     finally:
         folder.close()
 
 
 class Experiment:
-    """Settings and a scenario, brought together on an engine."""
+    """Settings and a scenario, brought together on an engine. Use it in a ``with`` block, or :meth:`close` it: engines have processes.
+
+    Args:
+        engine: What makes the engine, instead of the one the settings name; ``engine_options`` are handed to it.
+    """
 
     def __init__(self, settings: Settings, scenario: AnyScenario, *, callbacks: Sequence[Callback] = (),
-                 engine: type[LocalEngine] = LocalEngine, **engine_options: Any) -> None:  # fmt: skip
+                 engine: Callable[..., Engine] | None = None, **engine_options: Any) -> None:  # fmt: skip
         self.scenario = scenario
         self.parts = parts_for(settings, scenario)
         self.nodes = samples_of(self.parts)
-        self.engine = engine(
-            self.parts, settings.method.table, settings.method_config, Stream(settings.run.seed, ("party",)), wire=settings.run.wire,
-            cohort=settings.run.execution != "each" and not (settings.run.wire or settings.run.secure_sum or settings.run.transcript),
-            **engine_options,
+        run = settings.run
+        self.engine = (engine or engine_class(run.engine))(
+            self.parts, settings.method.table, settings.method_config, Stream(run.seed, ("party",)), wire=run.wire,
+            cohort=run.execution != "each" and not (run.wire or run.secure_sum or run.transcript),
+            **(engine_options if engine is not None else run.engine_options),
         )  # fmt: skip
-        resolved: dict[str, Any] = {name: getattr(scenario, name) for name in ("clients", "partition", "split")}
-        resolved["execution"] = self.engine.execution
-        self.settings = replace(settings, run=replace(settings.run, **resolved))
-        self.callbacks = [*callbacks, *([TensorBoard()] if settings.run.tensorboard else [])]
-        self.loop = self.new_loop(None)
-        privacy = settings.method.privacy  # asked before anything runs: an extra may be missing
-        clients = len(self.engine.parties("client"))
-        self.privacy = privacy and privacy(self.loop.state, settings.method_config, settings.run.rounds, clients, settings.run.secure_sum)
+        try:
+            resolved: dict[str, Any] = {name: getattr(scenario, name) for name in ("clients", "partition", "split")}
+            resolved |= {"execution": self.engine.execution, **self.engine.resolved}
+            self.settings = replace(settings, run=replace(run, **resolved))
+            self.callbacks = [*callbacks, *([TensorBoard()] if run.tensorboard else [])]
+            self.loop = self.new_loop(None)
+            privacy = settings.method.privacy  # asked before anything runs: an extra may be missing
+            clients = len(self.engine.parties("client"))
+            self.privacy = privacy and privacy(self.loop.state, settings.method_config, run.rounds, clients, run.secure_sum)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End what the engine started."""
+        self.engine.close()
+
+    def __enter__(self) -> Experiment:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def new_loop(self, folder: RunFolder | None, incarnation: int = 0) -> Loop:
         view = view_of(self.parts)
@@ -126,16 +146,25 @@ class Experiment:
                 callback.close()
             folder.close()
 
+    def _write_models(self, folder: RunFolder) -> int:
+        """Write what the clients end with; returns how many numbers the largest model has."""
+        most = 0
+        for client, export in self.engine.export(self.settings.run.selection != "last"):
+            most = max(most, export.values)
+            if export.weights is not None:
+                folder.write_model(client, export.weights)
+        return most
+
     def _finish(self, folder: RunFolder) -> dict[str, Any]:
         loop, run = self.loop, self.settings.run
-        parameters = {"trainable": 0, "shared": 0}
-        for client in self.engine.parties("client"):
-            party = self.engine.party(client)
-            if run.selection != "last":
-                party.restore_selected()
-            weights = party.client.export()
-            folder.write_model(client, weights)
-            parameters["trainable"] = max(parameters["trainable"], num_values(weights))
+        try:
+            trainable = self._write_models(folder)
+        except QuorumError as error:  # a party that is lost at this point comes back with its last tag, which is the end of the run
+            logger.info("%s; once more from the last checkpoint", error)
+            loop.restore()
+            loop.play()
+            trainable = self._write_models(folder)
+        parameters = {"trainable": trainable, "shared": 0}
         if self.settings.method.shared_values is not None:
             parameters["shared"] = self.settings.method.shared_values(loop.state)
         folder.write_json("disclosure.json", {"method": run.method, "rows": loop.sheet.rows(), "protections": PROTECTIONS})

@@ -66,6 +66,16 @@ def role_of(party: PartyId) -> str:
     return tier.removesuffix("s") if slash else "client"
 
 
+def address(client: ClientId, role: str) -> PartyId:
+    """The party of a role at a client: the client itself, or the tier below it (``client-3/devices``)."""
+    return client if role == "client" else f"{client}/{role}s"
+
+
+def client_of(party: PartyId) -> ClientId:
+    """The client a party belongs to."""
+    return party.partition("/")[0]
+
+
 def kinds_of(message: type[Message]) -> dict[str, Kind]:
     """Kind of each field, nested messages as ``outer.inner``. A field without one is the author's mistake."""
     if message in _KINDS:

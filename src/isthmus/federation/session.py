@@ -8,28 +8,51 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from isthmus.errors import ProtocolError, RunError, unknown
 from isthmus.federation import codec
 from isthmus.federation.interface import Failure, PerClient, QuorumError, Replies, Stacked, total
 from isthmus.federation.ledger import Entry, Ledger, Protection
-from isthmus.federation.messages import SERVER, Kind, Message, PartyId, role_of
-from isthmus.federation.party import Combine, Invocation, Outcome, Parcel, Turn
+from isthmus.federation.messages import SERVER, ClientId, Kind, Message, PartyId, role_of
+from isthmus.federation.party import Combine, Invocation, Outcome, Parcel, Store, Turn
 from isthmus.federation.roles import RoleTable
 from isthmus.federation.secure import KEYS_PHASE, MailOrder, MailOrders, MailPlan, Masked, MaskOrder, SumKey, SumKeys, join_supports, unmask
 from isthmus.federation.transcript import Transcript
 from isthmus.privacy.masks import SumRoster, SumTag
 from isthmus.seeds import Stream
+from isthmus.tensors import Weights
 
 _Outcomes = Mapping[PartyId, Outcome] | Stacked[Any]
 RETRIED = ("unavailable", "crashed")
 
 
+@dataclass(frozen=True)
+class Export:
+    """What a client ends with. ``weights`` is None where its model stays with its owner; ``values`` is how many numbers it has."""
+
+    values: int
+    weights: Weights | None = None
+
+
 class Engine(Protocol):
-    """Carries calls to parties. Implementations: in process, many cores, separate organisations."""
+    """Carries calls to parties. Implementations: in process, many cores, separate organisations.
+
+    Everything a run needs of its parties is here, and all of it can cross a wall between processes. A party that is lost shows as a
+    ``crashed`` failure of a call, and as a :class:`~isthmus.federation.interface.QuorumError` of the other operations.
+    """
+
+    @property
+    def execution(self) -> Literal["each", "cohort"]:
+        """``cohort`` if clients are trained together, else ``each``."""
+        ...
+
+    @property
+    def resolved(self) -> Mapping[str, Any]:
+        """Fields of the run's config that were left open and this engine has decided, e.g. how many actors there are."""
+        ...
 
     def parties(self, role: str) -> tuple[PartyId, ...]:
         """Addresses of a role's parties, sorted."""
@@ -43,23 +66,33 @@ class Engine(Protocol):
         """Public session keys of a role's parties for secure sums."""
         ...
 
+    def keep_tags(self, store: Callable[[PartyId], Store]) -> None:
+        """From now on parties keep their tags in stores of their own. An engine whose parties have a place for them already need not."""
+        ...
+
     def commit(self, step: int) -> None:
         """Tag the state of every party."""
         ...
 
     def tags(self) -> tuple[int, ...]:
-        """Tags that all parties hold, sorted."""
+        """Tags that all parties hold, sorted; parties that were lost are started again."""
         ...
 
     def rollback(self, step: int) -> None:
-        """Take every party back to a tag; parties that were lost are started again."""
+        """Take every party back to a tag, or raise a :class:`~isthmus.errors.DataError` and change nothing."""
         ...
 
     def select(self) -> None:
         """Every party remembers its present state as the one validation picked."""
         ...
 
-    def close(self) -> None: ...
+    def export(self, selected: bool) -> Iterator[tuple[ClientId, Export]]:
+        """What each client ends with, one by one: of the state validation picked, or of the last."""
+        ...
+
+    def close(self) -> None:
+        """End everything the engine started. May be called twice."""
+        ...
 
 
 class Clock:

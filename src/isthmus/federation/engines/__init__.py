@@ -1,0 +1,31 @@
+"""Engines by name.
+
+``local`` (default) keeps all parties in this process, ``ray`` spreads them over cores, ``nvflare`` over organisations. Each is one module
+of this package with an :class:`~isthmus.federation.session.Engine` in it; optional packages are imported there and nowhere else. To add
+one: a module, a line in :data:`ENGINES`, its name in ``RunConfig.engine``, its options in ``RunConfig`` under keys ``<name>.<option>``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+from isthmus.errors import ConfigError, unknown
+from isthmus.federation.session import Engine
+
+ENGINES = {"local": "LocalEngine", "ray": "RayEngine", "nvflare": "NvflareEngine"}
+"""Engine -> class in the module of the same name. Built as ``(parts, table, config, stream, *, wire, cohort, **options)``."""
+
+
+def engine_class(name: str) -> Callable[..., Engine]:
+    """What makes an engine of this name; a missing package is an error that names the extra."""
+    if name not in ENGINES:
+        raise unknown("engine", name, ENGINES)
+    try:
+        module = importlib.import_module(f"{__name__}.{name}")
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.partition(".")[0] == "isthmus":
+            raise
+        raise ConfigError(f"engine {name!r} needs the package {error.name!r}: pip install 'isthmus[{name}]'") from None
+    made: Callable[..., Engine] = getattr(module, ENGINES[name])
+    return made

@@ -6,19 +6,28 @@ same bits as a result. With ``cohort=True`` clients whose class offers it are tr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from isthmus.data.nodes import NodeData
 from isthmus.errors import DataError, ProtocolError, unknown
 from isthmus.federation.interface import Failure, Stacked
-from isthmus.federation.messages import SERVER, ClientId, Message, PartyId
+from isthmus.federation.messages import SERVER, ClientId, Message, PartyId, address
 from isthmus.federation.party import Invocation, Outcome, Parcel, Party, Store, readdress, transfer_copy, transfer_wire
 from isthmus.federation.roles import Client, Cohort, RoleTable
+from isthmus.federation.session import Export
 from isthmus.seeds import Stream
+from isthmus.tensors import num_values
 
 RESERVED = (SERVER, "common")
 """Names that mean something else: the server's address, and the random stream all parties share."""
+
+
+def check_names(clients: Iterable[ClientId]) -> None:
+    """Refuse clients whose names mean something else."""
+    for client in clients:
+        if client in RESERVED or "/" in client or not client:
+            raise DataError(f"a client cannot be called {client!r}: {', '.join(RESERVED)} and names with '/' are taken; rename it")
 
 
 class LocalEngine:
@@ -35,9 +44,7 @@ class LocalEngine:
 
     def __init__(self, parts: Mapping[ClientId, NodeData], table: RoleTable, config: Any, stream: Stream, *, wire: bool = False,
                  cohort: bool = False) -> None:  # fmt: skip
-        for client in parts:
-            if client in RESERVED or "/" in client or not client:
-                raise DataError(f"a client cannot be called {client!r}: {', '.join(RESERVED)} and names with '/' are taken; rename it")
+        check_names(parts)
         self._transfer = transfer_wire if wire else transfer_copy
         self._table = table
         self._cohort_wanted = cohort
@@ -45,10 +52,9 @@ class LocalEngine:
         self._with_cohort: set[str] = set()
         self._parties: dict[str, dict[PartyId, Party]] = {}
         for role, entry in table.roles.items():
-            suffix = "" if role == "client" else f"/{role}s"
             self._parties[role] = {}
             for client in sorted(parts):
-                name = client + suffix
+                name = address(client, role)
                 make = _maker(entry.cls, name, entry.holds(parts[client]), config, stream.child(name))
                 self._parties[role][name] = Party(name, role, make, table)
 
@@ -74,9 +80,14 @@ class LocalEngine:
         return {call.party: self._invoke(call) for call in calls}
 
     def _invoke(self, call: Invocation) -> Outcome:
+        return self._leave(self._parties[call.role][call.party].invoke(self._enter(call)))
+
+    def _enter(self, call: Invocation) -> Invocation:
         argument = self._transfer(call.argument) if call.argument is not None else None
         parcels = tuple(self._cross(parcel) for parcel in call.parcels) if call.parcels is not None else None
-        outcome = self._parties[call.role][call.party].invoke(readdress(call, argument, parcels))
+        return readdress(call, argument, parcels)
+
+    def _leave(self, outcome: Outcome) -> Outcome:
         try:
             if isinstance(outcome, Message):
                 return self._transfer(outcome)
@@ -140,8 +151,11 @@ class LocalEngine:
 
     @property
     def execution(self) -> Literal["each", "cohort"]:
-        """``cohort`` if clients are trained together, else ``each``."""
         return "cohort" if self._cohort_wanted and self._cohort("client") is not None else "each"
+
+    @property
+    def resolved(self) -> Mapping[str, Any]:
+        return {}
 
     def _release(self) -> None:
         """Give the clients their state back before anybody else touches them."""
@@ -164,9 +178,13 @@ class LocalEngine:
         common = set.intersection(*(set(party.tags()) for party in self._all()))
         return tuple(sorted(common))
 
-    def rollback(self, step: int) -> None:
+    def fetch(self, step: int) -> None:
+        """Make sure every party can read a tag; changes nothing else."""
         for party in self._all():
-            party.fetch(step)  # all must be able to, before any of them goes back and forgets newer tags
+            party.fetch(step)
+
+    def rollback(self, step: int) -> None:
+        self.fetch(step)  # all must be able to, before any of them goes back and forgets newer tags
         self._with_cohort.clear()
         self._cohorts.clear()
         for party in self._all():
@@ -178,8 +196,20 @@ class LocalEngine:
         for party in self._all():
             party.select()
 
+    def export(self, selected: bool) -> Iterator[tuple[ClientId, Export]]:
+        self._release()
+        for client in self._parties["client"]:
+            yield client, self.export_one(client, selected)
+
+    def export_one(self, client: ClientId, selected: bool) -> Export:
+        """What one client ends with."""
+        party = self._parties["client"][client]
+        if selected:
+            party.restore_selected()
+        weights = party.client.export()
+        return Export(num_values(weights), weights)
+
     def keep_tags(self, store: Callable[[PartyId], Store]) -> None:
-        """From now on parties keep their tags in stores of their own."""
         for party in self._all():
             party.store = store(party.name)
 

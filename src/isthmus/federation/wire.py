@@ -1,0 +1,394 @@
+"""Calls and their outcomes as bytes, for engines whose parties live in another process.
+
+A *frame* is a few byte strings: a header and, behind it, every message once, encoded by `codec` exactly as the ledger counts it. The header
+is a record of columns, one entry per call, that points into the messages; a broadcast is therefore one message however many parties get it.
+Nothing here is pickled, and what is read is decided by the receiver:
+
+- a host reads calls against its own :class:`~isthmus.federation.roles.RoleTable`, so an unknown handler is refused before a message is
+  looked at, and a message is decoded as exactly the type its handler declares;
+- a server reads outcomes against the calls it made: who must answer, and with which type, is known before the bytes arrive.
+
+Besides declared messages the house sends a few of its own (:data:`HOUSE`): masked numbers, and plans of mail. A frame is a tuple, so that
+an engine may carry its parts apart; :func:`pack` and :func:`unpack` make one buffer of it and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, get_args
+
+import torch
+from torch import Tensor
+
+from isthmus.errors import ProtocolError, RunError, unknown
+from isthmus.federation import codec
+from isthmus.federation.codec import LIMITS, Limits
+from isthmus.federation.interface import Failure, FailureKind
+from isthmus.federation.messages import Message, PartyId
+from isthmus.federation.party import Combine, Invocation, Outcome, Parcel, Turn
+from isthmus.federation.roles import RoleTable, Signature
+from isthmus.federation.secure import MailOrder, MailPlan, Masked, MaskOrder
+from isthmus.privacy.masks import SumRoster, SumTag
+from isthmus.records import Record
+
+Frame = tuple[bytes, ...]
+R = TypeVar("R", bound=Record)
+S = TypeVar("S")
+
+HOUSE: dict[str, type[Message]] = {"Masked": Masked, "MailPlan": MailPlan}
+"""Messages of the house that may stand where a handler declares one of the method's, by the name a header gives them."""
+MAGIC = b"isthmus1"
+NONE = -1
+
+
+@dataclass(frozen=True)
+class _Mask(Record):
+    """A :class:`~isthmus.federation.secure.MaskOrder` that travels."""
+
+    keys: Mapping[str, bytes]
+    run: str
+    phase: str
+    round: int
+    sequence: int
+    handler: str
+    attempt: int
+    receiver: str
+    supports: tuple[Tensor, ...] | None
+
+    @classmethod
+    def of(cls, order: MaskOrder) -> _Mask:
+        tag = order.tag
+        place = tag.run, tag.phase, tag.round, tag.sequence, tag.handler, tag.attempt, tag.receiver
+        return cls(dict(order.roster.keys), *place, order.supports)
+
+    def order(self) -> MaskOrder:
+        tag = SumTag(self.run, self.phase, self.round, self.sequence, self.handler, self.attempt, self.receiver)
+        return MaskOrder(SumRoster(self.keys), tag, self.supports)
+
+
+@dataclass(frozen=True)
+class _Mail(Record):
+    """A :class:`~isthmus.federation.secure.MailOrder` that travels."""
+
+    held: int
+    orders: Mapping[str, _Mask] | None
+
+    @classmethod
+    def of(cls, order: MailOrder) -> _Mail:
+        return cls(order.held, None if order.orders is None else {party: _Mask.of(one) for party, one in order.orders.items()})
+
+    def order(self) -> MailOrder:
+        return MailOrder(self.held, None if self.orders is None else {party: one.order() for party, one in self.orders.items()})
+
+
+@dataclass(frozen=True)
+class _Parcels(Record):
+    """Mail: the call it belongs to, the other end, what stands for its declared type (or nothing), and where its content is."""
+
+    call: Tensor
+    other: tuple[str, ...]
+    house: tuple[str, ...]
+    content: Tensor
+
+
+@dataclass(frozen=True)
+class _Calls(Record):
+    """Header of calls: one handler, one turn, one sequence; the columns are per call, ``NONE`` where there is nothing."""
+
+    role: str
+    handler: str
+    incarnation: int
+    phase: str
+    round: int
+    step: int
+    sequence: int
+    combine: str
+    parties: tuple[str, ...]
+    argument: Tensor
+    mask: Tensor
+    mail: Tensor
+    parcels: _Parcels | None
+
+
+@dataclass(frozen=True)
+class _Outcomes(Record):
+    """Header of outcomes. ``house`` names the type of a reply that is not the declared one; failures are kind, detail, text."""
+
+    parties: tuple[str, ...]
+    reply: Tensor
+    house: tuple[str, ...]
+    failures: Mapping[str, tuple[str, ...]]
+    senders: tuple[str, ...]
+    """Parties that answered with mail, be it none."""
+    parcels: _Parcels
+
+
+class Writer:
+    """Encodes messages once each. Give the same one to several frames of a broadcast, and it is still encoded once."""
+
+    def __init__(self) -> None:
+        self._encoded: dict[int, tuple[object, bytes]] = {}
+
+    def encode(self, source: S, form: Callable[[S], Record]) -> bytes:
+        """The bytes of an object in the form that travels; made at most once."""
+        key = id(source)
+        if key not in self._encoded:
+            self._encoded[key] = source, codec.encode(form(source))  # the object is kept: its id stays its own
+        return self._encoded[key][1]
+
+
+class _Parts:
+    """Messages behind a header, each once."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.writer, self.data, self._at = writer, list[bytes](), dict[int, int]()
+
+    def add(self, source: S | None, form: Callable[[S], Record]) -> int:
+        if source is None:
+            return NONE
+        if id(source) not in self._at:
+            self.data.append(self.writer.encode(source, form))
+            self._at[id(source)] = len(self.data)  # part 0 is the header
+        return self._at[id(source)]
+
+
+# -- calls -------------------------------------------------------------------------------------------------------------------------
+
+
+def encode_calls(calls: Sequence[Invocation], writer: Writer | None = None) -> Frame:
+    """Calls of one handler, one per party."""
+    first = calls[0]
+    if any((c.role, c.handler, c.turn, c.sequence, c.combine) != (first.role, first.handler, first.turn, first.sequence, first.combine)
+           or (c.parcels is None) != (first.parcels is None) for c in calls):  # fmt: skip
+        raise ValueError("calls of one frame must be of one handler, turn and sequence")
+    parts = _Parts(writer or Writer())
+    arguments = [parts.add(call.argument, _itself) for call in calls]
+    masks = [parts.add(call.mask, _Mask.of) for call in calls]
+    mails = [parts.add(call.mail, _Mail.of) for call in calls]
+    parcels = None
+    if first.parcels is not None:
+        mail = [(k, parcel.sender, parcel.content) for k, call in enumerate(calls) for parcel in call.parcels or ()]
+        parcels = _parcels(mail, parts)
+    turn = first.turn
+    header = _Calls(
+        first.role, first.handler, turn.incarnation, turn.phase, turn.round, turn.step, first.sequence, first.combine,
+        tuple(call.party for call in calls), _column(arguments), _column(masks), _column(mails), parcels,
+    )  # fmt: skip
+    return codec.encode(header), *parts.data
+
+
+def decode_calls(frame: Frame, table: RoleTable, limits: Limits = LIMITS) -> list[Invocation]:
+    """Read calls at a host. An unknown handler, a message of another type, or anything malformed is a :class:`ProtocolError`."""
+    reader = _Reader(frame, limits)
+    header = reader.header(_Calls)
+    signature = table.signature(header.role, header.handler)  # the allow-list, before anything else is read
+    if header.combine not in get_args(Combine):
+        raise ProtocolError(f"malformed call: combine={header.combine!r}")
+    parties = header.parties
+    if not parties or len(set(parties)) != len(parties):
+        raise ProtocolError("malformed call: it must name at least one party, and each once")
+    n = len(parties)
+    arguments, masks, mails = (_list(column, n) for column in (header.argument, header.mask, header.mail))
+    turn = Turn(header.incarnation, header.phase, header.round, header.step)
+    inbox: list[list[Parcel]] = [[] for _ in parties]
+    for k, sender, content in reader.parcels(header.parcels, n, signature.request) if header.parcels is not None else ():
+        inbox[k].append(Parcel(sender, parties[k], content))
+    calls = [
+        Invocation(
+            party, header.role, header.handler, turn, header.sequence, combine="sum" if header.combine == "sum" else "each",
+            argument=reader.message(arguments[k], _declared(signature.request, header.handler, arguments[k])),
+            parcels=tuple(inbox[k]) if header.parcels is not None else None,
+            mask=mask.order() if (mask := reader.part(masks[k], _Mask)) is not None else None,
+            mail=mail.order() if (mail := reader.part(mails[k], _Mail)) is not None else None,
+        ) for k, party in enumerate(parties)
+    ]  # fmt: skip
+    reader.finish()
+    return calls
+
+
+# -- outcomes ----------------------------------------------------------------------------------------------------------------------
+
+
+def encode_outcomes(outcomes: Mapping[PartyId, Outcome], *, explain: bool = False) -> Frame:
+    """What became of calls. ``explain`` adds the texts of errors: only inside one trust domain, a text may hold data."""
+    parts = _Parts(Writer())
+    replies, house, senders = list[int](), list[str](), list[PartyId]()
+    failures: dict[PartyId, tuple[str, ...]] = {}
+    mail: list[tuple[int, PartyId, Message]] = []
+    for k, (party, outcome) in enumerate(outcomes.items()):
+        try:
+            contents = [parcel.content for parcel in outcome] if isinstance(outcome, tuple) else [outcome]
+            for content in contents:
+                if isinstance(content, Message):
+                    parts.writer.encode(content, _itself)
+        except ProtocolError as error:  # the right type with wrong contents: this party's failure, nobody else's
+            outcome = Failure("protocol", type(error).__name__, error)
+        if isinstance(outcome, Failure):
+            failures[party] = (outcome.kind, outcome.detail, str(outcome.cause or "") if explain else "")
+        elif isinstance(outcome, tuple):
+            senders.append(party)
+            mail += [(k, parcel.receiver, parcel.content) for parcel in outcome]
+        replies.append(parts.add(outcome, _itself) if isinstance(outcome, Message) else NONE)
+        house.append(_house(outcome) if isinstance(outcome, Message) else "")
+    header = _Outcomes(tuple(outcomes), _column(replies), tuple(house), failures, tuple(senders), _parcels(mail, parts))
+    return codec.encode(header), *parts.data
+
+
+def decode_outcomes(frame: Frame, calls: Sequence[Invocation], table: RoleTable, limits: Limits = LIMITS) -> dict[PartyId, Outcome]:
+    """Read outcomes where the calls were made: exactly the called parties answer, each with what its call may give."""
+    reader = _Reader(frame, limits)
+    header = reader.header(_Outcomes)
+    asked = {call.party: call for call in calls}
+    if set(header.parties) != set(asked) or len(header.parties) != len(asked):
+        raise ProtocolError("malformed outcome: other parties answered than were called")
+    parties, n = header.parties, len(header.parties)
+    if len(header.house) != n or not set(header.senders) <= set(asked) or not header.failures.keys() <= set(asked):
+        raise ProtocolError("malformed outcome: its columns do not fit")
+    signature = table.signature(calls[0].role, calls[0].handler)
+    replies = _list(header.reply, n)
+    outcomes: dict[PartyId, Outcome] = {}
+    for k, party in enumerate(parties):
+        if party in header.failures:
+            outcomes[party] = _failure(header.failures[party])
+        elif party in header.senders:
+            outcomes[party] = ()
+        else:
+            outcomes[party] = reader.message(replies[k], _replied(header.house[k], signature, asked[party], replies[k]))
+    for k, receiver, content in reader.parcels(header.parcels, n, signature.reply):
+        sent = outcomes[parties[k]]
+        if not isinstance(sent, tuple):
+            raise ProtocolError("malformed outcome: mail of a party that sent none")
+        outcomes[parties[k]] = (*sent, Parcel(parties[k], receiver, content))
+    if header.senders and not signature.sends:
+        raise ProtocolError(f"malformed outcome: {calls[0].handler} sends no mail")
+    reader.finish()
+    return outcomes
+
+
+def _replied(house: str, signature: Signature, call: Invocation, at: int) -> type[Message] | None:
+    """The type a reply to this call may have."""
+    wanted: type[Message] | None = signature.reply
+    if call.mask is not None:
+        wanted = Masked
+    elif call.mail is not None and call.mail.orders is None:
+        wanted = MailPlan
+    if (HOUSE.get(house) if house else signature.reply) is not wanted or (at == NONE) != (wanted is None):
+        raise ProtocolError(f"malformed outcome: {call.handler} did not answer with {wanted.__name__ if wanted else 'nothing'}")
+    return wanted
+
+
+def _failure(columns: Sequence[str]) -> Failure:
+    if len(columns) != 3:
+        raise ProtocolError("malformed outcome: a failure is kind, detail and text")
+    kind, detail, text = columns
+    for known in get_args(FailureKind):
+        if kind == known:
+            return Failure(known, detail[:200], RunError(text) if text else None)
+    raise unknown("kind of failure", kind, get_args(FailureKind), error=ProtocolError)
+
+
+# -- shared ------------------------------------------------------------------------------------------------------------------------
+
+
+def _parcels(mail: Sequence[tuple[int, PartyId, Message]], parts: _Parts) -> _Parcels:
+    contents = [parts.add(content, _itself) for _, _, content in mail]
+    house = tuple(_house(content) for _, _, content in mail)
+    return _Parcels(_column([k for k, _, _ in mail]), tuple(other for _, other, _ in mail), house, _column(contents))
+
+
+def _itself(message: Message) -> Message:
+    return message
+
+
+def _house(message: Message) -> str:
+    return next((name for name, kind in HOUSE.items() if type(message) is kind), "")
+
+
+def _declared(wanted: type[Message] | None, handler: str, at: int) -> type[Message] | None:
+    if wanted is None and at != NONE:
+        raise ProtocolError(f"handler {handler} takes no message, got one")
+    return wanted
+
+
+def _column(values: Iterable[int]) -> Tensor:
+    return torch.tensor(list(values), dtype=torch.int64)
+
+
+def _list(column: Tensor, length: int) -> list[int]:
+    if column.dtype != torch.int64 or column.shape != (length,):
+        raise ProtocolError("malformed frame: a column has the wrong length")
+    values: list[int] = column.tolist()
+    return values
+
+
+class _Reader:
+    """The parts of a frame, each decoded once as one type, and every one of them used."""
+
+    def __init__(self, frame: Frame, limits: Limits) -> None:
+        if not frame or len(frame) > limits.max_tensors or sum(map(len, frame)) > limits.max_bytes:
+            raise ProtocolError(f"frame has no parts, more than {limits.max_tensors}, or more than {limits.max_bytes} bytes")
+        self.frame, self.limits = frame, limits
+        self._read: dict[int, Record] = {}
+
+    def header(self, kind: type[R]) -> R:
+        return codec.decode(self.frame[0], kind, self.limits)
+
+    def part(self, at: int, kind: type[R]) -> R | None:
+        if at == NONE:
+            return None
+        if not 0 < at < len(self.frame):
+            raise ProtocolError("malformed frame: it points to a part it does not have")
+        if at not in self._read:
+            self._read[at] = codec.decode(self.frame[at], kind, self.limits)
+        found = self._read[at]
+        if type(found) is not kind:
+            raise ProtocolError("malformed frame: one part is used as two types")
+        return found
+
+    def message(self, at: int, kind: type[Message] | None) -> Message | None:
+        return None if kind is None else self.part(at, kind)
+
+    def parcels(self, columns: _Parcels, calls: int, declared: type[Message] | None) -> list[tuple[int, PartyId, Message]]:
+        n = len(columns.other)
+        if len(columns.house) != n:
+            raise ProtocolError("malformed frame: mail has columns of different length")
+        mail = []
+        for k, other, house, at in zip(_list(columns.call, n), columns.other, columns.house, _list(columns.content, n), strict=True):
+            kind = HOUSE.get(house) if house else declared
+            content = self.part(at, kind) if kind is not None else None
+            if content is None or not 0 <= k < calls:
+                raise ProtocolError("malformed frame: mail without content, of an unknown type, or of no call")
+            mail.append((k, other, content))
+        return mail
+
+    def finish(self) -> None:
+        if len(self._read) != len(self.frame) - 1:
+            raise ProtocolError("malformed frame: it has parts nobody refers to")
+
+
+def pack(frame: Frame) -> bytes:
+    """One buffer: magic, number of parts, their lengths (8 bytes each, little-endian), the parts."""
+    lengths = [len(frame), *map(len, frame)]
+    return b"".join([MAGIC, *(length.to_bytes(8, "little") for length in lengths), *frame])
+
+
+def unpack(data: bytes, limits: Limits = LIMITS) -> Frame:
+    """The reverse; truncated, oversized or trailing bytes are refused."""
+    if len(data) > limits.max_bytes:
+        raise ProtocolError(f"frame of {len(data)} bytes exceeds the limit of {limits.max_bytes}")
+    start = len(MAGIC) + 8
+    if len(data) < start or data[: len(MAGIC)] != MAGIC:
+        raise ProtocolError("these bytes are no frame of isthmus")
+    count = int.from_bytes(data[len(MAGIC) : start], "little")
+    if not 0 < count <= min(limits.max_tensors, (len(data) - start) // 8):
+        raise ProtocolError("frame is truncated")
+    lengths = [int.from_bytes(data[start + 8 * k : start + 8 * k + 8], "little") for k in range(count)]
+    at = start + 8 * count
+    if at + sum(lengths) != len(data):
+        raise ProtocolError("frame is truncated or has bytes left over")
+    parts = []
+    for length in lengths:
+        parts.append(data[at : at + length])
+        at += length
+    return tuple(parts)
