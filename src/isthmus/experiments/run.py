@@ -96,7 +96,7 @@ class Experiment:
         )  # fmt: skip
         try:
             resolved: dict[str, Any] = {name: getattr(scenario, name) for name in ("clients", "partition", "split")}
-            resolved |= {"execution": self.engine.execution, **self.engine.resolved}
+            resolved |= {"execution": self.engine.execution, **(self.engine.resolved if engine is None else {})}
             self.settings = replace(settings, run=replace(run, **resolved))
             self.callbacks = [*callbacks, *([TensorBoard()] if run.tensorboard else [])]
             self.loop = self.new_loop(None)
