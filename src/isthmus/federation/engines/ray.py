@@ -55,31 +55,112 @@ _LONGEST_FOLDER = 40  # a path longer than this leaves no room for ray's sockets
 Buffers = Sequence[np.ndarray]
 
 
+class Cluster:
+    """A connection to ray, and actors that wait for work.
+
+    A run has one of its own; several runs one after another may share one (``with Cluster(actors=2) as cluster``), so that only the first
+    waits for processes to start.
+
+    Args:
+        address: ``host:port`` of an existing cluster; None starts one on this machine. A process that is connected already stays so.
+        actors: Cores of a cluster on this machine; None is all of them.
+    """
+
+    def __init__(self, address: str | None = None, actors: int | None = None) -> None:
+        self._idle: list[Any] = []
+        self._folder: str | None = None
+        self._mine = not ray.is_initialized()
+        if not self._mine:
+            return
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
+        try:
+            if address is None:
+                self._begin(actors or len(os.sched_getaffinity(0)), quiet)
+            else:
+                _join(address, quiet)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, cores: int, quiet: Mapping[str, Any]) -> None:
+        # Whether memory suffices is decided by the system, not by how full the machine is because of others.
+        os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
+        if not os.environ.keys() & {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}:
+            # Ray asks for a token by itself; with one of our own it need not keep one in the user's home.
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        self._folder = tempfile.mkdtemp(prefix="isthmus-ray-")
+        place = {"_temp_dir": self._folder} if len(self._folder) <= _LONGEST_FOLDER else {}
+        try:
+            ray.init(address="local", num_cpus=cores, include_dashboard=False, **place, **quiet)
+        except (ConnectionError, RuntimeError, OSError) as error:
+            raise RunError(f"ray does not start on this machine: {_first_line(error)}; run with --engine local") from None
+
+    def actor(self) -> Any:
+        """An actor that waits for work, or a new one."""
+        if self._idle:
+            return self._idle.pop()
+        actor: Any = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(_Actor)
+        return actor.remote()
+
+    def room(self) -> int:
+        """How many actors there is room for."""
+        free = len(self._idle) + int(ray.available_resources().get("CPU", 0))
+        if not free:
+            raise ConfigError("the ray cluster has no free core: wait for other work on it, or leave ray.address out")
+        return free
+
+    def give_back(self, actor: Any) -> None:
+        """The actor is free for another run."""
+        self._idle.append(actor)
+
+    def close(self) -> None:
+        """Ends the actors, and the cluster if it was started here; disconnects from one that was not."""
+        idle, self._idle = self._idle, []
+        if ray.is_initialized():
+            for actor in idle:
+                ray.kill(actor)
+            if self._mine:
+                ray.shutdown()
+        self._mine = False
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 class RayEngine(RemoteEngine):
     """Clients on ray actors.
 
     Args:
         parts: Each client's data, handed over once.
         cohort: Train the clients of an actor together where their class offers it.
-        address: ``host:port`` of an existing cluster; None starts one on this machine. A process that is connected already stays so.
+        address: ``host:port`` of an existing cluster; None starts one on this machine.
         actors: How many; None is one per core. Never more than clients.
+        cluster: One that is there already and stays; instead of ``address``.
     """
 
     def __init__(self, parts: Mapping[ClientId, Any], table: RoleTable, config: Any, stream: Stream, *, wire: bool = False,
-                 cohort: bool = False, address: str | None = None, actors: int | None = None) -> None:  # fmt: skip
+                 cohort: bool = False, address: str | None = None, actors: int | None = None,
+                 cluster: Cluster | None = None) -> None:  # fmt: skip
         self._actors: dict[Place, Any] = {}
         self._late: dict[Place, Any] = {}
         self._store: Callable[[PartyId], Store] | None = None
-        self._folder: str | None = None
         self._checked = False
-        self._mine = not ray.is_initialized()
+        self._owns_cluster = cluster is None
+        self._cluster = cluster or Cluster(address, min(len(parts), actors or len(os.sched_getaffinity(0))))
         try:
-            if self._mine:
-                self._connect(address, actors, len(parts))
-            count = min(len(parts), actors or _free_cores())
-            names = sorted(parts)
+            room = self._cluster.room()
+            if actors is not None and room < min(actors, len(parts)):
+                raise ConfigError(f"the ray cluster has {room} free cores, ray.actors={actors} needs more: give a smaller number")
+            count, names = min(len(parts), actors or room), sorted(parts)
             super().__init__({f"actor-{k}": names[k::count] for k in range(count)}, table)
-            self._spec = {place: ray.put({client: parts[client] for client in its}) for place, its in self.places.items()}
+            self._parts = parts
             self._common = (table, config, stream, cohort, torch.get_num_threads())
             self._start(list(self.places))
             self._cohort = any(answer.execution == "cohort" for answer in self.order(Order("open")).values())
@@ -95,39 +176,15 @@ class RayEngine(RemoteEngine):
     def resolved(self) -> Mapping[str, Any]:
         return {"ray_actors": len(self.places)}
 
-    # -- cluster and actors ----------------------------------------------------------------------------------------------------
-
-    def _connect(self, address: str | None, actors: int | None, clients: int) -> None:
-        logging.getLogger("ray").setLevel(logging.ERROR)
-        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
-        if address is not None:
-            _check_reachable(address)
-            try:
-                ray.init(address=address, **quiet)
-            except (ConnectionError, RuntimeError, ValueError) as error:  # other versions of ray or Python, a head that is no ray
-                reason = str(error).strip().splitlines()[0]
-                raise ConfigError(f"cannot use the ray cluster at {address}: {reason}; see `ray status --address {address}`") from None
-            return
-        count = min(clients, actors or len(os.sched_getaffinity(0)))
-        # Whether memory suffices is decided by the system, not by how full the machine is because of others.
-        os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
-        if not os.environ.keys() & {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}:
-            # Ray asks for a token by itself; with one of our own it need not keep one in the user's home.
-            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        self._folder = tempfile.mkdtemp(prefix="isthmus-ray-")
-        place = {"_temp_dir": self._folder} if len(self._folder) <= _LONGEST_FOLDER else {}
-        try:
-            ray.init(address="local", num_cpus=count, include_dashboard=False, **place, **quiet)
-        except (ConnectionError, RuntimeError, OSError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise RunError(f"ray does not start on this machine: {reason}; run with --engine local") from None
+    # -- actors ----------------------------------------------------------------------------------------------------------------
 
     def _start(self, places: Sequence[Place]) -> None:
-        """New actors at these places, with the data of their clients and the stores of their parties."""
-        actor: Any = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(_Actor)
+        """Actors at these places, with the data of their clients and the stores of their parties."""
+        builds: dict[Place, Any] = {}
         for place in places:
-            self._actors[place] = actor.remote()
-        builds = {place: self._actors[place].build.remote(self._spec[place], *self._common) for place in places}
+            self._actors[place] = self._cluster.actor()
+            parts = {client: self._parts[client] for client in self.places[place]}
+            builds[place] = self._actors[place].build.remote(parts, *self._common)
         for place, build in builds.items():
             try:
                 ray.get(build)
@@ -136,7 +193,8 @@ class RayEngine(RemoteEngine):
                     raise error.cause from None
                 raise RunError(f"{place} cannot build its clients: {type(error.cause).__name__}: {error.cause}") from error
             except ray.exceptions.RayError as error:
-                raise RunError(f"{place} did not start ({type(error).__name__}): {_LOST}") from error
+                self._actors[place] = None
+                raise RunError(f"{place} did not start ({type(error).__name__}): see the logs of ray, then resume the run") from error
         if self._store is not None:
             self._hand_stores(places)
 
@@ -170,18 +228,12 @@ class RayEngine(RemoteEngine):
             self._checked = True
 
     def close(self) -> None:
-        """Ends the actors, and the cluster if it is the run's own; disconnects from one that is not."""
         actors, self._actors = self._actors, {}
-        if ray.is_initialized():
-            for actor in actors.values():
-                if actor is not None:
-                    ray.kill(actor)
-            if self._mine:
-                ray.shutdown()
-        self._mine = False
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        for actor in actors.values():
+            if actor is not None:
+                self._cluster.give_back(actor)
+        if self._owns_cluster:
+            self._cluster.close()
 
     # -- frames ----------------------------------------------------------------------------------------------------------------
 
@@ -233,6 +285,9 @@ class _Actor:
         # One trust domain: texts of errors may leave, so that a failed simulation says why.
         self.host = PartyHost(parts, table, config, stream, cohort=cohort, explain=True)
 
+    def pid(self) -> int:
+        return os.getpid()
+
     def keep_tags(self, stores: Mapping[PartyId, Store]) -> None:
         self.host.keep_tags(stores.__getitem__)
 
@@ -248,14 +303,16 @@ def _array(part: bytes) -> np.ndarray:
     return np.frombuffer(part, dtype=np.uint8)
 
 
-_LOST = "its process was killed or the cluster is gone; see the logs of ray"
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _free_cores() -> int:
-    free = int(ray.available_resources().get("CPU", 0))
-    if not free:
-        raise ConfigError("the ray cluster has no free core: wait for other work on it, or leave ray.address out")
-    return free
+def _join(address: str, quiet: Mapping[str, Any]) -> None:
+    _check_reachable(address)
+    try:
+        ray.init(address=address, **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:  # other versions of ray or Python, a head that is no ray
+        raise ConfigError(f"cannot use the ray cluster at {address}: {_first_line(error)}; see `ray status --address {address}`") from None
 
 
 def _check_reachable(address: str) -> None:
