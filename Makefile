@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export ISTHMUS_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: setup demo test lint types check bench clean
+.PHONY: setup demo test test-engines lint types check bench clean
 
 setup: $(READY)
 
@@ -26,6 +26,16 @@ demo: setup
 
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Engines with real processes: ray actors, and a federation on loopback. Extras come on top of the same environment.
+ENGINES := $(VENV)/.engines
+
+$(ENGINES): $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,ray]'
+	touch $(ENGINES)
+
+test-engines: $(ENGINES)
+	OMP_NUM_THREADS=1 timeout --kill-after=60 900 $(BIN)/python -m pytest tests/engines
 
 lint: setup
 	$(BIN)/ruff check src tests benchmarks examples

@@ -155,7 +155,7 @@ def test_a_thousand_clients_on_two_actors(cluster: Cluster) -> None:
         experiment.loop.play()
         exported = dict(experiment.engine.export(False))
         assert len(exported) == 1000 and len(experiment.engine.places) == 2  # type: ignore[attr-defined]
-        first = exported["client-0"].weights
+        first = exported["client-000"].weights
         assert first is not None and all(torch.isfinite(tensor).all() for tensor in first.values())
         assert experiment.loop.lines[-1]["test"] > 0.34
 
