@@ -28,6 +28,8 @@ USAGE = [
     (["run", "fedavg"], ["no data set given", "--dataset"]),
     ([*RUN, "--partition", "randm"], ["unknown partition 'randm': did you mean 'random'?"]),
     ([*RUN, "--split", "10/10"], ["10/10/80"]),
+    ([*RUN, "--split", ""], ["unknown split '': allowed: 10/10/80"]),
+    ([*RUN, "--partition", ""], ["unknown partition ''"]),
     ([*RUN, "--preset", "fedstrukt"], ["did you mean 'fedstruct'?"]),
     ([*RUN, "--profile", "papper"], ["unknown value for profile 'papper': did you mean 'paper'? allowed: paper, reference"]),
     ([*RUN, "--engine", "rai"], ["unknown value for engine 'rai'", "local"]),

@@ -150,9 +150,8 @@ def test_mistakes_are_named(options: dict[str, object], error: type[IsthmusError
 @settings(max_examples=30, deadline=None)
 @given(nodes=st.integers(40, 200), clients=st.integers(1, 4), seed=st.integers(0, 2**32), train=st.integers(3, 50), test=st.integers(3, 40))
 def test_split_sizes_are_floored_and_parts_cover(nodes: int, clients: int, seed: int, train: int, test: int) -> None:
-    scenario = build_scenario(
-        dataset=f"csbm:nodes={nodes},classes=2,degree=3", clients=clients, seed=seed, split=f"{train}/{100 - train - test}/{test}"
-    )
+    split = f"{train}/{100 - train - test}/{test}"
+    scenario = build_scenario(dataset=f"csbm:nodes={nodes},classes=2,degree=3", clients=clients, seed=seed, split=split)
     whole = scenario.whole
     assert int(whole.train.sum()) == nodes * train // 100
     assert int(whole.test.sum()) == nodes * test // 100
@@ -165,3 +164,10 @@ def test_undirected_reads_every_arc_both_ways() -> None:
     arcs = {tuple(arc) for arc in plain.whole.edge_index.T.tolist()}
     assert {tuple(arc) for arc in both.whole.edge_index.T.tolist()} == arcs | {(b, a) for a, b in arcs}
     assert both.whole.edge_index.shape[1] == len(arcs | {(b, a) for a, b in arcs})
+
+
+def test_a_class_without_training_nodes_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    build_scenario(dataset=SMALL, clients=2, seed=0)
+    assert not caplog.records
+    build_scenario(dataset="csbm:nodes=60,classes=12,degree=2", clients=2, seed=0)
+    assert "without a training node: no method can predict it" in caplog.text and len(caplog.records) == 1

@@ -5,29 +5,30 @@ from __future__ import annotations
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.metrics.scores import Count, client_mean, pooled_accuracy, weighted_mean_accuracy
+from isthmus.metrics.scores import Count, accuracy, client_mean, pooled, weighted_mean
 from isthmus.metrics.spread import mean_of_client_stds, spread, std_of_client_means
 
 COUNTS = {"a": Count(9, 10), "b": Count(0, 2), "c": Count(0, 0)}
+SCORES = {client: accuracy(count) for client, count in COUNTS.items()}
 
 
 def test_three_readings_differ() -> None:
-    assert pooled_accuracy(COUNTS) == 9 / 12
-    assert client_mean(COUNTS) == pytest.approx(0.45)  # the client without test nodes does not count as zero
-    assert weighted_mean_accuracy(COUNTS, {"a": 1, "b": 3, "c": 100}) == pytest.approx(0.9 / 4)
+    assert pooled(COUNTS.values()) == 9 / 12
+    assert client_mean(SCORES.values()) == pytest.approx(0.45)  # the client without test nodes does not count as zero
+    assert weighted_mean(SCORES, {"a": 1, "b": 3, "c": 100}) == pytest.approx(0.9 / 4)
 
 
 def test_undefined_is_none() -> None:
-    assert pooled_accuracy({"c": Count(0, 0)}) is None
-    assert client_mean({}) is None
-    assert weighted_mean_accuracy({"a": Count(1, 1)}, {"a": 0.0}) is None
+    assert pooled([Count(0, 0)]) is None
+    assert client_mean([None]) is None
+    assert weighted_mean({"a": 1.0}, {"a": 0.0}) is None
 
 
 def test_bad_counts_and_weights() -> None:
     with pytest.raises(ConfigError, match="correct <= total"):
         Count(3, 2)
     with pytest.raises(ConfigError, match="no weight for b, c"):
-        weighted_mean_accuracy(COUNTS, {"a": 1.0})
+        weighted_mean(SCORES, {"a": 1.0})
 
 
 def test_spread_is_population_std() -> None:

@@ -309,3 +309,14 @@ def test_a_folder_or_an_unwritable_place_as_output_is_refused(tmp_path: Path) ->
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot write"):
         write_report([folder], tmp_path / "file" / "report.html")
+
+
+def test_a_graph_task_speaks_of_graphs(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", split="stratified:80/10/10")
+    scenario = json.loads((folder / "scenario.json").read_text())
+    (folder / "scenario.json").write_text(json.dumps({"task": "graph", "sizes": scenario["sizes"], "labels": scenario["labels"]}))
+    _, document = page_of([folder], tmp_path / "r.html")
+    for said in ("Graphs per client", "% of the graphs train", "How the graphs are split", "all test graphs alike", "% of its graphs"):
+        assert said in document.text
+    assert "nodes" not in document.text.replace("training nodes", "").replace("client's nodes", "").replace("names of nodes", "")
+    assert "nodes" not in json.dumps(document.figures)

@@ -16,7 +16,7 @@ from isthmus.data.loaded import Loaded
 from isthmus.data.nodes import NodeData
 from isthmus.data.partition import Partitioner, check_owners, client_ids, number_of_clients, parse_partition
 from isthmus.data.parts import cut
-from isthmus.data.split import Split, check_masks, parse_split
+from isthmus.data.split import Split, check_classes, check_masks, parse_split
 from isthmus.data.statistics import Statistics, describe
 from isthmus.errors import ConfigError, DataError
 from isthmus.seeds import Stream
@@ -69,7 +69,7 @@ def build_scenario(
     if undirected:
         arcs = graph.data.edge_index
         graph = replace(graph, data=replace(graph.data, edge_index=torch.unique(torch.cat([arcs, arcs.flip(0)], dim=1), dim=1)))
-    return scenario_of(
+    scenario = scenario_of(
         graph,
         partitioner,
         splitter,
@@ -79,6 +79,8 @@ def build_scenario(
         split=split,
         seed=seed,
     )
+    check_classes(scenario.whole, split)
+    return scenario
 
 
 def scenario_of(

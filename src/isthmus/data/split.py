@@ -12,6 +12,7 @@ a label (``y < 0``) are in none of them.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
@@ -20,8 +21,11 @@ import torch
 from torch import Tensor
 
 from isthmus.data.loaded import Loaded
+from isthmus.data.nodes import NodeData
 from isthmus.errors import ConfigError, DataError, unknown
 from isthmus.seeds import Stream
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -238,3 +242,10 @@ def check_masks(masks: Masks, split: str) -> None:
             raise DataError(f"split {split} leaves no {part} nodes: use other shares or a larger graph")
     if bool((masks.train & masks.val | masks.train & masks.test | masks.val & masks.test).any()):
         raise DataError(f"split {split} puts a node into two parts: give masks that do not overlap")
+
+
+def check_classes(data: NodeData, split: str) -> None:
+    """Say which classes are scored but never trained on. Published splits of small sets have such classes, so it is no error."""
+    if absent := sorted(set(data.y[data.val | data.test].tolist()) - set(data.y[data.train].tolist())):
+        names = ", ".join(map(str, absent))
+        log.warning("split %s leaves class %s without a training node: no method can predict it; train on more", split, names)

@@ -35,11 +35,12 @@ def build(*, dataset: str, partition: str | None, clients: int | None, split: st
     if task_of(dataset) == "graph":
         if undirected:
             raise ConfigError("undirected=true is for one graph; sets of graphs are undirected already")
-        return build_graph_scenario(dataset=dataset, partition=partition, clients=clients, split=split or "fedstar", seed=seed)
+        split = "fedstar" if split is None else split
+        return build_graph_scenario(dataset=dataset, partition=partition, clients=clients, split=split, seed=seed)
     if dataset.lower() == "banks" and partition in (None, "owner"):
         # A network of banks comes with its owners: as many banks as clients are asked for, each bank a client.
-        dataset, partition = f"banks:banks={clients or 8}", "owner"
-    partition, split = partition or "random", split or "10/10/80"
+        dataset, partition = f"banks:banks={8 if clients is None else clients}", "owner"
+    partition, split = "random" if partition is None else partition, "10/10/80" if split is None else split
     return build_scenario(dataset=dataset, partition=partition, clients=clients, split=split, seed=seed, undirected=undirected)
 
 

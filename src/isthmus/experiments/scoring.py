@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from isthmus.errors import RunError
 from isthmus.methods.evaluation import Detail, Evaluation, Tally
 from isthmus.metrics.named import NamedMetric
+from isthmus.metrics.scores import accuracy, client_mean, pooled, weighted_mean
 
 Line = Mapping[str, Any]
 EVERYBODY = ""
@@ -22,11 +23,11 @@ def evaluation_line(evaluations: Mapping[str, Evaluation], nodes: Mapping[str, i
     line: dict[str, Any] = {}
     for part in ("val", "test"):
         tallies = {client: evaluation.parts[part] for client, evaluation in evaluations.items()}
-        scores = {client: tally.correct / tally.total if tally.total else None for client, tally in tallies.items()}
+        scores = {client: accuracy(tally) for client, tally in tallies.items()}
         line[part] = pooled(tallies.values())
         line[f"{part}_loss"] = _pooled_loss(list(tallies.values()))
-        line[f"{part}_client_mean"] = mean(scores.values())
-        line[f"{part}_node_weighted"] = node_weighted(scores, nodes)
+        line[f"{part}_client_mean"] = client_mean(scores.values())
+        line[f"{part}_node_weighted"] = weighted_mean(scores, nodes)
     line["test_groups"] = groups_of(evaluations)
     line["train_loss"] = _pooled_loss([evaluation.parts["train"] for evaluation in evaluations.values()])
     line["per_client"] = {
@@ -34,26 +35,6 @@ def evaluation_line(evaluations: Mapping[str, Evaluation], nodes: Mapping[str, i
         for client, evaluation in evaluations.items()
     }
     return line
-
-
-def pooled(tallies: Any) -> float | None:
-    """Right answers over all answers."""
-    tallies = list(tallies)
-    total = sum(t.total for t in tallies)
-    return sum(t.correct for t in tallies) / total if total else None
-
-
-def mean(scores: Iterable[float | None]) -> float | None:
-    """Unweighted mean over clients that have a score."""
-    known = [score for score in scores if score is not None]
-    return sum(known) / len(known) if known else None
-
-
-def node_weighted(scores: Mapping[str, float | None], nodes: Mapping[str, int]) -> float | None:
-    """``sum_i (n_i / n) score_i`` with all nodes as weights, over clients that have a score (FedStruct, section 12.4)."""
-    rated = {client: score for client, score in scores.items() if score is not None}
-    total = sum(nodes[client] for client in rated)
-    return sum(nodes[client] * score for client, score in rated.items()) / total if total else None
 
 
 def groups_of(evaluations: Mapping[str, Evaluation]) -> dict[str, list[int]]:
@@ -81,9 +62,9 @@ def use_metric(line: dict[str, Any], metric: NamedMetric, details: Mapping[str, 
             confusion = torch.stack([detail.confusion[part] for detail in details.values()]).sum(0)
             line[part] = metric.of(confusion, torch.stack([detail.histogram[part] for detail in details.values()]).sum(0))
         else:  # clients with different classes have no pooled score
-            line[part] = mean(scores.values())
-        line[f"{part}_client_mean"] = mean(scores.values())
-        line[f"{part}_node_weighted"] = node_weighted(scores, nodes)
+            line[part] = client_mean(scores.values())
+        line[f"{part}_client_mean"] = client_mean(scores.values())
+        line[f"{part}_node_weighted"] = weighted_mean(scores, nodes)
 
 
 def _pooled_loss(tallies: Sequence[Tally]) -> float | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from isthmus.errors import ConfigError
-from isthmus.metrics.scores import Count, pooled_accuracy
+from isthmus.metrics.scores import Count, pooled
 
 
 def majority_class(y: Tensor, train: Tensor) -> int | None:
@@ -52,12 +52,12 @@ def minority_counts(predicted: Tensor, y: Tensor, train: Tensor, test: Tensor) -
 
 def minority_accuracy(counts: Mapping[str, MinorityCounts]) -> float | None:
     """Pooled over clients, as FedSpray reports it (the mean of client scores is up to ten points lower)."""
-    return pooled_accuracy({client: count.minority for client, count in counts.items()})
+    return pooled(count.minority for count in counts.values())
 
 
 def majority_accuracy(counts: Mapping[str, MinorityCounts]) -> float | None:
     """Pooled over clients."""
-    return pooled_accuracy({client: count.majority for client, count in counts.items()})
+    return pooled(count.majority for count in counts.values())
 
 
 def group_mean(values: Tensor, mask: Tensor) -> float | None:

@@ -1,18 +1,19 @@
-"""Accuracy of many clients as one number.
+"""Scores of many clients as one number.
 
 Three readings of the same counts, all in use in the literature, so each has its name:
 
     pooled        correct nodes of all clients / test nodes of all clients
-    client mean   plain mean of the clients' accuracies
-    weighted      mean of the clients' accuracies with given weights (FedStruct: all nodes of a client, not only test nodes)
+    client mean   plain mean of the clients' scores
+    weighted      mean of the clients' scores with given weights (FedStruct: all nodes of a client, not only test nodes)
 
-A client without test nodes has no accuracy: it is left out of the means. Where nothing is left the score is None.
+A client without test nodes has no score: it is left out of the means. Where nothing is left the score is None.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from isthmus.errors import ConfigError
 
@@ -22,7 +23,7 @@ class Count:
     """Correct answers among ``total``.
 
     Example:
-        >>> Count(3, 4).accuracy
+        >>> accuracy(Count(3, 4))
         0.75
     """
 
@@ -33,26 +34,37 @@ class Count:
         if not 0 <= self.correct <= self.total:
             raise ConfigError(f"a count needs 0 <= correct <= total, got {self.correct} of {self.total}")
 
+
+class Answers(Protocol):
+    """Anything that counts correct answers among a total, such as `Count`."""
+
     @property
-    def accuracy(self) -> float | None:
-        return self.correct / self.total if self.total else None
+    def correct(self) -> int: ...
+    @property
+    def total(self) -> int: ...
 
 
-def pooled_accuracy(counts: Mapping[str, Count]) -> float | None:
-    """All clients' correct answers over all clients' test nodes."""
-    total = sum(count.total for count in counts.values())
-    return sum(count.correct for count in counts.values()) / total if total else None
+def accuracy(answers: Answers) -> float | None:
+    """Correct over all; None without any."""
+    return answers.correct / answers.total if answers.total else None
 
 
-def client_mean(counts: Mapping[str, Count]) -> float | None:
-    """Unweighted mean of the accuracies of clients that have test nodes."""
-    return weighted_mean_accuracy(counts, dict.fromkeys(counts, 1.0))
+def pooled(answers: Iterable[Answers]) -> float | None:
+    """All clients' correct answers over all their answers."""
+    counted = list(answers)
+    return accuracy(Count(sum(each.correct for each in counted), sum(each.total for each in counted)))
 
 
-def weighted_mean_accuracy(counts: Mapping[str, Count], weights: Mapping[str, float]) -> float | None:
-    """``sum_k w_k acc_k / sum_k w_k`` over clients that have test nodes; weights by client id, e.g. node counts."""
-    if missing := sorted(set(counts) - set(weights)):
+def client_mean(scores: Iterable[float | None]) -> float | None:
+    """Unweighted mean over the clients that have a score."""
+    known = [score for score in scores if score is not None]
+    return sum(known) / len(known) if known else None
+
+
+def weighted_mean(scores: Mapping[str, float | None], weights: Mapping[str, float]) -> float | None:
+    """``sum_k w_k score_k / sum_k w_k`` over the clients that have a score; weights by client id, e.g. node counts."""
+    if missing := sorted(set(scores) - set(weights)):
         raise ConfigError(f"no weight for {', '.join(missing)}: give one weight per client")
-    scored = [(client, accuracy) for client in sorted(counts) if (accuracy := counts[client].accuracy) is not None]
-    total = sum(weights[client] for client, _ in scored)
-    return sum(weights[client] * accuracy for client, accuracy in scored) / total if total > 0 else None
+    known = {client: score for client, score in scores.items() if score is not None}
+    total = sum(weights[client] for client in known)
+    return sum(weights[client] * score for client, score in known.items()) / total if total > 0 else None

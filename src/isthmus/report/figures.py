@@ -277,11 +277,11 @@ def bytes_by_kind(groups: Sequence[Group]) -> Figure | None:
 
 
 def client_sizes(partition: Partition, run: Run) -> Figure:
-    """Nodes per client; the rest of what is known about a client in the hover."""
+    """Nodes or graphs per client; the rest of what is known about a client in the hover."""
     counts = {row.client: row for row in run.per_client}
     hover = []
     for index, client in enumerate(partition.clients):
-        lines = [f"<b>{label(client)}</b>", f"{partition.sizes[index]:,} nodes"]
+        lines = [f"<b>{label(client)}</b>", f"{partition.sizes[index]:,} {partition.things}"]
         row = counts.get(client)
         if row is not None and None not in (row.train, row.val, row.test):
             lines.append(f"{row.train:,} train, {row.val:,} validation, {row.test:,} test")
@@ -299,7 +299,7 @@ def client_sizes(partition: Partition, run: Run) -> Figure:
         "hovertext": hover,
         "hoverinfo": "text",
     }
-    layout = _layout(230, x=_client_axis(partition.clients), y={"title": {"text": "nodes"}, "rangemode": "tozero", "nticks": 5})
+    layout = _layout(230, x=_client_axis(partition.clients), y={"title": {"text": partition.things}, "rangemode": "tozero", "nticks": 5})
     layout["bargap"] = 0.3
     return {"data": [data], "layout": layout}
 
@@ -320,13 +320,13 @@ def cross_edges(partition: Partition) -> Figure | None:
 
 
 def label_skew(partition: Partition) -> Figure | None:
-    """Share of each class among a client's nodes as a heat map."""
+    """Share of each class among what a client holds as a heat map."""
     counts = partition.labels
     if counts is None:
         return None
     shares = [[100 * count / (sum(row) or 1) for count in row] for row in counts]
     hover = [
-        [f"{label(client)}, class {k}<br><b>{share:.1f} %</b> ({counts[i][k]:,} nodes)" for k, share in enumerate(shares[i])]
+        [f"{label(client)}, class {k}<br><b>{share:.1f} %</b> ({counts[i][k]:,} {partition.things})" for k, share in enumerate(shares[i])]
         for i, client in enumerate(partition.clients)
     ]
     classes = [str(k) for k in range(len(counts[0]))]
@@ -384,7 +384,8 @@ def _client_hover(group: Group, client: str, scores: Sequence[float], sizes: Seq
         lines[-1] += f" (seeds {min(scores):.2f} to {max(scores):.2f})"
     if sizes:
         low, high = min(sizes), max(sizes)
-        lines.append(f"{low:,} test nodes" if low == high else f"{low:,} to {high:,} test nodes")
+        things = group.runs[0].things
+        lines.append(f"{low:,} test {things}" if low == high else f"{low:,} to {high:,} test {things}")
     return "<br>".join(lines)
 
 

@@ -149,6 +149,7 @@ class _Page:
             self._clients(index, groups),
             self._bytes(index, groups),
             parts.who_saw_what(groups),
+            parts.facts(groups),
             self._partition(index, runs),
             parts.settings(groups),
             parts.provenance(runs),
@@ -200,7 +201,7 @@ class _Page:
         caption = f"Test {metric} of each client at the selected round"
         if any(len(group.runs) > 1 for group in groups):
             caption += ", mean over seeds with whiskers from the lowest to the highest"
-        caption += "; hover for the number of test nodes behind a bar."
+        caption += f"; hover for the number of test {groups[0].runs[0].things} behind a bar."
         if any(run.pooled for group in groups for run in group.runs):
             caption += " A dashed line is the pooled score of a method that has all data in one place."
         if parts.redrawn([run for group in groups for run in group.runs]):
@@ -228,9 +229,10 @@ class _Page:
             return ""
         partition = shown.partition
         which = f" (seed {shown.seed}; the other seeds draw their own)" if parts.redrawn(runs) else ""
-        sizes = self._plot(section, "sizes", figures.client_sizes(partition, shown), "nodes per client")
+        sizes = self._plot(section, "sizes", figures.client_sizes(partition, shown), f"{partition.things} per client")
         built = [
-            f"<h3>How the graph is split</h3><figure><h4>Nodes per client{esc(which)}</h4>{sizes}"
+            f"<h3>How the {'graph is' if partition.things == 'nodes' else 'graphs are'} split</h3>"
+            f"<figure><h4>{partition.things.capitalize()} per client{esc(which)}</h4>{sizes}"
             f"<figcaption>{esc(parts.size_sentence(partition))}</figcaption></figure>"
         ]
         cross, skew = figures.cross_edges(partition), figures.label_skew(partition)
@@ -239,8 +241,8 @@ class _Page:
             plot = self._plot(section, "cross", cross, "number of edges between every two clients")
             panels.append(("Cross edges between clients", plot, parts.cross_sentence(partition)))
         if skew is not None:
-            plot = self._plot(section, "labels", skew, "share of each class among a client's nodes")
-            panels.append(("Classes per client, % of its nodes", plot, parts.skew_sentence(partition)))
+            plot = self._plot(section, "labels", skew, f"share of each class among a client's {partition.things}")
+            panels.append((f"Classes per client, % of its {partition.things}", plot, parts.skew_sentence(partition)))
         if panels:
             pair = "".join(f"<div><h4>{title}</h4>{plot}<figcaption>{esc(caption)}</figcaption></div>" for title, plot, caption in panels)
             built.append(f'<figure><div class="pair">{pair}</div></figure>')

@@ -9,6 +9,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 
 from isthmus.report import figures, words
+from isthmus.report.facts import fact_rows
 from isthmus.report.runs import Disclosure, Partition, Run
 from isthmus.report.tables import Column, Group, ResultRow, Scenario, columns
 
@@ -32,7 +33,8 @@ def in_words(scenario: Scenario, runs: Sequence[Run]) -> str:
     seeds = sorted({run.seed for run in runs})
     repeated = f"Repeated with seeds {words.listing([str(seed) for seed in seeds])}." if len(seeds) > 1 else f"One seed ({seeds[0]})."
     return (
-        f"{words.dataset(scenario.dataset)} {words.partition(scenario.partition, scenario.clients)}; {words.split(scenario.split)}. "
+        f"{words.dataset(scenario.dataset)} {words.partition(scenario.partition, scenario.clients)}; "
+        f"{words.split(scenario.split, runs[0].things)}. "
         f"Scores are {scenario.metric} in percent. {repeated}"
     )
 
@@ -45,7 +47,7 @@ def tiles(groups: Sequence[Group]) -> str:
     if groups[0].scenario.clients is not None:
         tiles.append(("clients", f"{groups[0].scenario.clients:,}"))
     if partition is not None:
-        tiles.append(("nodes", f"{sum(partition.sizes):,}"))
+        tiles.append((partition.things, f"{sum(partition.sizes):,}"))
         if partition.cross_share is not None:
             tiles.append(("edges that cross", f"{100 * partition.cross_share:.0f} %"))
     return '<dl class="tiles">' + "".join(f"<div><dt>{esc(name)}</dt><dd>{esc(value)}</dd></div>" for name, value in tiles) + "</dl>"
@@ -78,7 +80,7 @@ def size_sentence(partition: Partition) -> str:
     low, high = min(partition.sizes), max(partition.sizes)
     known = [value for value in partition.homophily if value is not None]
     same = f", and {min(known):.2f} to {max(known):.2f} of a client's edges join nodes of the same class (homophily)" if known else ""
-    return f"Clients hold {low:,} to {high:,} nodes{same}."
+    return f"Clients hold {low:,} to {high:,} {partition.things}{same}."
 
 
 def cross_sentence(partition: Partition) -> str:
@@ -168,9 +170,10 @@ def score_rules(groups: Sequence[Group]) -> str:
         text = "Scores are formed differently: " + " ".join(
             f"<b>{esc(words.listing(names))}</b>: {esc(rule.rstrip('.'))}." for rule, names in rules.items()
         )
+    things = groups[0].runs[0].things
     return (
-        f'<p class="fine">{text}</p><p class="fine">Test pooled counts all test nodes alike; client mean counts all clients alike. Bytes '
-        "are those of one training round, summed over clients, without setup and evaluation; the time is the median training round.</p>"
+        f'<p class="fine">{text}</p><p class="fine">Test pooled counts all test {things} alike; client mean counts all clients alike. '
+        "Bytes are those of one training round, summed over clients, without setup and evaluation; the time is the median training round.</p>"
     )
 
 
@@ -245,6 +248,19 @@ def _remark(group: Group, rows: Sequence[Disclosure]) -> str:
 
 
 # -- settings and provenance -----------------------------------------------------------------------------------------------------
+
+
+def facts(groups: Sequence[Group]) -> str:
+    """What a method tells of itself (``facts`` in ``result.json``): names and values, whatever they are."""
+    folded = []
+    for group in groups:
+        told = [found for run in group.runs if isinstance(found := run.result.get("facts"), Mapping) and found]
+        if told:
+            lines = "".join(f'<tr><th scope="row">{esc(name)}</th><td>{_cell(value)}</td></tr>' for name, value in fact_rows(told))
+            table = f'<div class="scroll"><table><tbody>{lines}</tbody></table></div>'
+            folded.append(f"<details open><summary>{esc(group.label)}</summary>{table}</details>")
+    what = "Numbers the methods keep about their own work; means over seeds where there are several."
+    return f'<h3>What the methods tell of themselves</h3><p class="what">{what}</p>{"".join(folded)}' if folded else ""
 
 
 def settings(groups: Sequence[Group]) -> str:

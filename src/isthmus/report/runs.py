@@ -70,6 +70,8 @@ class Partition:
     labels: tuple[tuple[int, ...], ...] | None
     homophily: tuple[float | None, ...]
     edges_inside: tuple[int | None, ...]
+    things: str = "nodes"
+    """What clients hold and sizes count: nodes of one graph, or graphs."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,11 @@ class Run:
         """Whether the run had all data in one place, so that its scores are not those of the scenario's clients."""
         owners = self.partition.clients if self.partition is not None else ()
         return len(owners) > 1 and bool(self.per_client) and not {row.client for row in self.per_client} & set(owners)
+
+    @property
+    def things(self) -> str:
+        """What is classified: nodes, or graphs."""
+        return "nodes" if self.partition is None else self.partition.things
 
     def number(self, *keys: str) -> float | None:
         """The finite number at this path of `result.json`, None where there is none."""
@@ -361,6 +368,7 @@ def _partition(path: Path, notes: list[str]) -> Partition | None:
         labels=_label_counts(labels, clients),
         homophily=tuple(as_number(homophily.get(client)) for client in clients),
         edges_inside=tuple(_whole(inside.get(client)) for client in clients),
+        things="graphs" if raw.get("task") == "graph" else "nodes",
     )
 
 

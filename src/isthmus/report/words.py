@@ -96,14 +96,14 @@ def kind(name: str) -> str:
     return name.replace("_", " ")
 
 
-def split(text: str) -> str:
+def split(text: str, things: str = "nodes") -> str:
     """What a split string means, as the end of a sentence."""
     rule, _, parts = text.rpartition(":")
     shares = parts.split("/")
     if len(shares) == 3 and all(share.replace(".", "", 1).isdigit() for share in shares):
         train, val, test = shares
         how = f" ({rule})" if rule else ""
-        return f"{train}\u00a0% of the nodes train, {val}\u00a0% validate, {test}\u00a0% test{how}"
+        return f"{train}\u00a0% of the {things} train, {val}\u00a0% validate, {test}\u00a0% test{how}"
     return f"split {text}" if text else "split not recorded"
 
 

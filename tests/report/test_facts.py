@@ -1,0 +1,39 @@
+"""A method's own facts on the page, whatever they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fake_runs import write_run
+
+from isthmus.report import words, write_report
+from isthmus.report.facts import fact_rows
+
+
+def test_values_in_few_words() -> None:
+    facts = {
+        "chosen": 3, "gain": 0.123456, "masked": True, "rule": "a<b", "nothing": None, "sizes": [1, 2, 3.5], "many": list(range(40)),
+        "matrix": [[0.0, 1.0], [2.0, 3.0]], "empty": [], "by kind": {"up": 1, "down": {"a": 2}},
+        "by client": {f"c{k}": k for k in range(30)},
+    }  # fmt: skip
+    assert fact_rows([facts]) == [
+        ("chosen", "3"), ("gain", "0.1235"), ("masked", "yes"), ("rule", "a<b"), ("nothing", words.ABSENT), ("sizes", "1, 2, 3.5"),
+        ("many", "40 values, 0 to 39"), ("matrix", "2 rows of 2 each, 0 to 3"), ("empty", "none"), ("by kind: up", "1"),
+        ("by kind: down: a", "2"), ("by client", "30 values, 0 to 29"),
+    ]  # fmt: skip
+
+
+def test_numbers_are_averaged_over_seeds_and_texts_are_not() -> None:
+    rows = fact_rows([{"a": 1.0, "b": "x", "c": [1]}, {"a": 3.0, "b": "y", "d": False}])
+    assert rows == [("a", "2 ± 1"), ("b", "x; y"), ("c", "1"), ("d", "no")]
+
+
+def test_facts_have_a_table_of_their_own_and_are_escaped(tmp_path: Path) -> None:
+    plain = write_run(tmp_path / "plain")
+    title = "What the methods tell of themselves"
+    assert title not in write_report([plain], tmp_path / "a.html").read_text()
+    told = write_run(tmp_path / "told", "fedstruct", result={"facts": {"<b>noise": "<i>"}})
+    text = write_report([plain, told], tmp_path / "b.html").read_text()
+    assert title in text and "&lt;b&gt;noise" in text and "<i>" not in text
+    odd = write_run(tmp_path / "odd", "fedper", result={"facts": "none of your business"})
+    assert title not in write_report([odd], tmp_path / "c.html").read_text()
