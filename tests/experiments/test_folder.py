@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -35,14 +36,24 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("stopped") / "run"
+
+    def die(*given: Any) -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(RunFolder, "write_model", die)
+        play(settings(), path)
+    return path
+
+
 @pytest.fixture
-def stopped(plain: Path, tmp_path: Path) -> Path:
+def stopped(stopped_once: Path, tmp_path: Path) -> Path:
     """A run that was stopped after its last checkpoint (steps 3 and 4), before its result."""
     path = tmp_path / "stopped"
-    shutil.copytree(plain, path)
-    for name in ("result.json", "disclosure.json"):
-        (path / name).unlink()
-    shutil.rmtree(path / "models")
+    shutil.copytree(stopped_once, path)
     return path
 
 
@@ -92,12 +103,12 @@ def test_killed_at_every_write_and_once_more_while_resuming(tmp_path: Path, monk
     play(given, plain)
     total = reaper.writes
     assert total >= 40
-    for death in range(3, total + 1):  # the first two are those of config.toml, before which there is no run
+    for death in range(5, total + 1):  # the first four are those of run-id and config.toml, before which there is no run
         path = tmp_path / f"run-{death}"
         reaper.left = death
         with pytest.raises(Killed):
             play(given, path)
-        if death > 4:
+        if death > 6:
             reaper.left = 1 + 7 * death % 11
             with suppress(Killed):  # near the end there are fewer writes left than that
                 isthmus.resume(path)
@@ -110,11 +121,12 @@ def test_killed_at_every_write_and_once_more_while_resuming(tmp_path: Path, monk
 
 def test_killed_before_the_config_is_written_leaves_a_usable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reaper = Reaper(monkeypatch)
-    reaper.left = 1
-    with pytest.raises(Killed):
-        play(settings(), tmp_path / "r")
-    with pytest.raises(DataError, match="is not a run folder"):
-        isthmus.resume(tmp_path / "r")
+    for death in range(1, 4):
+        reaper.left = death
+        with pytest.raises(Killed):
+            play(settings(), tmp_path / "r")
+        with pytest.raises(DataError, match="is not a run folder"):
+            isthmus.resume(tmp_path / "r")
     play(settings(), tmp_path / "r")
 
 
@@ -279,9 +291,44 @@ def test_unwritable_folders(name: str, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_checkpoints_keep_the_last_two_tags(plain: Path) -> None:
-    for party in (plain / "checkpoints").iterdir():
+def test_checkpoints_keep_the_last_two_tags_until_the_run_is_finished(stopped: Path, plain: Path) -> None:
+    for party in (stopped / "checkpoints").iterdir():
         assert [path.name for path in sorted(party.iterdir())] == ["0000003.tag", "0000004.tag"]
+    isthmus.resume(stopped)
+    assert not (stopped / "checkpoints").exists() and not (plain / "checkpoints").exists()
+
+
+def test_checkpoints_left_behind_by_a_finished_run_go_when_it_is_resumed(stopped: Path, plain: Path) -> None:
+    shutil.copy(plain / "result.json", stopped)
+    assert isthmus.resume(stopped) == result(plain)
+    assert not (stopped / "checkpoints").exists()
+
+
+def test_checkpoints_of_another_run_are_refused(stopped: Path, plain: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The same settings, the same step, a whole file: still not this run's."""
+    other = tmp_path / "other"
+    shutil.copytree(stopped, other)
+    (other / "run-id").write_text("00" * 16)
+    with pytest.raises(DataError, match=r"no checkpoint that all parties hold can be read: checkpoint .* of another run"):
+        isthmus.resume(other)
+    # One foreign tag among our own is passed over for the one before it.
+    foreign = RunFolder(tmp_path / "foreign")
+    foreign.path.mkdir()
+    (foreign.path / "run-id").write_text("11" * 16)
+    ours = stopped / "checkpoints" / "client-1" / "0000004.tag"
+    raw = ours.read_bytes()[32 + 16 :]
+    data = foreign.run_id + raw
+    ours.write_bytes(hashlib.sha256(data).digest() + data)
+    isthmus.resume(stopped)
+    assert_same_run(stopped, plain)
+    assert "client-1/0000004.tag is of another run" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", "zz", "00"])
+def test_a_damaged_run_id(text: str, stopped: Path) -> None:
+    (stopped / "run-id").write_text(text)
+    with pytest.raises(DataError, match=r"run-id (is damaged|cannot be read).*; start the run again"):
+        isthmus.resume(stopped)
 
 
 def test_metrics_are_plain_json(plain: Path) -> None:

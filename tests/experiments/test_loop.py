@@ -155,7 +155,7 @@ def test_python_api_and_what_a_folder_holds(tmp_path: Path) -> None:
     given = isthmus.run("fedavg", **SMALL, out=tmp_path / "r", set={"checkpoint.every": 2})
     assert given == result(tmp_path / "r")
     assert {path.name for path in (tmp_path / "r").iterdir()} == {
-        "config.toml", "scenario.json", "metrics.jsonl", "ledger", "disclosure.json", "checkpoints", "models", "log.txt", "result.json",
+        "config.toml", "run-id", "scenario.json", "metrics.jsonl", "ledger", "disclosure.json", "models", "log.txt", "result.json",
         ".lock",
     }  # fmt: skip
     assert sorted(models(tmp_path / "r")) == [f"client-{k}.safetensors" for k in range(3)]
@@ -219,7 +219,8 @@ def test_no_result_before_the_end_and_no_lock_after_an_error(tmp_path: Path) -> 
     assert told["seconds_per_round"] > 0
 
 
-def test_seconds_per_round_is_the_median_over_all_rounds_also_after_a_resume(tmp_path: Path) -> None:
+def test_seconds_per_round_is_the_median_over_all_rounds_also_after_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunFolder, "drop_checkpoints", lambda folder: None)
     settings = small("local", {"checkpoint.every": 1}, rounds=6)
     play(settings, tmp_path / "r")
     (tmp_path / "r" / "result.json").unlink()
@@ -230,7 +231,8 @@ def test_seconds_per_round_is_the_median_over_all_rounds_also_after_a_resume(tmp
     assert result(tmp_path / "r")["seconds_per_round"] == statistics.median(again.loop.round_seconds)
 
 
-def test_the_state_the_server_selected_survives_a_restart(tmp_path: Path) -> None:
+def test_the_state_the_server_selected_survives_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunFolder, "drop_checkpoints", lambda folder: None)
     settings = small("fedavg", {"checkpoint.every": 1}, rounds=6, dropout=0.6, selection="best_val_acc")
     first = play(settings, tmp_path / "r")
     (tmp_path / "r" / "result.json").unlink()

@@ -32,7 +32,7 @@ Scenario = tuple[str | int | None, ...]
 
 @dataclass(frozen=True)
 class Job:
-    """One run and its folder. A finished run keeps no checkpoints, and without ``models`` no models: a table is thousands of runs."""
+    """One run and its folder. Without ``models`` a finished run keeps no models: a table is thousands of runs."""
 
     settings: Settings
     folder: Path
@@ -172,8 +172,8 @@ def play(job: Job) -> Outcome:
     begun = (job.folder / "config.toml").exists()
     try:
         result = resume(job.folder) if begun else start(job.settings, job.folder)
-        for name in ("checkpoints", *(() if job.models else ("models",))):
-            shutil.rmtree(job.folder / name, ignore_errors=True)
+        if not job.models:
+            shutil.rmtree(job.folder / "models", ignore_errors=True)
         return Outcome(job, "done", result)
     except (DataError, ConfigError) as error:
         # Before there is a folder only the scenario or the settings can be at fault, afterwards only the folder.

@@ -1,7 +1,8 @@
 """The run folder: everything a run leaves behind, written so that ``kill -9`` at any moment leaves it whole.
 
 ``config.toml``, ``scenario.json``, ``metrics.jsonl``, ``ledger/NNNNNN.jsonl`` (one per committed round), ``checkpoints/<party>/``, then at
-the end ``result.json``, ``disclosure.json``, ``models/``. Files that must be whole are written beside and renamed.
+the end ``disclosure.json``, ``models/``, ``result.json``; then the checkpoints go, a finished run needs none. Files that must be whole are
+written beside and renamed. ``run-id`` is a random number that every checkpoint carries: those of another run are refused.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -24,6 +27,8 @@ from isthmus.records import Record
 from isthmus.tensors import Weights
 
 _DIGEST = 32
+_RUN_ID = 16
+NO_RUN = bytes(_RUN_ID)
 CHECKPOINT_LIMITS = codec.Limits(max_bytes=2**40, max_tensors=10**7, max_header=2**30)
 
 
@@ -38,14 +43,14 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 class FileStore:
-    """A party's tags on its own disk: one file per tag, checksum first. Satisfies ``federation.party.Store``."""
+    """A party's tags on its own disk, one file per tag: checksum, id of the run, state. Satisfies ``federation.party.Store``."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder.absolute()  # it may be handed to another process
+    def __init__(self, folder: Path, run: bytes = NO_RUN) -> None:
+        self.folder, self.run = folder.absolute(), run  # the folder may be handed to another process
 
     def save(self, step: int, state: Record) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        data = codec.encode(state)
+        data = self.run + codec.encode(state)
         write_whole(self.folder / f"{step:07d}.tag", hashlib.sha256(data).digest() + data)
 
     def load(self, step: int, record: type[Record]) -> Record:
@@ -54,7 +59,9 @@ class FileStore:
             raw = path.read_bytes()
             if hashlib.sha256(raw[_DIGEST:]).digest() != raw[:_DIGEST]:
                 raise ProtocolError("checksum differs")
-            return codec.decode(raw[_DIGEST:], record, CHECKPOINT_LIMITS)
+            if raw[_DIGEST : _DIGEST + _RUN_ID] != self.run:
+                raise DataError(f"checkpoint {self.folder.name}/{path.name} is of another run: take it out of this folder")
+            return codec.decode(raw[_DIGEST + _RUN_ID :], record, CHECKPOINT_LIMITS)
         except (OSError, ProtocolError) as error:
             raise DataError(f"checkpoint {self.folder.name}/{path.name} is damaged ({error})") from None
 
@@ -88,6 +95,7 @@ class RunFolder:
             (path / "ledger").mkdir(exist_ok=True)
             (path / "checkpoints").mkdir(exist_ok=True)
             (path / "scenario.json").write_text(json.dumps(scenario))
+            write_whole(path / "run-id", secrets.token_hex(_RUN_ID).encode())
             write_whole(path / "config.toml", config.encode())
         except OSError as error:
             folder.close()
@@ -142,8 +150,23 @@ class RunFolder:
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{self.path / 'config.toml'} cannot be read ({error}); start the run again") from None
 
+    @property
+    def run_id(self) -> bytes:
+        """What tells this run's checkpoints from those of any other."""
+        try:
+            found = bytes.fromhex((self.path / "run-id").read_text())
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self.path / 'run-id'} cannot be read ({error}); start the run again") from None
+        if len(found) != _RUN_ID:
+            raise DataError(f"{self.path / 'run-id'} is damaged; start the run again")
+        return found
+
     def store(self, party: PartyId) -> FileStore:
-        return FileStore(self.path / "checkpoints" / party.replace("/", "."))
+        return FileStore(self.path / "checkpoints" / party.replace("/", "."), self.run_id)
+
+    def drop_checkpoints(self) -> None:
+        """Of a finished run: its result is all that resuming it gives."""
+        shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
 
     # -- what grows with the rounds --------------------------------------------------------------------------------------------
 

@@ -68,6 +68,7 @@ def resume(path: str | os.PathLike[str], callbacks: Sequence[Callback] = ()) -> 
     try:
         finished = folder.result()
         if finished is not None:
+            folder.drop_checkpoints()  # of a process that was killed right after its result
             return finished
         settings = settings_from_toml(folder.config)
         with _threads(settings.run.threads), Experiment(settings, scenario_of(settings), callbacks=callbacks) as experiment:
@@ -175,6 +176,7 @@ class Experiment:
             str(folder.path), self.privacy, told,
         )  # fmt: skip
         folder.write_json("result.json", result)
+        folder.drop_checkpoints()
         return result
 
 

@@ -173,7 +173,8 @@ def score_rules(groups: Sequence[Group]) -> str:
     things = groups[0].runs[0].things
     return (
         f'<p class="fine">{text}</p><p class="fine">Test pooled counts all test {things} alike; client mean counts all clients alike. '
-        "Bytes are those of one training round, summed over clients, without setup and evaluation; the time is the median training round.</p>"
+        "Bytes are those of one training round, summed over clients, without setup and evaluation; the time is that of the median "
+        "training round.</p>"
     )
 
 
