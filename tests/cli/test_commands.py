@@ -13,6 +13,7 @@ import torch
 
 import isthmus
 from isthmus.cli.main import main
+from isthmus.experiments.folder import RunFolder
 from isthmus.methods.registry import all_methods, get_method
 
 SCENARIO = ["--dataset", "csbm:nodes=90,features=6,degree=4", "--clients", "3"]
@@ -28,15 +29,17 @@ TIMES = {"seconds", "peak_rss_mb", "run_dir", "finished", "seconds_per_round"}
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "finished"
-    assert main(["run", "fedavg", *RUN, "--out", str(path)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "drop_checkpoints", lambda folder: shutil.copytree(path / "checkpoints", path.parent / "checkpoints"))
+        assert main(["run", "fedavg", *RUN, "--out", str(path)]) == 0
     return path
 
 
 @pytest.fixture
 def unfinished(finished: Path, tmp_path: Path) -> Path:
     path = tmp_path / "unfinished"
-    shutil.copytree(finished, path)
-    (path / "result.json").unlink()
+    shutil.copytree(finished, path, ignore=shutil.ignore_patterns("checkpoints", "result.json"))
+    shutil.copytree(finished.parent / "checkpoints", path / "checkpoints")
     return path
 
 
