@@ -92,8 +92,10 @@ def test_missing_data_is_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.delenv("ISTHMUS_DATA", raising=False)
     monkeypatch.setenv("ISTHMUS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("ISTHMUS_OFFLINE", "1")
-    assert compare("local", "--dataset", "flickr", "--runs", "1", "--out", str(tmp_path / "o")) == 3
-    assert "runs have no result, the first" in capsys.readouterr().err
+    assert compare("local", "fedavg", "--dataset", "flickr", "--runs", "2", "--out", str(tmp_path / "new" / "o")) == 3
+    told = capsys.readouterr().err
+    assert "4 of 4 runs have no result: data set 'flickr' is not available" in told and len(told.splitlines()) == 1  # once, not per run
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_damaged_folder_is_named_and_the_rest_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from fake_runs import write_run
 
 from isthmus.errors import DataError
-from isthmus.report.runs import as_number, natural, read_run, read_runs
+from isthmus.report.runs import as_number, find_runs, natural, read_run, read_runs
 
 
 def test_a_finished_run_is_read_without_notes(tmp_path: Path) -> None:
@@ -103,3 +103,14 @@ def test_the_same_folder_twice_is_one_run(tmp_path: Path) -> None:
 def test_numbers_and_order() -> None:
     assert [as_number(value) for value in (1, 0.5, True, "1", None, float("nan"), float("inf"))] == [1.0, 0.5, None, None, None, None, None]
     assert sorted(["client-10", "a", "client-2", "3"], key=natural) == ["3", "a", "client-2", "client-10"]
+
+
+def test_runs_are_found_in_the_folder_of_a_comparison(tmp_path: Path) -> None:
+    first, second = write_run(tmp_path / "out" / "fedavg-s10"), write_run(tmp_path / "out" / "fedavg-s2")
+    deeper = write_run(tmp_path / "out" / "table" / "fedavg-s1")
+    (tmp_path / "out" / "compare.json").write_text("{}")
+    assert find_runs([tmp_path / "out"]) == [second, first, deeper]
+    assert find_runs([first, tmp_path / "missing"]) == [first, tmp_path / "missing"]  # what is given is not judged here
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="empty holds no finished run: name a folder written by `isthmus run`, `compare` or `sweep`"):
+        find_runs([tmp_path / "empty"])

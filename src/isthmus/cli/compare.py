@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -75,10 +74,22 @@ def split_method(text: str) -> tuple[str, dict[str, Any]]:
     from isthmus.experiments.config import parse_override
 
     name, colon, own = text.partition(":")
-    parts = re.split(r",(?![^\[]*\])", own) if colon else []  # commas inside [...] are of a list
+    parts = split_commas(own) if colon else []
     if any("=" not in part for part in parts):
         raise ConfigError(f"{text}: settings of a method are key=value, e.g. {name}:backbone=mlp")
     return name, dict(parse_override(part) for part in parts)
+
+
+def split_commas(text: str) -> list[str]:
+    """``a,[b,c],d`` -> ``a``, ``[b,c]``, ``d``: commas inside brackets belong to a value."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character == "[") - (character == "]")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
 
 
 def play_all(jobs: Sequence[tuple[str, Job]], workers: int | None) -> dict[Path, Outcome]:
@@ -87,7 +98,7 @@ def play_all(jobs: Sequence[tuple[str, Job]], workers: int | None) -> dict[Path,
 
     names = {job.folder: f"{name}, seed {job.settings.run.seed}" for name, job in jobs}
     try:
-        return run_all([job for _, job in jobs], workers=workers, on_done=RunsWatch(len(names), names))
+        return run_all([job for _, job in jobs], workers=workers, on_done=RunsWatch(len(names), names, silent=True))
     except KeyboardInterrupt:
         print("\nstopped; the same command continues where this one stopped", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -100,7 +111,9 @@ def complain(outcomes: Mapping[Path, Outcome]) -> None:
     for status, error in (("failed", RunError), ("damaged", DataError), ("skipped", DataError)):
         bad = [outcome for outcome in outcomes.values() if outcome.status == status]
         if bad:
-            raise error(f"{len(bad)} of {len(outcomes)} runs have no result, the first: {bad[0].reason}")
+            reasons = dict.fromkeys(outcome.reason for outcome in bad)
+            which = "" if len(reasons) == 1 else ", the first"
+            raise error(f"{len(bad)} of {len(outcomes)} runs have no result{which}: {next(iter(reasons))}")
 
 
 SCENARIO = ("dataset", "partition", "clients", "split", "metric")

@@ -1,13 +1,48 @@
-"""``isthmus methods``: what there is."""
+"""``isthmus methods``: what there is, and the settings of one."""
 
 from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
 
 from isthmus.cli.console import print_table
 
 
-def methods() -> None:
-    """List the methods."""
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Show the settings of this method instead.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """List the methods, or the settings of one with their defaults and meaning."""
+    if name is not None:
+        _settings(name, json_)
+        return
     from isthmus.methods.registry import all_methods
 
-    rows = [(method.name, method.summary, method.preset or "by task", method.reference) for method in all_methods()]
+    found = [{"name": m.name, "summary": m.summary, "preset": m.preset, "reference": m.reference} for m in all_methods()]
+    if json_:
+        print(json.dumps({"methods": found}))
+        return
+    rows = [(str(row["name"]), str(row["summary"]), row["preset"] or "by task", str(row["reference"])) for row in found]
     print_table(("method", "what it does", "preset", "reference"), rows)
+
+
+def _settings(method: str, json_: bool) -> None:
+    from isthmus.experiments.describe import settings_of
+
+    found = settings_of(method)
+    if json_:
+        print(json.dumps({"method": method, "settings": [asdict(each) for each in found]}))
+        return
+    for group, title in (("method", f"Settings of {method} (--set key=value)"), ("run", "Settings of every run")):
+        print_table(("key", "default", "meaning"), [(s.key, _default(s.default), s.meaning) for s in found if s.group == group], title)
+        print()
+    print("Defaults are those without a preset; the paper's preset sets some by data set, and config.toml of a run holds what it used.")
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

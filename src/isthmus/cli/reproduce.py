@@ -235,17 +235,24 @@ class Reproduction:
 
 
 class RunsWatch:
-    """A line per finished run, on stderr. ``scores``: key of the result to show, by folder."""
+    """A line per finished run, on stderr; why a scenario cannot be built is said once, not for each of its runs.
 
-    def __init__(self, total: int, names: Mapping[Path, str], scores: Mapping[Path, str] | None = None) -> None:
-        self.total, self.names, self.scores = total, names, scores or {}
+    Args:
+        scores: Key of the result to show, by folder.
+        silent: Reasons are left to the caller, who shows them at the end.
+    """
+
+    def __init__(self, total: int, names: Mapping[Path, str], scores: Mapping[Path, str] | None = None, *, silent: bool = False) -> None:
+        self.total, self.names, self.scores, self.silent = total, names, scores or {}, silent
+        self.said: set[str] = set()
         self.count, self.played, self.begun = 0, 0, time.monotonic()
 
     def __call__(self, outcome: Outcome) -> None:
         self.count += 1
         name = self.names.get(outcome.job.folder, outcome.job.folder.name)
-        if outcome.status == "reused":
+        if outcome.status == "reused" or (outcome.status == "skipped" and (self.silent or outcome.reason in self.said)):
             return
+        self.said.add(outcome.reason)
         self.played += 1
         left = (time.monotonic() - self.begun) / self.played * (self.total - self.count)
         if outcome.result is not None:

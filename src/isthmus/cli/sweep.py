@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isthmus.cli.compare import SCENARIO, Jobs, Out, Runs, complain, percent_spread, play_all, summary
+from isthmus.cli.compare import SCENARIO, Jobs, Out, Runs, complain, percent_spread, play_all, split_commas, summary
 from isthmus.cli.console import print_table
 from isthmus.cli.run import Clients, Config, Dataset, EngineName, Json, Metric, Partition, Preset, Profile, Rounds, Set, Split
 
@@ -71,13 +71,7 @@ def parse_grid(text: str) -> tuple[str, list[Any]]:
 
     key, equals, rest = text.partition("=")
     key = key.strip()
-    values, depth, start = [], 0, 0
-    for index, character in enumerate(rest):
-        depth += (character == "[") - (character == "]")
-        if character == "," and depth == 0:
-            values.append(rest[start:index])
-            start = index + 1
-    values = [value.strip() for value in (*values, rest[start:])]
+    values = split_commas(rest)
     if not equals or not key or not all(values):
         raise ConfigError(f"--grid takes key=a,b,c, got {text!r}")
     if key in ("seed", "method"):

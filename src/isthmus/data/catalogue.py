@@ -9,7 +9,7 @@ from typing import Any
 from isthmus.data import convert, store
 from isthmus.data.datasets import find, load_nodes, node_sets
 from isthmus.data.generators import GENERATORS, GRAPH_GENERATORS
-from isthmus.data.graphscenario import GRAPH_PARTITIONS, task_of
+from isthmus.data.graphscenario import GRAPH_PARTITIONS, GraphSplit, task_of
 from isthmus.data.graphsets import SETTINGS, find_graphs, graph_sets, load_graphs
 from isthmus.data.partition import PARTITIONS
 from isthmus.data.split import SPLITS
@@ -89,11 +89,14 @@ def verify(names: Iterable[str] = ()) -> list[Verified]:
 
 def list_partitions() -> list[dict[str, str]]:
     """Name, task and first line of the description of every partition and split, for ``isthmus partitions``."""
-    rows = [{"kind": "partition", "name": name, "task": "node", "what": _first_line(cls)} for name, cls in PARTITIONS.items()]
-    rows += [{"kind": "partition", "name": name, "task": "graph", "what": _first_line(cls)} for name, cls in GRAPH_PARTITIONS.items()]
-    rows += [{"kind": "split", "name": name, "task": "node", "what": ""} for name in SPLITS]
-    rows += [{"kind": "split", "name": name, "task": "graph", "what": ""} for name in ("fedstar", "stratified:80/10/10")]
-    return rows
+    graph_splits = dict.fromkeys(("fedstar", "stratified:80/10/10"), GraphSplit)
+    kinds: tuple[tuple[str, str, Mapping[str, type]], ...] = (
+        ("partition", "node", PARTITIONS), ("partition", "graph", GRAPH_PARTITIONS),
+        ("split", "node", SPLITS), ("split", "graph", graph_splits),
+    )  # fmt: skip
+    return [
+        {"kind": kind, "name": name, "task": task, "what": _first_line(cls)} for kind, task, listed in kinds for name, cls in listed.items()
+    ]
 
 
 def _raws() -> dict[str, tuple[store.RawFiles, ...]]:
@@ -149,4 +152,4 @@ def _problems(name: str, raw: store.RawFiles, found: store.Found) -> Iterator[st
 
 
 def _first_line(cls: type[object]) -> str:
-    return (cls.__doc__ or "").strip().split("\n", 1)[0]
+    return (cls.__doc__ or "").strip().split("\n", 1)[0].replace("`", "")

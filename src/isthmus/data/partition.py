@@ -108,7 +108,7 @@ class LouvainTopPartition(_Counted):
 
 @dataclass(frozen=True)
 class KMeansPartition(_Counted):
-    """K-means with K clusters on the raw features, balanced like `LouvainPartition`."""
+    """K-means with K clusters on the raw features, balanced like louvain."""
 
     rule: str = "code"
     slack: int = 20
@@ -245,7 +245,7 @@ class ListPartition:
 
 @dataclass(frozen=True)
 class FolderPartition:
-    """`ListPartition` from a folder of text files, one row number per line, in order of file name."""
+    """Given lists of rows: a folder of text files, one row number per line, in order of file name."""
 
     folder: str = ""
 

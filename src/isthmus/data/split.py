@@ -173,7 +173,13 @@ class GivenSplit:
         return "given"
 
 
-SPLITS = ("10/10/80", "client:40/30/30", "stratified:60/20/20", "fsg", "public")
+SPLITS: dict[str, type] = {
+    "10/10/80": UniformSplit,
+    "client:40/30/30": ClientSplit,
+    "stratified:60/20/20": StratifiedSplit,
+    "fsg": FsgSplit,
+    "public": PublicSplit,
+}
 """One example of every form."""
 
 

@@ -7,6 +7,7 @@ costs its run, not the rest, and all workers end with this process, however it e
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -94,11 +95,7 @@ def run_all(jobs: Sequence[Job], *, workers: int | None = None, on_done: OnDone 
     count = min(workers if workers is not None else default_workers(), len(left))
     if count < 1:
         return outcomes
-    for parent in {job.folder.parent for job in left}:
-        try:
-            parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"cannot make the folder {parent}: {error.strerror}; choose another --out") from None
+    made = [folder for parent in {job.folder.parent for job in left} for folder in _make(parent)]
     impossible: dict[Scenario, str] = {}
 
     def attempt(job: Job, player: Callable[[Job], Outcome]) -> Outcome:
@@ -109,12 +106,27 @@ def run_all(jobs: Sequence[Job], *, workers: int | None = None, on_done: OnDone 
             impossible[job.scenario] = outcome.reason
         return outcome
 
-    if count == 1:
-        for job in left:
-            settle(attempt(job, play))
-    else:
-        _in_processes(left, count, attempt, settle)
+    try:
+        if count == 1:
+            for job in left:
+                settle(attempt(job, play))
+        else:
+            _in_processes(left, count, attempt, settle)
+    finally:
+        for folder in reversed(made):  # where nothing could be run, nothing is left behind
+            with contextlib.suppress(OSError):
+                folder.rmdir()
     return outcomes
+
+
+def _make(folder: Path) -> list[Path]:
+    """Make a folder; returns it and those above it that were not there, from the top down."""
+    missing = [each for each in (*reversed(folder.parents), folder) if not each.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from None
+    return missing
 
 
 # -- one run -----------------------------------------------------------------------------------------------------------------

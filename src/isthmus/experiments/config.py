@@ -38,7 +38,12 @@ class RunConfig:
     """What every run has, whatever the method.
 
     Args:
-        partition, split: Not given = ``random`` and ``10/10/80`` for one graph, by data set and ``fedstar`` for sets of graphs, resolved.
+        dataset: Name of a data set, setting or generator (``isthmus datasets``).
+        partition: How data are shared out (``isthmus partitions``); not given = ``random``, for sets of graphs by data set, resolved.
+        split: Train/validation/test; not given = ``10/10/80``, for sets of graphs ``fedstar``, resolved.
+        seed: Of data, partition, split and training.
+        preset: Paper whose settings are taken where none are given.
+        profile: ``paper``: as printed; ``reference``: as the paper's code does it.
         clients: Number of clients; not given = what the partition brings itself, else 10, which is resolved.
         undirected: Read every arc in both directions; otherwise arcs are used as the data set has them.
         rounds: Rounds of the main phase.

@@ -45,8 +45,14 @@ class TrainConfig:
         dropout: Share of hidden values dropped in training.
         input_norm: Learnable LayerNorm on the input features.
         head: Linear classifier on top of the last hidden layer.
-        hops, heads, alpha, dprate, attention_dropout: Options of single backbones (dgcn, sgc, gprgnn; gat); not given = their defaults.
-        lr, weight_decay, optimizer: Of each step; weight decay is added to the gradient.
+        hops: Propagations of dgcn, sgc (default 2) and gprgnn (10).
+        heads: Attention heads of gat (default 1).
+        alpha: Return probability gprgnn starts from (default 0.1).
+        dprate: Share of values gprgnn drops before it propagates (default 0.5).
+        attention_dropout: Share of attention weights gat drops (default 0).
+        lr: Of each step.
+        weight_decay: Times the weights is added to each gradient.
+        optimizer: ``adam`` or ``sgd``.
         loss: ``ce``, or ``double_softmax`` (what FedStruct's reference code trains).
         class_weight: ``balanced`` makes every class count the same in a client's loss, for rare classes.
         batch_size: Graphs per step in graph tasks; node tasks take the whole graph.

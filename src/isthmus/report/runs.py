@@ -154,6 +154,24 @@ def read_runs(run_dirs: Sequence[Path]) -> tuple[list[Run], list[LeftOut]]:
     return runs, left_out
 
 
+def find_runs(paths: Sequence[Path]) -> list[Path]:
+    """Run folders: those given, and where a folder holds runs instead (of `isthmus compare`, say) the finished runs in it.
+
+    Raises:
+        DataError: A folder is no run and holds none.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir() or any((path / name).exists() for name in ("result.json", "config.toml")):
+            found.append(path)  # a run, or something `read_run` can say more about
+            continue
+        inside = [result.parent for depth in ("*", "*/*") for result in path.glob(f"{depth}/result.json")]
+        if not inside:
+            raise DataError(f"{path} holds no finished run: name a folder written by `isthmus run`, `compare` or `sweep`")
+        found += sorted(inside, key=lambda folder: natural(str(folder)))
+    return found
+
+
 def read_run(path: Path) -> Run:
     """One run folder.
 

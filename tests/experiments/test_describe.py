@@ -1,0 +1,54 @@
+"""Settings in words come from the docstrings, and every setting has some."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import pytest
+
+from isthmus.cli.main import main
+from isthmus.errors import ConfigError
+from isthmus.experiments.config import resolve
+from isthmus.experiments.describe import documented, settings_of
+from isthmus.methods.registry import all_methods
+
+
+@dataclass
+class Example:
+    """Something.
+
+    Args:
+        first, second: Both ``of`` them,
+            with more.
+        third: Alone.
+
+    Not: an argument.
+    """
+
+
+def test_docstrings_are_read() -> None:
+    assert documented(Example) == {"first": "Both of them, with more.", "second": "Both of them, with more.", "third": "Alone."}
+    assert documented(dict) == {}
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg", "fedsgd", "fedprox", "fedper", "central"])
+def test_every_setting_has_a_meaning_and_can_be_set(method: str) -> None:
+    settings = settings_of(method)
+    assert [each.key for each in settings if not each.meaning] == []
+    overrides = {each.key: each.default for each in settings if each.default is not None}
+    resolve(method, {"dataset": "csbm"}, overrides)
+    assert {"lr", "rounds", "checkpoint.every"} <= {each.key for each in settings}
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods", "fedprox"]) == 0
+    assert "Weight of the proximal term" in capsys.readouterr().out
+    assert main(["methods", "fedprox", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["settings"]
+    assert {"group": "method", "key": "mu", "default": 0.01, "meaning": "Weight of the proximal term; 0 is FedAvg."} in told
+    assert main(["methods", "--json"]) == 0
+    assert {row["name"] for row in json.loads(capsys.readouterr().out)["methods"]} == {method.name for method in all_methods()}
+    assert main(["methods", "fedprx"]) == 2 and "did you mean 'fedprox'" in capsys.readouterr().err
+    with pytest.raises(ConfigError):
+        settings_of("nothing")
