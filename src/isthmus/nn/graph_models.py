@@ -32,12 +32,14 @@ from torch import Tensor, nn
 from isthmus.errors import ConfigError, unknown
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.gat import GATLayer, check_heads
+from isthmus.nn.gcn import GCNLayer
 from isthmus.nn.gprgnn import check_gpr, first_gamma
 from isthmus.nn.kernels import Array, compiled, split
 from isthmus.nn.kernels import activate as relu_and_mask
-from isthmus.nn.layers import fan_in_, glorot_
+from isthmus.nn.layers import LinearLayer
 from isthmus.nn.options import ALIASES, check_options, own_options
 from isthmus.nn.packed import Batch
+from isthmus.nn.sage import SAGELayer
 from isthmus.seeds import Stream
 
 
@@ -46,11 +48,8 @@ class Affine(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(in_channels, out_channels))
-        self.bias = nn.Parameter(torch.empty(out_channels))
-        with torch.no_grad():
-            fan_in_(self.weight, in_channels, generator)
-            fan_in_(self.bias, in_channels, generator)
+        start = LinearLayer(in_channels, out_channels, generator)
+        self.weight, self.bias = start.weight, start.bias
 
     @property
     def stacked(self) -> Tensor:
@@ -104,10 +103,8 @@ class GCNConv(Conv):
 
     def __init__(self, in_channels: int, out_channels: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(in_channels, out_channels))
-        self.bias = nn.Parameter(torch.zeros(out_channels))
-        with torch.no_grad():
-            glorot_(self.weight, generator)
+        start = GCNLayer(in_channels, out_channels, generator)
+        self.weight, self.bias = start.weight, start.bias
 
     def start(self, batch: Batch, name: str, pre: Tensor, dropout: DropoutSource | None = None) -> Tensor:
         return batch.affine(name, pre @ self.weight, "gcn") + self.bias
@@ -121,12 +118,8 @@ class SAGEConv(Conv):
 
     def __init__(self, in_channels: int, out_channels: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.neighbour = nn.Parameter(torch.empty(in_channels, out_channels))
-        self.root = nn.Parameter(torch.empty(in_channels, out_channels))
-        self.bias = nn.Parameter(torch.empty(out_channels))
-        with torch.no_grad():
-            for tensor in (self.neighbour, self.bias, self.root):
-                fan_in_(tensor, in_channels, generator)
+        start = SAGELayer(in_channels, out_channels, generator)
+        self.neighbour, self.root, self.bias = start.neighbour, start.root, start.bias
 
     def start(self, batch: Batch, name: str, pre: Tensor, dropout: DropoutSource | None = None) -> Tensor:
         root = pre @ self.root

@@ -36,7 +36,7 @@ from isthmus.graph.normalise import adjacency, from_torch_csr, gcn_norm, mean_no
 from isthmus.nn.gat import listening
 from isthmus.nn.kernels import Array, compiled, split, weighted_rows
 from isthmus.nn.operand import DENSE_ABOVE
-from isthmus.nn.sparse import canonical
+from isthmus.nn.sparse import canonical, constant_product
 
 _ARCS_AT_ONCE = 1 << 21  # normalising copies its arcs several times: by stretches of graphs, memory stays at the size of the result
 
@@ -232,8 +232,8 @@ class Batch:
 
     def propagate(self, step: str, h: Tensor) -> Tensor:
         """``P h``. (m, H) -> (m, H)"""
-        product: Tensor = _Propagate.apply(h, self._step(step))  # type: ignore[no-untyped-call]
-        return product
+        pair = self._step(step)
+        return constant_product(h, lambda h: _times(pair.forward, h), lambda g: _times(pair.backward, g))
 
     def matrix(self, step: str) -> Csr:
         """P itself (m, m), for layers that do more than multiply with it."""
@@ -375,20 +375,6 @@ class _ConstantRows(torch.autograd.Function):
         out = torch.zeros(ctx.shape, dtype=grads[0].dtype)  # type: ignore[attr-defined]
         _scatter_rows(rows.indptr, rows.indices, rows.data, grads[0].contiguous().numpy(), out.numpy())
         return out, None
-
-
-class _Propagate(torch.autograd.Function):
-    """``P h`` with backward ``P^T g``."""
-
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, h: Tensor, pair: Pair) -> Tensor:
-        ctx.pair = pair  # type: ignore[attr-defined]
-        return _times(pair.forward, h)
-
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
-        pair: Pair = ctx.pair  # type: ignore[attr-defined]
-        return _times(pair.backward, grads[0]), None
 
 
 class _Pool(torch.autograd.Function):

@@ -6,7 +6,7 @@ CSR, because a CSR product writes each output row once; the transpose is made on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,22 +34,26 @@ class Sparse:
 
     def __matmul__(self, dense: Tensor) -> Tensor:
         """``M @ dense``; gradients flow to ``dense`` only."""
-        product: Tensor = _SparseProduct.apply(dense, self)  # type: ignore[no-untyped-call]
-        return product
+        return constant_product(dense, lambda h: spmm(self.csr, h), lambda g: spmm(self.transposed, g))
 
 
-class _SparseProduct(torch.autograd.Function):
-    """``M @ h`` with backward ``M^T @ g``, both as CSR products."""
+def constant_product(dense: Tensor, times: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+    """``M h`` of a constant M that is given by ``times`` (h -> M h) and ``back`` (g -> M^T g)."""
+    product: Tensor = _ConstantProduct.apply(dense, times, back)  # type: ignore[no-untyped-call]
+    return product
+
+
+class _ConstantProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, dense: Tensor, times: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        ctx.back = back  # type: ignore[attr-defined]
+        return times(dense)
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, dense: Tensor, matrix: Sparse) -> Tensor:
-        ctx.matrix = matrix  # type: ignore[attr-defined]
-        return spmm(matrix.csr, dense)
-
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
-        matrix: Sparse = ctx.matrix  # type: ignore[attr-defined]
-        return spmm(matrix.transposed, grads[0]), None
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(grads[0]), None, None  # type: ignore[attr-defined]
 
 
 def torch_dtype(values: Tensor | sp.csr_matrix) -> torch.dtype:
