@@ -149,8 +149,8 @@ def test_cohorts_on_actors(cluster: Cluster) -> None:
 
 
 def test_a_thousand_clients_on_two_actors(cluster: Cluster) -> None:
-    settings = resolve("fedavg", {"dataset": "csbm:nodes=15000,classes=3,features=8,degree=4", "clients": 1000, "rounds": 2, "eval_every": 2,
-                                  "hidden": 8, "split": "30/20/50", "seed": 1})  # fmt: skip
+    settings = resolve("fedavg", {"dataset": "csbm:nodes=15000,classes=3,features=8,degree=4", "clients": 1000, "rounds": 2,
+                                  "eval_every": 2, "hidden": 8, "split": "30/20/50", "seed": 1})  # fmt: skip
     with Experiment(settings, scenario_of(settings), engine=partial(RayEngine, cluster=cluster, actors=2)) as experiment:
         experiment.loop.play()
         exported = dict(experiment.engine.export(False))

@@ -227,10 +227,11 @@ def test_oversized_frames_are_refused_before_they_are_read() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"argument": torch.tensor([2])}, {"argument": torch.tensor([0])}, {"argument": torch.tensor([-2])},
-        {"argument": torch.tensor([1, 1])}, {"argument": torch.tensor([1.0])}, {"argument": torch.tensor([-1])},
-        {"mask": torch.tensor([1])}, {"parties": ()},
-        {"parties": ("a", "a"), "argument": torch.tensor([1, 1])}, {"combine": "product"}, {"handler": "hush"},
+        {"parts": torch.tensor([[2], [-1], [-1]])}, {"parts": torch.tensor([[0], [-1], [-1]])}, {"parts": torch.tensor([[-2], [-1], [-1]])},
+        {"parts": torch.tensor([[1, 1], [-1, -1], [-1, -1]])}, {"parts": torch.tensor([[1.0], [-1], [-1]])},
+        {"parts": torch.tensor([[-1], [-1], [-1]])}, {"parts": torch.tensor([[1], [1], [-1]])}, {"parts": torch.tensor([[1], [-1], [1]])},
+        {"parties": ()}, {"parties": ("a", "a"), "parts": torch.tensor([[1, 1], [-1, -1], [-1, -1]])}, {"combine": "product"},
+        {"handler": "hush"},
     ],
 )  # fmt: skip
 def test_headers_that_lie_are_refused(changes: dict[str, Any]) -> None:
@@ -247,7 +248,8 @@ def test_parts_nobody_refers_to_are_refused() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"parties": ("b",)}, {"parties": ()}, {"house": ()}, {"house": ("MailPlan",)}, {"house": ("Reply",)}, {"reply": torch.tensor([-1])},
+        {"parties": ("b",)}, {"parties": ()}, {"house": ()}, {"house": ("MailPlan",)}, {"house": ("Reply",)},
+        {"reply": torch.tensor([[-1]])}, {"reply": torch.tensor([[1.0]])},
         {"failures": {"b": ("crashed", "", "")}}, {"failures": {"a": ("bribed", "", "")}}, {"failures": {"a": ("crashed",)}},
         {"senders": ("a",)}, {"senders": ("b",)},
     ],

@@ -149,10 +149,10 @@ def _layout(record: Record) -> tuple[bytes, list[Tensor]]:
     return text + b" " * (-len(text) % 8), [tensor for _, tensor in ordered]
 
 
-def _raw(tensor: Tensor) -> bytes:
+def _raw(tensor: Tensor) -> bytes | memoryview:
     # Not reshape: one number is contiguous whatever its stride, and keeps it.
     flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return flat.view(torch.uint8).numpy().data if flat.numel() else b""  # a view: the bytes are copied once, where they are joined
 
 
 def _open(data: bytes, limits: Limits) -> tuple[Json, dict[str, Tensor]]:

@@ -14,7 +14,7 @@ an engine may carry its parts apart; :func:`pack` and :func:`unpack` make one bu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, get_args
 
@@ -84,17 +84,17 @@ class _Mail(Record):
 
 @dataclass(frozen=True)
 class _Parcels(Record):
-    """Mail: the call it belongs to, the other end, what stands for its declared type (or nothing), and where its content is."""
+    """Mail: the other end, what stands for its declared type (or nothing); the call it belongs to and the part with its content."""
 
-    call: Tensor
     other: tuple[str, ...]
     house: tuple[str, ...]
-    content: Tensor
+    places: Tensor
 
 
 @dataclass(frozen=True)
 class _Calls(Record):
-    """Header of calls: one handler, one turn, one sequence; the columns are per call, ``NONE`` where there is nothing."""
+    """Header of calls: one handler, one turn, one sequence. ``parts`` has three rows, the parts that are each call's argument, mask and
+    mail order, ``NONE`` where there is nothing."""
 
     role: str
     handler: str
@@ -105,9 +105,7 @@ class _Calls(Record):
     sequence: int
     combine: str
     parties: tuple[str, ...]
-    argument: Tensor
-    mask: Tensor
-    mail: Tensor
+    parts: Tensor
     parcels: _Parcels | None
 
 
@@ -116,12 +114,12 @@ class _Outcomes(Record):
     """Header of outcomes. ``house`` names the type of a reply that is not the declared one; failures are kind, detail, text."""
 
     parties: tuple[str, ...]
-    reply: Tensor
     house: tuple[str, ...]
+    reply: Tensor
     failures: Mapping[str, tuple[str, ...]]
     senders: tuple[str, ...]
     """Parties that answered with mail, be it none."""
-    parcels: _Parcels
+    parcels: _Parcels | None
 
 
 class Writer:
@@ -173,7 +171,7 @@ def encode_calls(calls: Sequence[Invocation], writer: Writer | None = None) -> F
     turn = first.turn
     header = _Calls(
         first.role, first.handler, turn.incarnation, turn.phase, turn.round, turn.step, first.sequence, first.combine,
-        tuple(call.party for call in calls), _column(arguments), _column(masks), _column(mails), parcels,
+        tuple(call.party for call in calls), torch.tensor([arguments, masks, mails]), parcels,
     )  # fmt: skip
     return codec.encode(header), *parts.data
 
@@ -189,7 +187,7 @@ def decode_calls(frame: Frame, table: RoleTable, limits: Limits = LIMITS) -> lis
     if not parties or len(set(parties)) != len(parties):
         raise ProtocolError("malformed call: it must name at least one party, and each once")
     n = len(parties)
-    arguments, masks, mails = (_list(column, n) for column in (header.argument, header.mask, header.mail))
+    arguments, masks, mails = _rows(header.parts, 3, n)
     turn = Turn(header.incarnation, header.phase, header.round, header.step)
     inbox: list[list[Parcel]] = [[] for _ in parties]
     for k, sender, content in reader.parcels(header.parcels, n, signature.request) if header.parcels is not None else ():
@@ -231,7 +229,8 @@ def encode_outcomes(outcomes: Mapping[PartyId, Outcome], *, explain: bool = Fals
             mail += [(k, parcel.receiver, parcel.content) for parcel in outcome]
         replies.append(parts.add(outcome, _itself) if isinstance(outcome, Message) else NONE)
         house.append(_house(outcome) if isinstance(outcome, Message) else "")
-    header = _Outcomes(tuple(outcomes), _column(replies), tuple(house), failures, tuple(senders), _parcels(mail, parts))
+    columns = tuple(outcomes), tuple(house), torch.tensor([replies]), failures, tuple(senders)
+    header = _Outcomes(*columns, _parcels(mail, parts) if mail else None)
     return codec.encode(header), *parts.data
 
 
@@ -246,7 +245,7 @@ def decode_outcomes(frame: Frame, calls: Sequence[Invocation], table: RoleTable,
     if len(header.house) != n or not set(header.senders) <= set(asked) or not header.failures.keys() <= set(asked):
         raise ProtocolError("malformed outcome: its columns do not fit")
     signature = table.signature(calls[0].role, calls[0].handler)
-    replies = _list(header.reply, n)
+    (replies,) = _rows(header.reply, 1, n)
     outcomes: dict[PartyId, Outcome] = {}
     for k, party in enumerate(parties):
         if party in header.failures:
@@ -255,7 +254,7 @@ def decode_outcomes(frame: Frame, calls: Sequence[Invocation], table: RoleTable,
             outcomes[party] = ()
         else:
             outcomes[party] = reader.message(replies[k], _replied(header.house[k], signature, asked[party], replies[k]))
-    for k, receiver, content in reader.parcels(header.parcels, n, signature.reply):
+    for k, receiver, content in reader.parcels(header.parcels, n, signature.reply) if header.parcels is not None else ():
         sent = outcomes[parties[k]]
         if not isinstance(sent, tuple):
             raise ProtocolError("malformed outcome: mail of a party that sent none")
@@ -294,7 +293,8 @@ def _failure(columns: Sequence[str]) -> Failure:
 def _parcels(mail: Sequence[tuple[int, PartyId, Message]], parts: _Parts) -> _Parcels:
     contents = [parts.add(content, _itself) for _, _, content in mail]
     house = tuple(_house(content) for _, _, content in mail)
-    return _Parcels(_column([k for k, _, _ in mail]), tuple(other for _, other, _ in mail), house, _column(contents))
+    places = torch.tensor([[k for k, _, _ in mail], contents], dtype=torch.int64)
+    return _Parcels(tuple(other for _, other, _ in mail), house, places)
 
 
 def _itself(message: Message) -> Message:
@@ -311,14 +311,10 @@ def _declared(wanted: type[Message] | None, handler: str, at: int) -> type[Messa
     return wanted
 
 
-def _column(values: Iterable[int]) -> Tensor:
-    return torch.tensor(list(values), dtype=torch.int64)
-
-
-def _list(column: Tensor, length: int) -> list[int]:
-    if column.dtype != torch.int64 or column.shape != (length,):
+def _rows(table: Tensor, rows: int, length: int) -> list[list[int]]:
+    if table.dtype != torch.int64 or table.shape != (rows, length):
         raise ProtocolError("malformed frame: a column has the wrong length")
-    values: list[int] = column.tolist()
+    values: list[list[int]] = table.tolist()
     return values
 
 
@@ -354,7 +350,7 @@ class _Reader:
         if len(columns.house) != n:
             raise ProtocolError("malformed frame: mail has columns of different length")
         mail = []
-        for k, other, house, at in zip(_list(columns.call, n), columns.other, columns.house, _list(columns.content, n), strict=True):
+        for k, at, other, house in zip(*_rows(columns.places, 2, n), columns.other, columns.house, strict=True):
             kind = HOUSE.get(house) if house else declared
             content = self.part(at, kind) if kind is not None else None
             if content is None or not 0 <= k < calls:

@@ -148,6 +148,9 @@ class RayEngine(RemoteEngine):
     def __init__(self, parts: Mapping[ClientId, Any], table: RoleTable, config: Any, stream: Stream, *, wire: bool = False,
                  cohort: bool = False, address: str | None = None, actors: int | None = None,
                  cluster: Cluster | None = None) -> None:  # fmt: skip
+        for role in table.roles.values():
+            if role.cls.__module__ == "__main__":
+                raise ConfigError(f"actors cannot import {role.cls.__name__} from a script: move the method into a module of its own")
         self._actors: dict[Place, Any] = {}
         self._late: dict[Place, Any] = {}
         self._store: Callable[[PartyId], Store] | None = None
