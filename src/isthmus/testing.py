@@ -69,12 +69,14 @@ def check_method(name: str, *, settings: Mapping[str, Any] | None = None, skip: 
 
 def small_runs(name: str, *, settings: Mapping[str, Any] | None = None, set: Mapping[str, Any] | None = None,
                clients: int = 3) -> dict[str, tuple[Settings, AnyScenario]]:  # fmt: skip
-    """A small run of a method for each task it takes (``node``, ``graph``), one client by one: what engines are compared on."""
+    """A small run of a method for each task it takes (``node``, ``graph``), with its own paper's preset, one client by one: what engines
+    are compared on."""
     runs: dict[str, tuple[Settings, AnyScenario]] = {}
     for task, calm, place in (("node", CALM, SCENARIO), ("graph", CALM_GRAPHS, GRAPHS)):
         flags = {"dataset": place["dataset"], "clients": clients, "seed": place["seed"], "execution": "each"}
         try:
-            resolved = resolve(name, {**flags, **_known(name, calm), **(settings or {})}, set)
+            own = {key: value for key, value in _known(name, calm).items() if key != "preset"}
+            resolved = resolve(name, {**flags, **own, **(settings or {})}, set)
             scenario = build(clients=clients, **place)
             Experiment(resolved, scenario, engine=LocalEngine).close()
         except ConfigError:  # a method for the other task says so

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from isthmus.federation.engines.remote import Place, RemoteEngine
 from isthmus.federation.host import FrameKind, Order, PartyHost
 from isthmus.federation.interface import Failure
-from isthmus.federation.messages import PartyId
+from isthmus.federation.messages import PartyId, client_of
 from isthmus.federation.party import Store
 from isthmus.federation.wire import Frame, pack, unpack
 
@@ -57,6 +57,12 @@ class HostedEngine(RemoteEngine):
         for host in self.hosts.values():
             assert host is not None
             host.keep_tags(store)
+
+    def party(self, name: PartyId) -> Any:
+        """One party's runtime, for tests."""
+        host = self.hosts[self._place_of[client_of(name)]]
+        assert host is not None
+        return host.party(name)
 
     @property
     def execution(self) -> Literal["each", "cohort"]:

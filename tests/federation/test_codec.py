@@ -202,6 +202,9 @@ def test_round_trip_copy_and_size(record: Everything) -> None:
     assert total == len(data)
     assert 0 <= sum(by_kind.values()) <= total - 8
     assert codec.encode(decoded) == data  # one record, one encoding
+    viewed = codec.decode(memoryview(data), Everything)
+    assert _same(viewed, record)
+    assert codec.encode(viewed) == data
 
 
 @COMMON
@@ -332,20 +335,35 @@ SMALL_BYTES = codec.encode(SMALL)
 
 
 def _refused(data: bytes, expected: type[Record] = Small, limits: codec.Limits = codec.LIMITS) -> str:
+    with pytest.raises(ProtocolError):
+        codec.decode(memoryview(data), expected, limits)
     with pytest.raises(ProtocolError) as caught:
         codec.decode(data, expected, limits)
     return str(caught.value)
 
 
 def _decoded_or_refused(data: bytes) -> None:
-    """Anything but a ProtocolError propagates and fails the test; what is accepted must be a sound record."""
+    """Anything but a ProtocolError propagates and fails the test; what is accepted must be a sound record, the same from a view."""
     try:
         record = codec.decode(data, Small)
     except ProtocolError:
+        with pytest.raises(ProtocolError):
+            codec.decode(memoryview(data), Small)
         return
+    assert _same(codec.decode(memoryview(data), Small), record)
     assert type(record) is Small
     assert _same(codec.copy(record), record)
     record.matrix.to_dense() if record.matrix.layout == torch.sparse_csr and record.matrix.numel() < 10**4 else None
+
+
+def test_large_records_are_written_the_same_and_read_without_sharing_memory() -> None:
+    record = Inner(torch.arange(codec.LARGE, dtype=torch.float32), 3, 0.5)
+    data = codec.encode_large(record)
+    assert isinstance(data, memoryview) and data == codec.encode(record)
+    assert isinstance(codec.encode_large(SMALL), bytes)
+    decoded = codec.decode(data, Inner)
+    decoded.tensor.zero_()
+    assert _same(codec.decode(data, Inner), record)
 
 
 def test_every_truncation_is_refused() -> None:

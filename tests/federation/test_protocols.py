@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from hosted import HostedEngine
 from torch import Tensor
 
 from isthmus.data.nodes import NodeData
@@ -42,9 +43,12 @@ def scenario() -> Scenario:
     return build_scenario(dataset="csbm:nodes=40,classes=3,features=5,degree=4", clients=3, split="40/20/40", seed=3)
 
 
-def open_session(scenario: Scenario, roles: Mapping[str, Role], wire: bool = False) -> Session:
+def open_session(scenario: Scenario, roles: Mapping[str, Role], wall: str = "copies") -> Session:
     table = RoleTable(roles)
-    return Session(LocalEngine(scenario.parts, table, None, Stream(0, ("party",)), wire=wire), table)
+    stream = Stream(0, ("party",))
+    if wall == "hosts":
+        return Session(HostedEngine(scenario.parts, table, None, stream), table)
+    return Session(LocalEngine(scenario.parts, table, None, stream, wire=wall == "codec"), table)
 
 
 def dense_adjacency(data: NodeData) -> Tensor:
@@ -142,9 +146,9 @@ class Hop(Client[None, Powers]):
             self.state = Powers({"": power})
 
 
-@pytest.mark.parametrize("wire", [False, True])
-def test_fedstruct_powers_by_column_stripes_equal_the_dense_power(scenario: Scenario, wire: bool) -> None:
-    session = open_session(scenario, {"client": Role(Hop)}, wire)
+@pytest.mark.parametrize("wall", ["copies", "codec", "hosts"])
+def test_fedstruct_powers_by_column_stripes_equal_the_dense_power(scenario: Scenario, wall: str) -> None:
+    session = open_session(scenario, {"client": Role(Hop)}, wall)
     for power in (2, 3):
         session.clock.begin("powers", power)
         for owner in session.clients:
@@ -310,9 +314,9 @@ def pass_messages(federation: Federation, *, backward: bool) -> int:
     return len(replies.mail)
 
 
-@pytest.mark.parametrize("wire", [False, True])
-def test_hifgl_shares_give_forward_and_backward_of_two_layers(scenario: Scenario, wire: bool) -> None:
-    session = open_session(scenario, {"client": Role(Silo, holds=identities), "device": Role(Devices)}, wire)
+@pytest.mark.parametrize("wall", ["copies", "codec", "hosts"])
+def test_hifgl_shares_give_forward_and_backward_of_two_layers(scenario: Scenario, wall: str) -> None:
+    session = open_session(scenario, {"client": Role(Silo, holds=identities), "device": Role(Devices)}, wall)
     matrix = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     session.clock.begin("train", 1)
     devices = session.tier("device")
@@ -417,9 +421,9 @@ def split_round(state: SplitState, federation: Federation, lr: float) -> SplitSt
     return replace(state, generator=state.generator - lr * generator.grad, head=head)
 
 
-@pytest.mark.parametrize("wire", [False, True])
-def test_fedggr_split_round_equals_one_centralised_step_and_evaluates_through_messages(scenario: Scenario, wire: bool) -> None:
-    session = open_session(scenario, {"client": Role(SplitClient)}, wire)
+@pytest.mark.parametrize("wall", ["copies", "codec", "hosts"])
+def test_fedggr_split_round_equals_one_centralised_step_and_evaluates_through_messages(scenario: Scenario, wall: str) -> None:
+    session = open_session(scenario, {"client": Role(SplitClient)}, wall)
     head = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     state = SplitState({}, torch.ones(5, dtype=torch.float64), head)
     session.clock.begin("upload", 1)

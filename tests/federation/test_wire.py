@@ -72,7 +72,7 @@ def back(outcomes: Mapping[PartyId, Outcome], calls: list[Invocation], **options
 
 def rewrite(frame: wire.Frame, kind: type[Any], **changes: Any) -> wire.Frame:
     """The same frame with another header."""
-    return (codec.encode(replace(codec.decode(frame[0], kind), **changes)), *frame[1:])
+    return (wire._write_header(replace(wire._read_header(frame[0], kind, codec.LIMITS), **changes)), *frame[1:])
 
 
 # -- round trips -----------------------------------------------------------------------------------------------------------------
@@ -227,10 +227,12 @@ def test_oversized_frames_are_refused_before_they_are_read() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"argument": torch.tensor([2])}, {"argument": torch.tensor([0])}, {"argument": torch.tensor([-2])},
-        {"argument": torch.tensor([1, 1])}, {"argument": torch.tensor([1.0])}, {"argument": torch.tensor([-1])},
-        {"mask": torch.tensor([1])}, {"parties": ()},
-        {"parties": ("a", "a"), "argument": torch.tensor([1, 1])}, {"combine": "product"}, {"handler": "hush"},
+        {"argument": [2]}, {"argument": [0]}, {"argument": [-2]}, {"argument": [1, 1]}, {"argument": [1.0]}, {"argument": [True]},
+        {"argument": [-1]}, {"argument": 1}, {"mask": [1]}, {"mail": [1]}, {"mask": []}, {"parties": []}, {"parties": [1]},
+        {"parties": ["a", "a"], "argument": [1, 1], "mask": [-1, -1], "mail": [-1, -1]}, {"combine": "product"}, {"handler": "hush"},
+        {"round": 2**70}, {"round": "7"}, {"round": None}, {"phase": 1},
+        {"parcels": wire._Parcels(["b"], [""], [1], [1])}, {"parcels": wire._Parcels(["b"], [""], [0], [0])},
+        {"parcels": wire._Parcels(["b"], ["Sealed?"], [0], [1])}, {"parcels": wire._Parcels(["b"], [""], [0], [])},
     ],
 )  # fmt: skip
 def test_headers_that_lie_are_refused(changes: dict[str, Any]) -> None:
@@ -247,9 +249,10 @@ def test_parts_nobody_refers_to_are_refused() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"parties": ("b",)}, {"parties": ()}, {"house": ()}, {"house": ("MailPlan",)}, {"house": ("Reply",)}, {"reply": torch.tensor([-1])},
-        {"failures": {"b": ("crashed", "", "")}}, {"failures": {"a": ("bribed", "", "")}}, {"failures": {"a": ("crashed",)}},
-        {"senders": ("a",)}, {"senders": ("b",)},
+        {"parties": ["b"]}, {"parties": []}, {"house": []}, {"house": ["MailPlan"]}, {"house": ["Reply"]}, {"reply": [-1]},
+        {"reply": [1.0]}, {"failed": ["b"], "failures": ["crashed", "", ""]}, {"failed": ["a"], "failures": ["bribed", "", ""]},
+        {"failed": ["a"], "failures": ["crashed"]}, {"failed": ["a"], "failures": ["crashed", "", ""]}, {"senders": ["a"]},
+        {"senders": ["b"]},
     ],
 )  # fmt: skip
 def test_outcomes_that_lie_are_refused(changes: dict[str, Any]) -> None:

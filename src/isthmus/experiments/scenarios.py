@@ -47,6 +47,8 @@ def build(*, dataset: str, partition: str | None, clients: int | None, split: st
 def parts_for(settings: Settings, scenario: AnyScenario) -> dict[str, Any]:
     """What each client is given: everything in one place for a pooled method, no cross edges for a method that must not know them."""
     if isinstance(scenario, GraphScenario):
+        if settings.method.cross_edges:
+            raise ConfigError(f"{settings.method.name} learns over edges between owners of one graph: give it a node data set")
         return {"central": pool_graphs(scenario.parts)} if settings.method.pooled else dict(scenario.parts)
     if settings.method.pooled:
         return {"central": scenario.whole}

@@ -10,8 +10,10 @@ encoding, reading by the library keeps the validated parser between us and anoth
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -26,9 +28,11 @@ from isthmus.federation.schema import DTYPES, Json, Sink, Source, schema
 from isthmus.records import Record
 
 R = TypeVar("R", bound=Record)
+Buffer = bytes | memoryview
 
 assert sys.byteorder == "little", "the wire format is little-endian"
 
+LARGE = 2**18
 FINITE = (Kind.MODEL, Kind.GRADIENT, Kind.EMBEDDING)
 # Possessive, and closed by the end of the text: nothing to backtrack into, so hostile quotes cost linear time.
 _STRINGS = re.compile(r'"(?:[^"\\]++|\\.?)*+(?:"|\Z)', re.DOTALL)
@@ -51,8 +55,25 @@ LIMITS = Limits()
 
 def encode(record: Record) -> bytes:
     """The bytes of a record."""
+    return b"".join(_pieces(record))
+
+
+def encode_large(record: Record) -> Buffer:
+    """The same; a large record as a view of numpy's memory, which comes in large pages: fresh memory is most of what such a copy costs."""
+    pieces = _pieces(record)
+    total = sum(map(len, pieces))
+    if total < LARGE:
+        return b"".join(pieces)
+    whole, at = np.empty(total, dtype=np.uint8), 0
+    for piece in pieces:
+        whole[at : at + len(piece)] = np.frombuffer(piece, dtype=np.uint8)
+        at += len(piece)
+    return whole.data
+
+
+def _pieces(record: Record) -> list[Buffer]:
     header, parts = _layout(record)
-    return b"".join([len(header).to_bytes(8, "little"), header, *(_raw(part) for part in parts)])
+    return [len(header).to_bytes(8, "little"), header, *(_raw(part) for part in parts)]
 
 
 def size(record: Record) -> int:
@@ -104,8 +125,12 @@ def _by_kind(message: Message, by_kind: dict[str, int]) -> None:
             _by_kind(value, by_kind)
 
 
-def decode(data: bytes, expected: type[R], limits: Limits = LIMITS) -> R:
-    """Read a record of exactly the type the receiver declares; anything else is a :class:`ProtocolError`."""
+def decode(data: Buffer, expected: type[R], limits: Limits = LIMITS) -> R:
+    """Read a record of exactly the type the receiver declares; anything else is a :class:`ProtocolError`.
+
+    Bytes are read by the safetensors library. A memoryview, which only an engine of one trust domain hands over, is read here, because
+    the library would have it copied once more.
+    """
     tree, tensors = _open(data, limits)
     source = _source(tensors)
     node = schema(expected)
@@ -149,20 +174,20 @@ def _layout(record: Record) -> tuple[bytes, list[Tensor]]:
     return text + b" " * (-len(text) % 8), [tensor for _, tensor in ordered]
 
 
-def _raw(tensor: Tensor) -> bytes:
+def _raw(tensor: Tensor) -> Buffer:
     # Not reshape: one number is contiguous whatever its stride, and keeps it.
     flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return flat.view(torch.uint8).numpy().data if flat.numel() else b""  # a view: the bytes are copied once, where they are joined
 
 
-def _open(data: bytes, limits: Limits) -> tuple[Json, dict[str, Tensor]]:
+def _open(data: Buffer, limits: Limits) -> tuple[Json, dict[str, Tensor]]:
     if len(data) > limits.max_bytes:
         raise ProtocolError(f"message of {len(data)} bytes exceeds the limit of {limits.max_bytes}")
     length = int.from_bytes(data[:8], "little") if len(data) >= 8 else -1
     if not 0 < length <= min(len(data) - 8, limits.max_header):
         raise ProtocolError("message is truncated or has no valid header")
     try:
-        header = json.loads(data[8 : 8 + length], object_pairs_hook=_no_duplicates)
+        header = json.loads(bytes(data[8 : 8 + length]), object_pairs_hook=_no_duplicates)
         metadata = header.pop("__metadata__")
         text = metadata.pop("isthmus")
         if metadata:
@@ -172,12 +197,33 @@ def _open(data: bytes, limits: Limits) -> tuple[Json, dict[str, Tensor]]:
         if _depth(text) > limits.max_depth:
             raise ProtocolError(f"message is nested deeper than {limits.max_depth}")
         tree = json.loads(text, object_pairs_hook=_no_duplicates)
-        tensors = safetensors.torch.load(data)
+        tensors = safetensors.torch.load(data) if isinstance(data, bytes) else _tensors(header, data[8 + length :])
     except ProtocolError:
         raise
     except Exception as error:
         raise ProtocolError(f"message is not a valid safetensors buffer ({type(error).__name__})") from None
     return tree, tensors
+
+
+def _tensors(header: Mapping[str, Mapping[str, Json]], body: memoryview) -> dict[str, Tensor]:
+    """Tensors copied out of a buffer, with the library's checks: known types, sizes that fit, no gap, no overlap, nothing left over."""
+    tensors, at = dict[str, Tensor](), 0
+    for name, entry in sorted(header.items(), key=lambda item: tuple(item[1]["data_offsets"])):
+        dtype, shape, (begin, end) = _TYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
+        if set(entry) != {"dtype", "shape", "data_offsets"} or not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
+            raise ProtocolError("message header is malformed")
+        if begin != at or end - begin != math.prod(shape) * dtype.itemsize or end > len(body):
+            raise ProtocolError("message header does not fit its tensors")
+        own = np.empty(end - begin, dtype=np.uint8)
+        own[:] = body[begin:end]
+        tensors[name] = torch.from_numpy(own).view(dtype).reshape(shape) if own.size else torch.empty(shape, dtype=dtype)
+        at = end
+    if at != len(body):
+        raise ProtocolError("message has bytes left over")
+    return tensors
+
+
+_TYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
 def _no_duplicates(pairs: list[tuple[str, Json]]) -> dict[str, Json]:

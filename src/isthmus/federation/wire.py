@@ -1,7 +1,7 @@
 """Calls and their outcomes as bytes, for engines whose parties live in another process.
 
 A *frame* is a few byte strings: a header and, behind it, every message once, encoded by `codec` exactly as the ledger counts it. The header
-is a record of columns, one entry per call, that points into the messages; a broadcast is therefore one message however many parties get it.
+is JSON, columns with an entry per call that point into the messages; a broadcast is therefore one message however many parties get it.
 Nothing here is pickled, and what is read is decided by the receiver:
 
 - a host reads calls against its own :class:`~isthmus.federation.roles.RoleTable`, so an unknown handler is refused before a message is
@@ -14,16 +14,16 @@ an engine may carry its parts apart; :func:`pack` and :func:`unpack` make one bu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar, get_args
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar, get_args
 
-import torch
 from torch import Tensor
 
 from isthmus.errors import ProtocolError, RunError, unknown
 from isthmus.federation import codec
-from isthmus.federation.codec import LIMITS, Limits
+from isthmus.federation.codec import LIMITS, Buffer, Limits
 from isthmus.federation.interface import Failure, FailureKind
 from isthmus.federation.messages import Message, PartyId
 from isthmus.federation.party import Combine, Invocation, Outcome, Parcel, Turn
@@ -32,7 +32,7 @@ from isthmus.federation.secure import MailOrder, MailPlan, Masked, MaskOrder
 from isthmus.privacy.masks import SumRoster, SumTag
 from isthmus.records import Record
 
-Frame = tuple[bytes, ...]
+Frame = tuple[Buffer, ...]
 R = TypeVar("R", bound=Record)
 S = TypeVar("S")
 
@@ -83,18 +83,18 @@ class _Mail(Record):
 
 
 @dataclass(frozen=True)
-class _Parcels(Record):
-    """Mail: the call it belongs to, the other end, what stands for its declared type (or nothing), and where its content is."""
+class _Parcels:
+    """Mail: the other end, what stands for its declared type (or nothing), the call it belongs to and the part with its content."""
 
-    call: Tensor
-    other: tuple[str, ...]
-    house: tuple[str, ...]
-    content: Tensor
+    other: list[str]
+    house: list[str]
+    call: list[int]
+    content: list[int]
 
 
 @dataclass(frozen=True)
-class _Calls(Record):
-    """Header of calls: one handler, one turn, one sequence; the columns are per call, ``NONE`` where there is nothing."""
+class _Calls:
+    """Header of calls: one handler, one turn, one sequence. ``argument``, ``mask``, ``mail`` name each call's parts, or ``NONE``."""
 
     role: str
     handler: str
@@ -104,37 +104,38 @@ class _Calls(Record):
     step: int
     sequence: int
     combine: str
-    parties: tuple[str, ...]
-    argument: Tensor
-    mask: Tensor
-    mail: Tensor
+    parties: list[str]
+    argument: list[int]
+    mask: list[int]
+    mail: list[int]
     parcels: _Parcels | None
 
 
 @dataclass(frozen=True)
-class _Outcomes(Record):
-    """Header of outcomes. ``house`` names the type of a reply that is not the declared one; failures are kind, detail, text."""
+class _Outcomes:
+    """Header of outcomes. ``house`` names the type of a reply that is not the declared one; ``failed`` has kind, detail and text of
+    each failure, three entries a party; ``senders`` are those that answered with mail, be it none."""
 
-    parties: tuple[str, ...]
-    reply: Tensor
-    house: tuple[str, ...]
-    failures: Mapping[str, tuple[str, ...]]
-    senders: tuple[str, ...]
-    """Parties that answered with mail, be it none."""
-    parcels: _Parcels
+    parties: list[str]
+    reply: list[int]
+    house: list[str]
+    failed: list[str]
+    failures: list[str]
+    senders: list[str]
+    parcels: _Parcels | None
 
 
 class Writer:
     """Encodes messages once each. Give the same one to several frames of a broadcast, and it is still encoded once."""
 
     def __init__(self) -> None:
-        self._encoded: dict[int, tuple[object, bytes]] = {}
+        self._encoded: dict[int, tuple[object, Buffer]] = {}
 
-    def encode(self, source: S, form: Callable[[S], Record]) -> bytes:
+    def encode(self, source: S, form: Callable[[S], Record]) -> Buffer:
         """The bytes of an object in the form that travels; made at most once."""
         key = id(source)
         if key not in self._encoded:
-            self._encoded[key] = source, codec.encode(form(source))  # the object is kept: its id stays its own
+            self._encoded[key] = source, codec.encode_large(form(source))  # the object is kept: its id stays its own
         return self._encoded[key][1]
 
 
@@ -142,7 +143,7 @@ class _Parts:
     """Messages behind a header, each once."""
 
     def __init__(self, writer: Writer) -> None:
-        self.writer, self.data, self._at = writer, list[bytes](), dict[int, int]()
+        self.writer, self.data, self._at = writer, list[Buffer](), dict[int, int]()
 
     def add(self, source: S | None, form: Callable[[S], Record]) -> int:
         if source is None:
@@ -173,9 +174,9 @@ def encode_calls(calls: Sequence[Invocation], writer: Writer | None = None) -> F
     turn = first.turn
     header = _Calls(
         first.role, first.handler, turn.incarnation, turn.phase, turn.round, turn.step, first.sequence, first.combine,
-        tuple(call.party for call in calls), _column(arguments), _column(masks), _column(mails), parcels,
+        [call.party for call in calls], arguments, masks, mails, parcels,
     )  # fmt: skip
-    return codec.encode(header), *parts.data
+    return _write_header(header), *parts.data
 
 
 def decode_calls(frame: Frame, table: RoleTable, limits: Limits = LIMITS) -> list[Invocation]:
@@ -189,7 +190,9 @@ def decode_calls(frame: Frame, table: RoleTable, limits: Limits = LIMITS) -> lis
     if not parties or len(set(parties)) != len(parties):
         raise ProtocolError("malformed call: it must name at least one party, and each once")
     n = len(parties)
-    arguments, masks, mails = (_list(column, n) for column in (header.argument, header.mask, header.mail))
+    arguments, masks, mails = header.argument, header.mask, header.mail
+    if not len(arguments) == len(masks) == len(mails) == n:
+        raise ProtocolError("malformed call: its columns do not fit")
     turn = Turn(header.incarnation, header.phase, header.round, header.step)
     inbox: list[list[Parcel]] = [[] for _ in parties]
     for k, sender, content in reader.parcels(header.parcels, n, signature.request) if header.parcels is not None else ():
@@ -214,7 +217,7 @@ def encode_outcomes(outcomes: Mapping[PartyId, Outcome], *, explain: bool = Fals
     """What became of calls. ``explain`` adds the texts of errors: only inside one trust domain, a text may hold data."""
     parts = _Parts(Writer())
     replies, house, senders = list[int](), list[str](), list[PartyId]()
-    failures: dict[PartyId, tuple[str, ...]] = {}
+    failed, failures = list[PartyId](), list[str]()
     mail: list[tuple[int, PartyId, Message]] = []
     for k, (party, outcome) in enumerate(outcomes.items()):
         try:
@@ -225,14 +228,15 @@ def encode_outcomes(outcomes: Mapping[PartyId, Outcome], *, explain: bool = Fals
         except ProtocolError as error:  # the right type with wrong contents: this party's failure, nobody else's
             outcome = Failure("protocol", type(error).__name__, error)
         if isinstance(outcome, Failure):
-            failures[party] = (outcome.kind, outcome.detail, str(outcome.cause or "") if explain else "")
+            failed.append(party)
+            failures += [outcome.kind, outcome.detail, str(outcome.cause or "") if explain else ""]
         elif isinstance(outcome, tuple):
             senders.append(party)
             mail += [(k, parcel.receiver, parcel.content) for parcel in outcome]
         replies.append(parts.add(outcome, _itself) if isinstance(outcome, Message) else NONE)
         house.append(_house(outcome) if isinstance(outcome, Message) else "")
-    header = _Outcomes(tuple(outcomes), _column(replies), tuple(house), failures, tuple(senders), _parcels(mail, parts))
-    return codec.encode(header), *parts.data
+    header = _Outcomes(list(outcomes), replies, house, failed, failures, senders, _parcels(mail, parts) if mail else None)
+    return _write_header(header), *parts.data
 
 
 def decode_outcomes(frame: Frame, calls: Sequence[Invocation], table: RoleTable, limits: Limits = LIMITS) -> dict[PartyId, Outcome]:
@@ -243,24 +247,27 @@ def decode_outcomes(frame: Frame, calls: Sequence[Invocation], table: RoleTable,
     if set(header.parties) != set(asked) or len(header.parties) != len(asked):
         raise ProtocolError("malformed outcome: other parties answered than were called")
     parties, n = header.parties, len(header.parties)
-    if len(header.house) != n or not set(header.senders) <= set(asked) or not header.failures.keys() <= set(asked):
+    named = {*header.senders, *header.failed}
+    if not len(header.house) == len(header.reply) == n or len(header.failures) != 3 * len(header.failed) or not named <= set(asked):
         raise ProtocolError("malformed outcome: its columns do not fit")
+    failures = {party: _failure(*header.failures[3 * k : 3 * k + 3]) for k, party in enumerate(header.failed)}
+    senders = set(header.senders)
     signature = table.signature(calls[0].role, calls[0].handler)
-    replies = _list(header.reply, n)
     outcomes: dict[PartyId, Outcome] = {}
     for k, party in enumerate(parties):
-        if party in header.failures:
-            outcomes[party] = _failure(header.failures[party])
-        elif party in header.senders:
+        at = header.reply[k]
+        if party in failures:
+            outcomes[party] = failures[party]
+        elif party in senders:
             outcomes[party] = ()
         else:
-            outcomes[party] = reader.message(replies[k], _replied(header.house[k], signature, asked[party], replies[k]))
-    for k, receiver, content in reader.parcels(header.parcels, n, signature.reply):
+            outcomes[party] = reader.message(at, _replied(header.house[k], signature, asked[party], at))
+    for k, receiver, content in reader.parcels(header.parcels, n, signature.reply) if header.parcels is not None else ():
         sent = outcomes[parties[k]]
         if not isinstance(sent, tuple):
             raise ProtocolError("malformed outcome: mail of a party that sent none")
         outcomes[parties[k]] = (*sent, Parcel(parties[k], receiver, content))
-    if header.senders and not signature.sends:
+    if senders and not signature.sends:
         raise ProtocolError(f"malformed outcome: {calls[0].handler} sends no mail")
     reader.finish()
     return outcomes
@@ -278,10 +285,7 @@ def _replied(house: str, signature: Signature, call: Invocation, at: int) -> typ
     return wanted
 
 
-def _failure(columns: Sequence[str]) -> Failure:
-    if len(columns) != 3:
-        raise ProtocolError("malformed outcome: a failure is kind, detail and text")
-    kind, detail, text = columns
+def _failure(kind: str, detail: str, text: str) -> Failure:
     for known in get_args(FailureKind):
         if kind == known:
             return Failure(known, detail[:200], RunError(text) if text else None)
@@ -293,8 +297,7 @@ def _failure(columns: Sequence[str]) -> Failure:
 
 def _parcels(mail: Sequence[tuple[int, PartyId, Message]], parts: _Parts) -> _Parcels:
     contents = [parts.add(content, _itself) for _, _, content in mail]
-    house = tuple(_house(content) for _, _, content in mail)
-    return _Parcels(_column([k for k, _, _ in mail]), tuple(other for _, other, _ in mail), house, _column(contents))
+    return _Parcels([other for _, other, _ in mail], [_house(content) for _, _, content in mail], [k for k, _, _ in mail], contents)
 
 
 def _itself(message: Message) -> Message:
@@ -311,15 +314,39 @@ def _declared(wanted: type[Message] | None, handler: str, at: int) -> type[Messa
     return wanted
 
 
-def _column(values: Iterable[int]) -> Tensor:
-    return torch.tensor(list(values), dtype=torch.int64)
+def _write_header(header: object) -> bytes:
+    return json.dumps(asdict(header), separators=(",", ":")).encode()  # type: ignore[call-overload]
 
 
-def _list(column: Tensor, length: int) -> list[int]:
-    if column.dtype != torch.int64 or column.shape != (length,):
-        raise ProtocolError("malformed frame: a column has the wrong length")
-    values: list[int] = column.tolist()
-    return values
+H = TypeVar("H")
+_COLUMNS: dict[str, Callable[[Any], bool]] = {
+    "str": lambda value: type(value) is str,
+    "int": lambda value: type(value) is int and -(2**63) <= value < 2**63,
+    "list[str]": lambda value: type(value) is list and all(type(one) is str for one in value),
+    "list[int]": lambda value: type(value) is list and all(type(one) is int for one in value),
+}
+
+
+def _read_header(data: Buffer, kind: type[H], limits: Limits) -> H:
+    """A header of exactly this form."""
+    if len(data) > limits.max_header:
+        raise ProtocolError(f"a header of {len(data)} bytes exceeds the limit of {limits.max_header}")
+    try:
+        raw = json.loads(bytes(data))
+    except (ValueError, RecursionError):
+        raise ProtocolError("malformed frame: its header is no JSON") from None
+    return _columns(raw, kind)
+
+
+def _columns(raw: Any, kind: type[H]) -> H:
+    if type(raw) is not dict or raw.keys() != kind.__dataclass_fields__.keys():  # type: ignore[attr-defined]
+        raise ProtocolError("malformed frame: its header has other columns")
+    for name, column in kind.__dataclass_fields__.items():  # type: ignore[attr-defined]
+        if column.type == "_Parcels | None":
+            raw[name] = None if raw[name] is None else _columns(raw[name], _Parcels)
+        elif not _COLUMNS[column.type](raw[name]):
+            raise ProtocolError(f"malformed frame: {name} in its header is no {column.type}")
+    return kind(**raw)
 
 
 class _Reader:
@@ -331,8 +358,8 @@ class _Reader:
         self.frame, self.limits = frame, limits
         self._read: dict[int, Record] = {}
 
-    def header(self, kind: type[R]) -> R:
-        return codec.decode(self.frame[0], kind, self.limits)
+    def header(self, kind: type[H]) -> H:
+        return _read_header(self.frame[0], kind, self.limits)
 
     def part(self, at: int, kind: type[R]) -> R | None:
         if at == NONE:
@@ -351,10 +378,10 @@ class _Reader:
 
     def parcels(self, columns: _Parcels, calls: int, declared: type[Message] | None) -> list[tuple[int, PartyId, Message]]:
         n = len(columns.other)
-        if len(columns.house) != n:
+        if not len(columns.house) == len(columns.call) == len(columns.content) == n:
             raise ProtocolError("malformed frame: mail has columns of different length")
         mail = []
-        for k, other, house, at in zip(_list(columns.call, n), columns.other, columns.house, _list(columns.content, n), strict=True):
+        for k, at, other, house in zip(columns.call, columns.content, columns.other, columns.house, strict=True):
             kind = HOUSE.get(house) if house else declared
             content = self.part(at, kind) if kind is not None else None
             if content is None or not 0 <= k < calls:

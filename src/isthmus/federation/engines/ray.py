@@ -36,13 +36,14 @@ import ray.exceptions
 import torch
 
 from isthmus.errors import ConfigError, IsthmusError, RunError
+from isthmus.federation.codec import Buffer
 from isthmus.federation.engines.remote import Place, RemoteEngine
 from isthmus.federation.host import FrameKind, Order, PartyHost
 from isthmus.federation.interface import Failure
 from isthmus.federation.messages import ClientId, PartyId, address
 from isthmus.federation.party import Store
 from isthmus.federation.roles import RoleTable
-from isthmus.federation.wire import Frame
+from isthmus.federation.wire import Frame, pack, unpack
 from isthmus.seeds import Stream
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,8 @@ SHARED = 2**18
 _CONNECT_SECONDS = 10.0
 _LONGEST_FOLDER = 40  # a path longer than this leaves no room for ray's sockets (107 characters in all)
 
-Buffers = Sequence[np.ndarray]
+SMALL = 2**16
+Bundle = bytes | list[np.ndarray]
 
 
 class Cluster:
@@ -148,6 +150,9 @@ class RayEngine(RemoteEngine):
     def __init__(self, parts: Mapping[ClientId, Any], table: RoleTable, config: Any, stream: Stream, *, wire: bool = False,
                  cohort: bool = False, address: str | None = None, actors: int | None = None,
                  cluster: Cluster | None = None) -> None:  # fmt: skip
+        for role in table.roles.values():
+            if role.cls.__module__ == "__main__":
+                raise ConfigError(f"actors cannot import {role.cls.__name__} from a script: move the method into a module of its own")
         self._actors: dict[Place, Any] = {}
         self._late: dict[Place, Any] = {}
         self._store: Callable[[PartyId], Store] | None = None
@@ -253,16 +258,16 @@ class RayEngine(RemoteEngine):
                 answers[place] = Failure("crashed", "actor is gone")
                 continue
             shared = {k: put[id(part)] for k, part in enumerate(frame) if id(part) in put}
-            own = [_array(part) for k, part in enumerate(frame) if k not in shared]
-            refs[place] = actor.handle.remote(kind, own, list(shared), *shared.values())
+            own = _bundle([part for k, part in enumerate(frame) if k not in shared])
+            refs[place] = actor.handle.remote(kind, own, list(shared), *shared.values()) if shared else actor.handle.remote(kind, own)
         for place, ref in refs.items():
             answers[place] = self._answer(place, ref, deadline)
         return answers
 
     def _answer(self, place: Place, ref: Any, deadline: float | None) -> Frame | Failure:
         try:
-            found: Buffers = ray.get(ref, timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
-            return tuple(part.tobytes() for part in found)
+            found: Bundle = ray.get(ref, timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+            return tuple(_parts(found))
         except ray.exceptions.GetTimeoutError:
             self._late[place] = ref
             return Failure("timeout", "no answer in time")
@@ -291,16 +296,24 @@ class _Actor:
     def keep_tags(self, stores: Mapping[PartyId, Store]) -> None:
         self.host.keep_tags(stores.__getitem__)
 
-    def handle(self, kind: FrameKind, own: Buffers, places: Sequence[int], *shared: np.ndarray) -> Buffers:
-        parts = list(own)
+    def handle(self, kind: FrameKind, own: Bundle, places: Sequence[int] = (), *shared: np.ndarray) -> Bundle:
+        parts = _parts(own)
         for k, part in zip(places, shared, strict=True):
-            parts.insert(k, part)
-        answer = self.host.handle(kind, tuple(part.tobytes() for part in parts))
-        return [_array(part) for part in answer]
+            parts.insert(k, part.data)
+        return _bundle(self.host.handle(kind, tuple(parts)))
 
 
-def _array(part: bytes) -> np.ndarray:
+def _array(part: Buffer) -> np.ndarray:
     return np.frombuffer(part, dtype=np.uint8)
+
+
+def _bundle(parts: Sequence[Buffer]) -> Bundle:
+    """What ray is given: small parts as one byte string, which travels inside the call; large ones as arrays, which it shares."""
+    return pack(tuple(parts)) if sum(map(len, parts)) < SMALL else [_array(part) for part in parts]
+
+
+def _parts(bundle: Bundle) -> list[Buffer]:
+    return list(unpack(bundle)) if isinstance(bundle, bytes) else [part.data for part in bundle]
 
 
 def _first_line(error: BaseException) -> str:
