@@ -47,7 +47,7 @@ from isthmus.nn.backbone import Backbone
 from isthmus.nn.inputs import Inputs, build_inputs, stack_inputs
 from isthmus.nn.memory import Workspace
 from isthmus.nn.operand import LAYER_NORM_EPS, build_operand
-from isthmus.nn.sparse import Sparse, canonical
+from isthmus.nn.sparse import Sparse, canonical, vertical
 from isthmus.records import Record
 
 
@@ -71,7 +71,8 @@ class FedGCNConfig(FedAvgConfig):
             raise ConfigError(f"exact sums are those of a GCN's layers: use backbone=gcn, or legacy=true for {self.backbone}")
         layers = len(self.hidden) + (0 if self.head else 1)
         if self.exact and layers > 2:
-            raise ConfigError(f"sums of 2 hops are exact for at most 2 layers, hidden={list(self.hidden)} makes {layers}: use fewer, or legacy=true")
+            hidden = list(self.hidden)
+            raise ConfigError(f"sums of 2 hops are exact for at most 2 layers, hidden={hidden} makes {layers}: use fewer, or legacy=true")
 
     @property
     def options(self) -> dict[str, Any]:
@@ -204,8 +205,7 @@ def exact_inputs(data: NodeData, model: Backbone, near: Neighbourhood, mask: Ten
     hidden: tuple[Sparse, ...] = ()
     if model.hops == 2:
         part = matrix[orders[1]][:, orders[0]].tocsr()
-        part.resize(padded[1], padded[0])
-        hidden = (Sparse(canonical(part, dtype)),)
+        hidden = (Sparse(vertical([canonical(part, dtype)], padded[1], padded[0])),)
     rows = torch.from_numpy(last)
     y, weight = torch.zeros(padded[-1], dtype=torch.int64), torch.zeros(padded[-1], dtype=dtype)
     y[: len(rows)] = data.y[rows].clamp(min=0)
@@ -239,7 +239,7 @@ def in_degree(data: NodeData) -> NDArray[np.float64]:
     _, target = _inner_arcs(data)
     arriving = ~data.cross.outgoing.numpy()
     crossing = np.bincount(data.cross.own.numpy()[arriving], weights=data.cross.weight.numpy()[arriving], minlength=data.num_nodes)
-    return 1.0 + np.bincount(target, minlength=data.num_nodes) + crossing
+    return (1.0 + np.bincount(target, minlength=data.num_nodes) + crossing).astype(np.float64)
 
 
 def extended_data(data: NodeData, near: Neighbourhood) -> NodeData:
@@ -298,7 +298,7 @@ class FedGCNCohort(FedAvgCohort):
 class FedGCNClient(FedAvgClient[ConfigT], Generic[ConfigT]):
     """FedAvg's client, after it has heard from its neighbours."""
 
-    state: FedGCNState  # type: ignore[assignment]
+    state: FedGCNState
     cohort: ClassVar[type[Cohort[Any]] | None] = FedGCNCohort
 
     def setup(self) -> None:
@@ -367,7 +367,7 @@ class FedGCNClient(FedAvgClient[ConfigT], Generic[ConfigT]):
             found = np.searchsorted(slots.ids.numpy()[order], self.cross.other.numpy()[arcs])
             listed = slots.ids.numpy()[order]
             if (found >= len(order)).any() or not np.array_equal(listed[found], self.cross.other.numpy()[arcs]):
-                raise DataError(f"{self.party} has cross edges to {client} that {client} does not list; both ends must list every cross edge")
+                raise DataError(f"{client} does not list all its cross edges with {self.party}: both ends must list every cross edge")
             rows = slots.slots.numpy()[order][found]
             matrix = _summed(self.cross.weight.numpy()[arcs].astype(np.float64), rows, self.cross.own.numpy()[arcs],
                              (slots.count, self.data.num_nodes))  # fmt: skip
@@ -384,8 +384,8 @@ class FedGCNClient(FedAvgClient[ConfigT], Generic[ConfigT]):
         sums = matrix @ (features / np.sqrt(degree)[:, None])
         if total is not None:
             sums[self._arriving_rows()] += total.sums.numpy()
-        sums = torch.from_numpy(sums / np.sqrt(degree)[:, None]).to(self.config.dtype)
-        self.state = replace(self.state, near=Neighbourhood(torch.zeros(0, dtype=torch.int64), sums, None, None, None, None, None))
+        exact = torch.from_numpy(sums / np.sqrt(degree)[:, None]).to(self.config.dtype)
+        self.state = replace(self.state, near=Neighbourhood(torch.zeros(0, dtype=torch.int64), exact, None, None, None, None, None))
 
     @handler
     def give_far(self) -> Mapping[PartyId, FarSums]:
@@ -466,8 +466,8 @@ class FedGCNClient(FedAvgClient[ConfigT], Generic[ConfigT]):
         if near is None:
             source, target, owner = self._all_arcs()
             empty = torch.zeros(0, self.data.num_features)
-            edges, owners = torch.stack([source, target]), torch.stack([owner, owner])
-            near = Neighbourhood(torch.zeros(0, dtype=torch.int64), None, None, None, empty, edges, owners)
+            none = torch.zeros(0, dtype=torch.int64)
+            near = Neighbourhood(none, None, None, None, empty, torch.stack([source, target]), torch.stack([owner, owner]))
         assert near.x is not None and near.edges is not None and near.owner is not None
         owners = [near.owner]
         for part in parts:  # an arc's owner number belongs to whichever end is foreign to the teller
@@ -531,7 +531,7 @@ METHOD = register(
         fedavg.METHOD,
         name="fedgcn",
         summary="neighbour sums exchanged once, exact over 0, 1 or 2 hops, then FedAvg",
-        reference="Yao et al., FedGCN: Convergence-Communication Tradeoffs in Federated Training of Graph Convolutional Networks, NeurIPS 2023",
+        reference="Yao et al., FedGCN: Convergence-Communication Tradeoffs in Federated Training of GCNs, NeurIPS 2023",
         config=FedGCNConfig,
         phases=(setup_phase, Phase("exchange", exchange_round, rounds=1, setup=True), train_phase),
         roles={"client": Role(FedGCNClient)},

@@ -10,8 +10,9 @@
     G_S                     `NsfStep.gradient`
 
 Training is FedSGD: one averaged gradient per round, one Adam step at the server. The reference code steps an identical Adam at every party
-(12.2); the trajectory is the same. S of HOP2VEC is held by the server (``nsf_at=server``) or replicated (``nsf_at=clients``, the paper's 5.3:
-every client steps its copy on the same gradient and says the copy's fingerprint, so that a drift stops the run). Both give the same bits.
+(12.2); the trajectory is the same. S of HOP2VEC is held by the server (``nsf_at=server``) or replicated (``nsf_at=clients``, the paper's
+5.3: every client steps its copy on the same gradient and says the copy's fingerprint, so that a drift stops the run). Both give the same
+bits.
 
 # Differs from the paper: Adam in place of plain gradient descent, as its code does; plain descent with ``optimizer=sgd``.
 # Differs from the paper: protocol=hardened is the default (`structure/powers.py`), protocol=published is as printed. Accuracy differs by
@@ -36,27 +37,19 @@ from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import Count, Embedding, Gradient, Identifier, Message, Model, PartyId
 from isthmus.federation.roles import Cohort, Role, handler
 from isthmus.federation.schema import OnlyTotal, ScaledRows
-from isthmus.methods.evaluation import Detail, Evaluation, detail, tally
+from isthmus.methods.evaluation import Detail, Evaluation, Tally, detail, tally
 from isthmus.methods.learners import dropout_source
 from isthmus.methods.registry import Log, Method, Phase, register
+from isthmus.methods.structure.config import PowerConfig
+from isthmus.methods.structure.directory import PowerState, agree_on_edges, block_of, make_directory
 from isthmus.methods.structure.features import degree_feature, degrees, random_feature, walk_feature
-from isthmus.methods.structure.powers import (
-    PowerClient,
-    PowerConfig,
-    PowerState,
-    Structured,
-    agree_on_edges,
-    block_of,
-    make_directory,
-    next_power,
-    power_sheet,
-)
+from isthmus.methods.structure.powers import PowerClient, Structured, next_power, power_sheet
 from isthmus.methods.training import ModelCohort, Size, total_samples
 from isthmus.nn.inputs import Inputs, stack_inputs
 from isthmus.nn.loss import Shifted, get_loss
 from isthmus.nn.optim import OptimizerState, fresh_state, step_plan, take_step
 from isthmus.nn.structure import Group, Matrix, Reach, StructureNet
-from isthmus.nn.train import gradients, predict
+from isthmus.nn.train import gradients
 from isthmus.records import Record
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights, get_weights, num_values, scaled
@@ -283,7 +276,9 @@ class FedStructCohort(Cohort[Any]):
         shares = [client.samples() / task.total for client in self.clients]
         dropout = dropout_source(config, [client.stream for client in self.clients])
         generators = [client.stream("structure").torch() for client in self.clients] if config.dropout else None
-        feature, structure, nsf_grad = joint_gradients(self.clients[0], task.weights, nsf, self.inputs, self.group, dropout, generators, shares)
+        feature, structure, nsf_grad = joint_gradients(
+            self.clients[0], task.weights, nsf, self.inputs, self.group, dropout, generators, shares
+        )
         share = torch.tensor(shares, dtype=torch.float64)
         count = len(self.parties)
         grads: Any = {name: ScaledRows(tensor, share) for name, tensor in feature.items()}
@@ -336,12 +331,16 @@ class FedStructClient(PowerClient[FedStructConfig]):
     def training_reach(self) -> Reach:
         """Abar's rows of the training nodes."""
         rows = torch.nonzero(self.data.train).flatten().numpy()
-        return self._derived("train", lambda blocks: Reach.of([block_of(block)[rows] for block in blocks], self.config.dtype))
+        reach: Reach = self._derived("train", lambda blocks: Reach.of([block_of(block)[rows] for block in blocks], self.config.dtype))
+        return reach
 
     @property
     def all_rows(self) -> tuple[Matrix, ...]:
         """Abar's rows of all own nodes, over all nodes."""
-        return self._derived("all", lambda blocks: tuple(Matrix.of(block_of(block), self.config.dtype) for block in blocks))
+        rows: tuple[Matrix, ...] = self._derived(
+            "all", lambda blocks: tuple(Matrix.of(block_of(block), self.config.dtype) for block in blocks)
+        )
+        return rows
 
     def _derived(self, name: str, make: Any) -> Any:
         """Made from state, so made again when that is another."""
@@ -493,7 +492,8 @@ def init(view: View, config: FedStructConfig, common: Stream) -> ServerState:
     if not view.alike or view.task != "node":
         raise ConfigError("fedstruct classifies nodes of one graph: clients must have the same features and classes; try fedavg")
     weights = first_weights(config, get_weights(config.first_model(view, common)), view.num_classes, common)
-    return ServerState(weights, fresh_state(config.optimizer, weights), 0.0, Structured(0, 0, 0, 0.0, 0), None, OptimizerState((0,), {}, {}))
+    nothing = OptimizerState((0,), {}, {})
+    return ServerState(weights, fresh_state(config.optimizer, weights), 0.0, Structured(0, 0, 0, 0.0, 0), None, nothing)
 
 
 def setup_round(state: ServerState, federation: Federation, config: FedStructConfig) -> tuple[ServerState, Log]:
@@ -527,6 +527,8 @@ def train_round(state: ServerState, federation: Federation, config: FedStructCon
         step = federation.sum(FedStructClient.gradient, Task(state.weights, state.nsf, state.total))
         weights, optimizer = config.stepped(state.weights, step.gradients, state.optimizer)
         state = replace(state, weights=weights, optimizer=optimizer)
+        if step.nsf is None:
+            continue
         if config.replicated:
             _check_replicas(federation.call(FedStructClient.advance, NsfStep(step.nsf)))
         elif state.nsf is not None:
@@ -560,7 +562,7 @@ def _check_replicas(replies: Mapping[PartyId, Fingerprint]) -> None:
     first = next(iter(values.values()))
     strayed = [party for party, value in values.items() if value != first]
     if strayed:
-        raise RunError(f"structure features of {', '.join(strayed)} differ from the others' copies: resume the run from its last checkpoint")
+        raise RunError(f"structure features of {', '.join(strayed)} differ from the others' copies: resume the run from a checkpoint")
 
 
 def facts(state: ServerState, config: FedStructConfig, scenario: Any) -> dict[str, Any]:
@@ -612,14 +614,12 @@ def _owned_state(state: OptimizerState) -> OptimizerState:
 
 def _stack_evaluations(rows: Collection[Evaluation]) -> Evaluation:
     """Tallies of many clients as tensors, one value each."""
-    from isthmus.methods.evaluation import Tally
-
     parts: dict[str, Any] = {}
     for part in next(iter(rows)).parts:
         tallies = [row.parts[part] for row in rows]
-        columns: list[Any] = [torch.tensor([getattr(t, name) for t in tallies]) for name in ("correct", "total")]
-        losses: Any = torch.tensor([t.loss for t in tallies], dtype=torch.float64)
-        parts[part] = Tally(*columns, losses)
+        correct, total = (torch.tensor([getattr(t, name) for t in tallies]) for name in ("correct", "total"))
+        stacked: dict[str, Any] = {"correct": correct, "total": total, "loss": torch.tensor([t.loss for t in tallies], dtype=torch.float64)}
+        parts[part] = Tally(**stacked)
     return Evaluation(parts)
 
 

@@ -117,7 +117,7 @@ class Shifted:
 
     def _value(self, logits: Tensor, inputs: Inputs) -> Tensor:
         total = logits + self.shift
-        total.register_hook(self._keep)
+        total.register_hook(self._keep)  # type: ignore[no-untyped-call]
         return self.base.value(total, inputs)
 
     def _value_and_grad(self, logits: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:

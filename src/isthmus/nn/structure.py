@@ -13,9 +13,8 @@ Without hidden layers g is linear; without layers at all (the direct form of HOP
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from isthmus.errors import ConfigError
-from isthmus.nn.kernels import Array, compiled, spmm, split
+from isthmus.nn.kernels import Array, compiled, split, spmm
 from isthmus.nn.layers import LinearLayer
 from isthmus.nn.sparse import Sparse, canonical
 from isthmus.seeds import Stream

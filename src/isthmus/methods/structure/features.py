@@ -25,7 +25,8 @@ def degrees(data: NodeData) -> NDArray[np.int64]:
     own, out = data.cross.own.numpy(), data.cross.outgoing.numpy()
     ends = [*data.edge_index.numpy(), own[out], own[~out]]
     both = np.sum([np.bincount(end, minlength=data.num_nodes) for end in ends], axis=0)
-    return np.rint(both / 2).astype(np.int64)
+    degree: NDArray[np.int64] = np.rint(both / 2).astype(np.int64)
+    return degree
 
 
 def degree_feature(degree: NDArray[np.int64], width: int) -> Tensor:
