@@ -142,7 +142,7 @@ class PowerClient(DirectoryClient[ConfigT], Generic[ConfigT]):
             if self.config.prunes and self.config.prune_mode == "block" and stripe.power > 1:
                 product = keep_largest_by_owner(as_csr(product), owner, self._block_limit(client))
             if self.hardened or client == self.party or entries(product):
-                mail[client] = Product(tensor_of(as_csr(product) if self.hardened else stored(product)))
+                mail[client] = Product(tensor_of(as_csr(product) if self.hardened else _smaller(product)))
         return mail
 
     def _block_limit(self, receiver: str) -> int:
@@ -354,6 +354,15 @@ def power_sheet(config: PowerConfig, setup: str, powers: str) -> tuple[Disclosur
 
 
 # -- tools -------------------------------------------------------------------------------------------------------------------------
+
+
+def _smaller(block: Block) -> Block:
+    """Dense or sparse, whichever takes less on the wire: a sparse entry is a value and a column of 8 bytes."""
+    size, found = block.shape[0] * block.shape[1], entries(block)
+    dense = size * block.dtype.itemsize < found * (block.dtype.itemsize + 8)
+    if isinstance(block, np.ndarray):
+        return block if dense else as_csr(block)
+    return block.toarray() if dense else block
 
 
 def _diagonal(block: Block, columns: NDArray[np.int64]) -> NDArray[np.floating]:
