@@ -16,7 +16,8 @@ bits.
 
 # Differs from the paper: Adam in place of plain gradient descent, as its code does; plain descent with ``optimizer=sgd``.
 # Differs from the paper: protocol=hardened is the default (`structure/powers.py`), protocol=published is as printed. Accuracy differs by
-# how powers are cut only; without pruning both give the same Abar.
+# how powers are cut only; without pruning both give the same Abar. Numbering of columns and S's start are then secrets of their owners, so
+# two hardened runs of one seed differ, as two runs with noise do; a resumed run goes on with the same secrets.
 # Differs from the paper: in the direct form S has a learning rate of its own and no weight decay. With the printed ones S hardly moves
 # and nothing is gained from structure (spec 13.14).
 """
@@ -358,7 +359,9 @@ class FedStructClient(PowerClient[FedStructConfig]):
         """S_i."""
         config, columns = self.config, self.state.columns
         if config.nsf == "hop2vec":
-            values = random_feature(self.data.num_nodes, self.net.width, self.stream("nsf"))
+            # Whoever could repeat the draws would know whose row is whose, whatever the columns are called.
+            draws = self.secret_generator("nsf") if self.hardened else self.stream("nsf")
+            values = random_feature(self.data.num_nodes, self.net.width, draws)
         elif config.nsf == "degree":
             values = degree_feature(degrees(self.data), config.nsf_dim)
         else:

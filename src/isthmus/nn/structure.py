@@ -163,9 +163,9 @@ class StructureNet:
     def _first(self, weights: Weights, nsf: Tensor) -> First:
         if self.widths is None:
             return First(None, None, nsf)
-        variance, mean = torch.var_mean(nsf, dim=1, correction=0, keepdim=True)
-        inverse = (variance + LAYER_NORM_EPS).rsqrt_()
-        normed = (nsf - mean).mul_(inverse)
+        normed = nsf - nsf.mean(dim=1, keepdim=True)
+        inverse = ((normed * normed).mean(dim=1, keepdim=True) + LAYER_NORM_EPS).rsqrt_()
+        normed.mul_(inverse)
         weight = weights["layers.0.weight"]
         shift = torch.addmv(weights["layers.0.bias"], weight.mT, weights["norm.beta"])
         return First(normed, inverse, torch.addmm(shift, normed, weights["norm.gamma"].unsqueeze(1) * weight))

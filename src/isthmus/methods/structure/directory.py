@@ -9,6 +9,7 @@ each edge the number. Both ends know the edge already. The same exchange shows w
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections import Counter
 from collections.abc import Mapping
@@ -134,6 +135,11 @@ class DirectoryClient(WeightedClient[ConfigT], Generic[ConfigT]):
     def hardened(self) -> bool:
         return self.config.protocol == "hardened"
 
+    def secret_generator(self, purpose: str) -> np.random.Generator:
+        """Randomness nobody else can repeat: from the party's secret, not from the run's seed, which all parties know."""
+        digest = hashlib.sha256(self.state.secret + purpose.encode()).digest()
+        return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "big")))
+
     # -- directory ---------------------------------------------------------------------------------------------------------------
 
     @handler
@@ -147,7 +153,7 @@ class DirectoryClient(WeightedClient[ConfigT], Generic[ConfigT]):
         owner, me = directory.owner, directory.clients.index(self.party)
         if self.hardened:
             mine = torch.nonzero(owner == me).flatten()
-            order = np.random.Generator(np.random.Philox(key=int.from_bytes(self.state.secret[:16], "big"))).permutation(len(mine))
+            order = self.secret_generator("columns").permutation(len(mine))
             columns, far = mine[torch.from_numpy(order)], torch.zeros(0, dtype=torch.int64)
         else:
             columns = torch.searchsorted(directory.ids, self.data.node_id)

@@ -41,6 +41,8 @@ def walk_feature(diagonal: Tensor, degree: NDArray[np.int64], width: int) -> Ten
     return torch.cat([diagonal, degree_feature(degree, width - diagonal.shape[1]).to(diagonal.dtype)], dim=1)
 
 
-def random_feature(nodes: int, width: int, stream: Stream) -> Tensor:
-    """(n, width), HOP2VEC's start."""
-    return torch.randn(nodes, width, generator=stream.torch()) * SPREAD
+def random_feature(nodes: int, width: int, draws: Stream | np.random.Generator) -> Tensor:
+    """(n, width), HOP2VEC's start: from the run's streams, or from a generator only its owner can repeat."""
+    if isinstance(draws, Stream):
+        return torch.randn(nodes, width, generator=draws.torch()) * SPREAD
+    return torch.from_numpy(draws.normal(scale=SPREAD, size=(nodes, width)))
