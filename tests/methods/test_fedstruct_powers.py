@@ -25,7 +25,9 @@ PROTOCOLS = ("published", "hardened")
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("directed", [False, True])
-@pytest.mark.parametrize(("clients", "hops", "betas", "beta0"), [(1, 3, (), 0.0), (3, 4, (), 0.0), (5, 3, (0.5, 0.0, 0.25), 0.1), (3, 1, (), 0.0)])
+@pytest.mark.parametrize(("clients", "hops", "betas", "beta0"), [
+    (1, 3, (), 0.0), (3, 4, (), 0.0), (5, 3, (0.5, 0.0, 0.25), 0.1), (3, 1, (), 0.0),
+])  # fmt: skip
 def test_unpruned_rows_equal_the_dense_power(protocol: str, directed: bool, clients: int, hops: int, betas: Any, beta0: float) -> None:
     where = graph(clients=clients, directed=directed, isolated=2)
     run = powers(where, protocol=protocol, prune=0, structure_hops=hops, betas=betas, beta0=beta0)
