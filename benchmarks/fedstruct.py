@@ -21,7 +21,6 @@ import sys
 import time
 from typing import Any
 
-import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
@@ -181,9 +180,11 @@ def main() -> None:
     if options.part in (None, "rounds"):
         found = compare_rounds(options.rounds)
         seconds = found["round_seconds"]
-        print(f"round, Cora, 10 clients: {1000 * seconds['ours']:.1f} ms against {1000 * seconds['straightforward']:.1f} ms: "
-              f"{found['ratio']:.1f} times; same weights to {found['difference']:.1e} after 3 rounds; "
-              f"setup {found['setup_seconds']:.2f} s with messages, {found['straightforward_power_seconds']:.2f} s at one place")  # fmt: skip
+        print(
+            f"round, Cora, 10 clients: {1000 * seconds['ours']:.1f} ms against {1000 * seconds['straightforward']:.1f} ms: "
+            f"{found['ratio']:.1f} times; same weights to {found['difference']:.1e} after 3 rounds; "
+            f"setup {found['setup_seconds']:.2f} s with messages, {found['straightforward_power_seconds']:.2f} s at one place"
+        )
     if options.part in (None, "pubmed"):
         report(measured_apart("pubmed", 20, 0), "powers_peak_mb", MEMORY_LIMITS["pubmed"])
     if options.part in (None, "growth"):
@@ -200,8 +201,11 @@ def main() -> None:
 
 def report(row: dict[str, Any], key: str, limit: float) -> None:
     verdict = "below" if row[key] < limit else "ABOVE"
-    print(f"{row['nodes']:,} nodes, {row['hops']} hops: peak {row[key]:.0f} MB, {verdict} {limit:.0f} MB (data alone {row['data_mb']:.0f} MB); "
-          f"powers {row['power_seconds']:.1f} s CPU, {row['entries_per_row']:.1f} entries per row, {row['peer_mb']:.0f} MB between clients")  # fmt: skip
+    print(
+        f"{row['nodes']:,} nodes, {row['hops']} hops: peak {row[key]:.0f} MB, {verdict} {limit:.0f} MB "
+        f"(data alone {row['data_mb']:.0f} MB); powers {row['power_seconds']:.1f} s CPU, {row['entries_per_row']:.1f} entries per row, "
+        f"{row['peer_mb']:.0f} MB between clients"
+    )
 
 
 if __name__ == "__main__":

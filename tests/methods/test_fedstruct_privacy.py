@@ -1,4 +1,4 @@
-"""FedStruct's leaks are real in the published protocol and gone in the hardened one (spec 13.1, 13.6; 14: 11, 12). What remains is shown too."""
+"""FedStruct's leaks are real in the published protocol and gone in the hardened one (spec 13.1, 13.6; 14: 11, 12); and what remains."""
 
 from __future__ import annotations
 
