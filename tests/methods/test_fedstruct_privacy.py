@@ -20,7 +20,7 @@ from isthmus.experiments.folder import RunFolder
 from isthmus.federation.messages import Message
 from isthmus.federation.secure import Masked
 from isthmus.federation.transcript import Line, received
-from isthmus.methods.fedstruct import Step
+from isthmus.methods.structure.client import Step
 from isthmus.methods.structure.directory import block_of
 from isthmus.methods.structure.powers import Product
 from isthmus.privacy.attacks.labels import labels_from_signs
