@@ -144,7 +144,7 @@ class _Kit:
         """(P5) What a run shows is exactly the method's disclosure sheet."""
         experiment = self.experiment(self.scenario())
         experiment.loop.play()
-        wrong = differences(experiment.loop.sheet, self.method.discloses)
+        wrong = differences(experiment.loop.sheet, self.method.discloses_with(experiment.settings.method_config))
         assert not wrong, f"disclosure sheet of {self.method.name}: {'; '.join(wrong)}"
 
     def wire_coded_equals_local(self) -> None:

@@ -15,14 +15,18 @@ def command(
     method: Annotated[str, typer.Argument(help="Method; isthmus methods lists them.")],
     metric: Annotated[str, typer.Option(help="Score of the run; others than accuracy need more from the clients.")] = "accuracy",
     secure_sum: Annotated[bool, typer.Option("--secure-sum", help="As with --set secure_sum=true.")] = False,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Setting of the method as key=value, e.g. protocol=published.")] = None,
 ) -> None:
     """Print a method's disclosure sheet: which party sees which kind of thing, under which protection."""
+    from isthmus.experiments.config import parse_override, resolve
     from isthmus.experiments.disclosure import sheet_of
     from isthmus.federation.ledger import PROTECTIONS
     from isthmus.methods.registry import get_method
 
     entry = get_method(method)
-    lines = sheet_of(entry, metric=metric, secure_sum=secure_sum)
+    # Any data set does: a sheet depends on settings, not on data.
+    config = resolve(method, {"dataset": "csbm"}, dict(map(parse_override, set_))).method_config if set_ else None
+    lines = sheet_of(entry, metric=metric, secure_sum=secure_sum, config=config)
     rows = [(line.phase, line.sender, line.receiver, line.message.__name__, ", ".join(line.kinds), line.protection) for line in lines]
     print_table(("phase", "from", "to", "message", "kinds of content", "protection"), rows, f"What leaves a party in {entry.name}")
     console = stdout()

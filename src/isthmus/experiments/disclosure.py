@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from isthmus.errors import ConfigError
 from isthmus.federation.ledger import Disclosure
@@ -12,9 +13,12 @@ from isthmus.methods.registry import Method
 from isthmus.metrics.named import parse_metric
 
 
-def sheet_of(method: Method, *, metric: str = "accuracy", secure_sum: bool = False) -> tuple[Disclosure, ...]:
-    """All lines of a run's sheet. Scores beyond accuracy need counts by class; secure sums mask what is summed and need keys."""
-    lines = list(method.discloses)
+def sheet_of(method: Method, *, metric: str = "accuracy", secure_sum: bool = False, config: Any = None) -> tuple[Disclosure, ...]:
+    """All lines of a run's sheet. Scores beyond accuracy need counts by class; secure sums mask what is summed and need keys.
+
+    ``config``: the method's config, where its messages depend on it; None = the default.
+    """
+    lines = list(method.discloses if config is None else method.discloses_with(config))
     if parse_metric(metric) is not None:
         lines.append(Disclosure("evaluation", "client", "server", Detail, "summed" if secure_sum else "clear"))
     if not secure_sum:

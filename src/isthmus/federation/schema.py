@@ -69,6 +69,17 @@ class ScaledRows:
     scale: Tensor
 
 
+@dataclass(frozen=True)
+class OnlyTotal:
+    """A stack of ``parties`` rows of which only the sum was ever formed: for cohorts whose replies go into ``federation.sum``.
+
+    A single row stands for an equal part of the total. It has the right shape and the rows add up, but it is nobody's own message.
+    """
+
+    total: Tensor
+    parties: int
+
+
 class Node:
     """One place in a record. ``where`` names it in errors."""
 
@@ -279,10 +290,14 @@ class TensorNode(Node):
     def row(self, stack: Any, k: int) -> Tensor:
         if isinstance(stack, ScaledRows):
             return stack.tensor[k] * stack.scale[k]
+        if isinstance(stack, OnlyTotal):
+            return stack.total / stack.parties
         tensor: Tensor = stack[k].clone()  # what the server holds must not change while the cohort trains on
         return tensor
 
     def sum_rows(self, stack: Any) -> Tensor:
+        if isinstance(stack, OnlyTotal):
+            return stack.total
         if isinstance(stack, ScaledRows):
             flat = stack.tensor.reshape(stack.tensor.shape[0], -1)
             return (stack.scale.to(flat.dtype) @ flat).reshape(stack.tensor.shape[1:])

@@ -58,7 +58,8 @@ class Method:
         phases: In order.
         evaluate: ``(state, federation, config) -> {client: Evaluation}``; may use messages.
         roles: A class per role; ``client`` always.
-        discloses: The disclosure sheet, stated in advance.
+        discloses: The disclosure sheet, stated in advance; of the default config where it depends on that.
+        sheet: ``(config) -> disclosure sheet`` of a method whose messages depend on its config.
         preset: Paper whose settings apply by default; None for a baseline (by task: fedstruct for nodes, fedstar for graphs).
         cross_edges: Clients may know their cross edges. Otherwise the engine never hands them over.
         pooled: The method trains on the union of all data at one place (a reference, not a federation).
@@ -80,6 +81,7 @@ class Method:
     evaluate: Callable[[Any, Federation, Any], Mapping[PartyId, Evaluation]]
     roles: Mapping[str, Role]
     discloses: tuple[Disclosure, ...] = ()
+    sheet: Callable[[Any], tuple[Disclosure, ...]] | None = None
     preset: str | None = None
     cross_edges: bool = False
     pooled: bool = False
@@ -93,6 +95,10 @@ class Method:
         if "client" not in self.roles:
             raise ConfigError(f"method {self.name!r} must define the role 'client'")
         object.__setattr__(self, "table", RoleTable(self.roles))
+
+    def discloses_with(self, config: Any) -> tuple[Disclosure, ...]:
+        """The disclosure sheet of a run with this config."""
+        return self.discloses if self.sheet is None else self.sheet(config)
 
 
 _METHODS: dict[str, Method] = {}

@@ -104,6 +104,31 @@ def _softmax(classes: int, values: Array, y: int, out: Array) -> Any:
 _LOSSES = {"ce": Loss(ce, partial(_written_out, False)), "double_softmax": Loss(double_softmax, partial(_written_out, True))}
 
 
+class Shifted:
+    """A loss of logits to which something is added that does not come from the model: q = h + z (FedStruct, E1).
+
+    After a backward pass ``residual`` holds dL/dq (K p, C), which is the gradient of z too.
+    """
+
+    def __init__(self, base: Loss, shift: Tensor) -> None:
+        self.base, self.shift = base, shift
+        self.residual: Tensor
+        self.loss = Loss(self._value, self._value_and_grad)
+
+    def _value(self, logits: Tensor, inputs: Inputs) -> Tensor:
+        total = logits + self.shift
+        total.register_hook(self._keep)  # type: ignore[no-untyped-call]
+        return self.base.value(total, inputs)
+
+    def _value_and_grad(self, logits: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        value, grad = self.base.value_and_grad(logits + self.shift, inputs)
+        self._keep(grad.clone())  # the way back works in place
+        return value, grad
+
+    def _keep(self, grad: Tensor) -> None:
+        self.residual = grad
+
+
 def losses() -> tuple[str, ...]:
     """Names `get_loss` knows."""
     return tuple(sorted(_LOSSES))

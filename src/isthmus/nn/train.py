@@ -174,17 +174,19 @@ def gradients(
     weights: Weights,
     inputs: Inputs,
     *,
-    loss: str = "ce",
+    loss: str | Loss = "ce",
     frozen: Collection[str] = (),
     dropout: DropoutSource | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Gradients of each client's loss and the loss itself (K,), for methods that send gradients (FedSGD).
 
-    Weights of a cohort may be stacked or plain, as in `train_locally`; its gradients come stacked.
+    Weights of a cohort may be stacked or plain, as in `train_locally`; its gradients come stacked. ``loss`` may be a loss of the caller's
+    own, e.g. `isthmus.nn.loss.Shifted`.
     """
     weights = _for_clients(model, weights, inputs)
     trained = {name for name in weights if name not in set(frozen)}
-    grads, product_grads, client_loss = _upstream(model, weights, inputs, get_loss(loss), dropout, trained)
+    loss_function = loss if isinstance(loss, Loss) else get_loss(loss)
+    grads, product_grads, client_loss = _upstream(model, weights, inputs, loss_function, dropout, trained)
     _first_gradients(model, grads, product_grads, weights, inputs, trained)
     return {name: grads[name] for name in weights if name in trained}, client_loss
 

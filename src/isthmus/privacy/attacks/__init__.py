@@ -15,6 +15,7 @@ attack                                                     what the party saw   
 ``sums.difference_under_one_mask``                         two uploads under one mask             masks per tag
 ``shares.*``                                               shares of HiFGL as published           fresh masks, one share each
 ``structure.neighbours_from_hop_products``                 FedStruct's hop products per client    secure sum of the products
+``structure.reached_from_gradient``                        one client's gradient of all S rows    secure sum
 ``structure.entries_from_support``                         announced positions                    dummies
 ``relay.Relay``, ``relay.Puppets``                         session keys it carries                signed keys
 =========================================================  =====================================  ===========================

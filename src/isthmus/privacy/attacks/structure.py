@@ -1,4 +1,5 @@
-"""Neighbour lists from FedStruct's hop products (FedStruct spec, 13.1), and entries from an announced support.
+"""Neighbour lists from FedStruct's hop products (FedStruct spec, 13.1), nodes in reach from rows of a gradient that are not zero (13.6),
+and entries from an announced support.
 
 At hop 2 client i receives, from client k, the product of its edges into k with k's normalised adjacency. A node v of i with a single
 neighbour w in k receives row w as it is: the exact neighbour list of w and its degree. Known rows can be subtracted from others, and so on.
@@ -73,6 +74,23 @@ def neighbours_from_hop_products(
                 if len(unknown[other]) == 1:
                     single.append(other)
     return NeighbourLists(found)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Nodes (rows of the gradient) within reach of a client's labelled nodes."""
+
+    nodes: NDArray[np.int64]
+
+    def score(self, truth: NDArray[np.int64], party: str) -> Recovery:
+        """Against the nodes that really are within reach."""
+        return Recovery("reached_from_gradient", party, self.nodes.size, int(np.isin(self.nodes, truth).sum()), truth.size)
+
+
+def reached_from_gradient(gradient: NDArray[np.floating]) -> Reached:
+    """What the server reads from one client's gradient of the structure features, (n, d): dL/dS = Abar^T R, so a row that is not zero
+    belongs to a node within L_s hops of a labelled one. `labels.labels_from_signs` reads classes from rows that one node alone reaches."""
+    return Reached(np.flatnonzero(np.abs(gradient).max(axis=1) > 0))
 
 
 def entries_from_support(announced: NDArray[np.int64], truth: NDArray[np.int64], party: str) -> Recovery:
