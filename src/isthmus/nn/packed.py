@@ -21,7 +21,7 @@ Shapes: G graphs, n nodes, B graphs in a batch with m nodes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -213,6 +213,10 @@ class Batch:
         first = self.pack.ptr[self.graphs] - self.ptr[:-1]
         return torch.from_numpy(np.arange(self.num_nodes) + np.repeat(first, np.diff(self.ptr)))
 
+    def sizes(self, dtype: torch.dtype) -> Tensor:
+        """Nodes of each graph (B, 1)."""
+        return torch.from_numpy(np.diff(self.ptr)).to(dtype).unsqueeze(1)
+
     def affine(self, name: str, weight: Tensor, step: str | None = None) -> Tensor:
         """``[f | 1] W``, with ``step`` ``P [f | 1] W``: an affine map of constant inputs, differentiable in W.
 
@@ -293,6 +297,39 @@ def pack_graphs(data: Graphs, *, extra: Mapping[str, Tensor] | None = None, dtyp
         ones = sp.csr_matrix(np.ones((data.num_nodes, 1)))
         features[name] = sp.csr_matrix(sp.hstack([matrix.astype(np.float64), ones], format="csr"))
     return Pack(data, features, dtype)
+
+
+@dataclass(frozen=True)
+class _OneGraph:
+    """Nodes of one graph as a set of one graph."""
+
+    x: Tensor
+    edge_index: Tensor
+    num_nodes: int
+    num_classes: int
+    y: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
+    num_graphs: int = 1
+
+    @property
+    def ptr(self) -> Tensor:
+        return torch.tensor([0, self.num_nodes])
+
+    @property
+    def edge_ptr(self) -> Tensor:
+        return torch.tensor([0, self.edge_index.shape[1]])
+
+    @property
+    def num_features(self) -> int:
+        return int(self.x.shape[1])
+
+
+def node_batch(
+    x: Tensor, edge_index: Tensor, y: Tensor, num_classes: int, *, extra: Mapping[str, Tensor] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Batch:  # fmt: skip
+    """All nodes of one graph as a batch whose ``y`` are the classes of its nodes, for models that do not pool; -1 counts as class 0."""
+    pack = pack_graphs(_OneGraph(x, edge_index, int(y.numel()), num_classes), extra=extra, dtype=dtype)
+    return replace(pack.batch(torch.zeros(1, dtype=torch.int64)), y=y.clamp(min=0))
 
 
 def batches(rows: Tensor, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Tensor]:
