@@ -229,7 +229,7 @@ def test_facts_tell_shared_tensors_and_degree_classes(motifs: GraphScenario) -> 
 
 @pytest.mark.parametrize(("bad", "says"), [
     ({"sharing": "some"}, "sharing"), ({"decoupled": False}, "sharing=all or none"), ({"degrees": 0}, "at least 1"),
-    ({"steps": 0}, "at least 1"), ({"se": "walks"}, "se"), ({"structure_backbone": "gatt"}, "encoder of a channel"),
+    ({"steps": 0}, "at least 1"), ({"se": "walks"}, "se"), ({"structure_backbone": "sgc"}, "structure encoder"),
     ({"backbone": "nosuch"}, "unknown"), ({"hidden": ()}, "hidden"),
 ])  # fmt: skip
 def test_settings_that_cannot_be_are_refused(bad: dict[str, Any], says: str) -> None:

@@ -29,9 +29,13 @@ from torch import Tensor, nn
 
 from isthmus.errors import ConfigError, unknown
 from isthmus.nn.dropout import DropoutSource
-from isthmus.nn.graph_models import _CONVS, Affine, Conv, GCNConv, GINConv, GraphModel, SAGEConv, activate
+from isthmus.nn.graph_models import Affine, Conv, GCNConv, GINConv, GraphModel, SAGEConv, activate
+from isthmus.nn.options import ALIASES
 from isthmus.nn.packed import Batch
 from isthmus.seeds import Stream
+
+LAYERS: dict[str, type[GINConv] | type[GCNConv] | type[SAGEConv]] = {"gcn": GCNConv, "gin": GINConv, "sage": SAGEConv, "sgc": GCNConv}
+"""What a channel can be made of. SGC is GCN without anything between the layers, so as a feature encoder only."""
 
 
 class StructureEncoder(nn.Module):
@@ -41,7 +45,7 @@ class StructureEncoder(nn.Module):
         super().__init__()
         self.embed = Affine(width, hidden[0], stream.child("embed").torch())
         widths = pairwise([hidden[0], *hidden])
-        self.convs = nn.ModuleList(_CONVS[conv](a, b, stream.child("convs", i).torch()) for i, (a, b) in enumerate(widths))
+        self.convs = nn.ModuleList(LAYERS[conv](a, b, stream.child("convs", i).torch()) for i, (a, b) in enumerate(widths))
 
     def states(self, batch: Batch) -> list[Tensor]:
         """g^{(1)} to g^{(L)}, (m, H) each."""
@@ -57,7 +61,7 @@ class TwoChannel(GraphModel):
     """See the module docstring.
 
     Args:
-        feature_conv, structure_conv: ``gin``, ``gcn`` or ``sage``.
+        feature_conv, structure_conv: ``gin``, ``gcn`` or ``sage``; features also ``sgc``, without ReLU and dropout between the layers.
         num_features, num_classes: Of the client's data.
         num_structure: Width of s.
         hidden: Widths of the layers, the same in both channels.
@@ -78,9 +82,11 @@ class TwoChannel(GraphModel):
         hidden: Sequence[int] = (64, 64, 64), dropout: float = 0.5, pooled: bool = True, stream: Stream, common: Stream | None = None,
     ) -> None:  # fmt: skip
         nn.Module.__init__(self)
-        for name in (feature_conv, structure_conv):
-            if name not in _CONVS:
-                raise unknown("encoder of a channel", name, _CONVS)
+        feature_conv, structure_conv = (ALIASES.get(name, name) for name in (feature_conv, structure_conv))
+        if feature_conv not in LAYERS:
+            raise unknown("feature encoder", feature_conv, LAYERS)
+        if structure_conv not in LAYERS or structure_conv == "sgc":
+            raise unknown("structure encoder", structure_conv, [name for name in LAYERS if name != "sgc"])
         if not 0.0 <= dropout < 1.0:
             raise ConfigError(f"dropout must lie in [0, 1), got {dropout}")
         if not hidden or min((num_features, num_classes, num_structure, *hidden)) < 1:
@@ -88,12 +94,12 @@ class TwoChannel(GraphModel):
                 f"a two-channel model needs at least one hidden layer and widths of at least 1, got features {num_features}, "
                 f"structure {num_structure}, hidden {tuple(hidden)}, classes {num_classes}"
             )
-        self.dropout, self.pooled = dropout, pooled
+        self.dropout, self.pooled, self.plain = dropout, pooled, feature_conv == "sgc"
         last = hidden[-1]
         self.structure = StructureEncoder(structure_conv, num_structure, hidden, (common or stream).child("structure"))
         self.pre = Affine(num_features, hidden[0], stream.child("pre").torch())
         widths = pairwise([hidden[0], *hidden])
-        self.convs = nn.ModuleList(_CONVS[feature_conv](2 * a, b, stream.child("convs", i).torch()) for i, (a, b) in enumerate(widths))
+        self.convs = nn.ModuleList(LAYERS[feature_conv](2 * a, b, stream.child("convs", i).torch()) for i, (a, b) in enumerate(widths))
         self.mix = Affine(2 * last, last, stream.child("mix").torch())
         self.post = Affine(last, last, stream.child("post").torch())
         self.readout = Affine(last, num_classes, stream.child("readout").torch())
@@ -108,10 +114,10 @@ class TwoChannel(GraphModel):
         first, *others = self.convs
         assert isinstance(first, Conv)
         structure = self.structure.states(batch)  # g^{(1)} to g^{(L)}: never reads h
-        h = activate(_start(first, batch, self.pre.stacked, self.structure.embed.stacked), self.dropout, dropout)
+        h = self._activate(_start(first, batch, self.pre.stacked, self.structure.embed.stacked), dropout)
         for conv, before in zip(others, structure, strict=False):
             assert isinstance(conv, Conv)
-            h = activate(_joined(conv, batch, h, before), self.dropout, dropout)  # FE_l reads g^{(l-1)}
+            h = self._activate(_joined(conv, batch, h, before), dropout)  # FE_l reads g^{(l-1)}
         g = structure[-1]
         if self.pooled:
             both = torch.cat([batch.pool(h), batch.pool(g)], dim=1)  # (B, 2H)
@@ -121,6 +127,9 @@ class TwoChannel(GraphModel):
         u = activate(self.post(z), self.dropout, dropout)
         logits: Tensor = self.readout(u)
         return logits
+
+    def _activate(self, z: Tensor, dropout: DropoutSource | None) -> Tensor:
+        return z if self.plain else activate(z, self.dropout, dropout)
 
 
 def _start(conv: Conv, batch: Batch, pre: Tensor, embed: Tensor) -> Tensor:
@@ -136,8 +145,7 @@ def _start(conv: Conv, batch: Batch, pre: Tensor, embed: Tensor) -> Tensor:
         neighbour, root = conv.neighbour, conv.root
         near = batch.affine("x", pre @ neighbour[:width], "mean") + batch.affine("s", embed @ neighbour[width:], "mean")
         return near + batch.affine("x", pre @ root[:width]) + batch.affine("s", embed @ root[width:]) + conv.bias
-    h: Tensor = conv(batch, torch.cat([batch.affine("x", pre), batch.affine("s", embed)], dim=1))
-    return h
+    raise TypeError(f"no two-channel form of {type(conv).__name__}")
 
 
 def _joined(conv: Conv, batch: Batch, h: Tensor, g: Tensor) -> Tensor:
@@ -151,8 +159,7 @@ def _joined(conv: Conv, batch: Batch, h: Tensor, g: Tensor) -> Tensor:
         root = _two(h, g, conv.root, conv.bias, width)
         near = torch.addmm(root, batch.propagate("mean", h), conv.neighbour[:width])
         return torch.addmm(near, batch.propagate("mean", g), conv.neighbour[width:])
-    out: Tensor = conv(batch, torch.cat([h, g], dim=1))
-    return out
+    raise TypeError(f"no two-channel form of {type(conv).__name__}")
 
 
 def _two(h: Tensor, g: Tensor, weight: Tensor, bias: Tensor, width: int) -> Tensor:
