@@ -20,6 +20,7 @@ from torch.func import functional_call
 from isthmus.errors import ConfigError, ProtocolError
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.graph_models import GraphModel
+from isthmus.nn.graph_steps import gradients, written_out
 from isthmus.nn.inputs import Inputs
 from isthmus.nn.loss import Loss, get_loss
 from isthmus.nn.memory import without_subnormals
@@ -204,6 +205,16 @@ def _gradients(
     model: GraphModel, weights: Weights, trained: Collection[str], batch: Batch, share: Tensor, loss: Loss, dropout: DropoutSource | None
 ) -> tuple[dict[str, Tensor], float]:
     """Gradients of ``sum over the batch of share * loss``, and its value."""
+    if written_out(model, batch):
+        every, value = gradients(model, weights, batch, share, loss, dropout)
+        return {name: every[name] for name in trained}, value
+    return _by_autograd(model, weights, trained, batch, share, loss, dropout)
+
+
+def _by_autograd(
+    model: GraphModel, weights: Weights, trained: Collection[str], batch: Batch, share: Tensor, loss: Loss, dropout: DropoutSource | None
+) -> tuple[dict[str, Tensor], float]:
+    """The same for any model."""
     leaves = {name: weights[name].detach().requires_grad_() for name in trained}
     logits = functional_call(model, {**weights, **leaves}, (batch, dropout))
     size = (batch.y.numel(),)

@@ -225,7 +225,7 @@ class Batch:
             weight: (F + 1, H); the last row is the bias.
             step: Name of the propagation, None for none.
         """
-        rows = self._rows(name, step)
+        rows = self.rows(name, step)
         if rows is None:
             assert step is not None
             return self.propagate(step, self.affine(name, weight))
@@ -236,19 +236,20 @@ class Batch:
 
     def propagate(self, step: str, h: Tensor) -> Tensor:
         """``P h``. (m, H) -> (m, H)"""
-        product: Tensor = _Propagate.apply(h, self._step(step))  # type: ignore[no-untyped-call]
+        product: Tensor = _Propagate.apply(h, self.pair(step))  # type: ignore[no-untyped-call]
         return product
 
     def matrix(self, step: str) -> Csr:
         """P itself (m, m), for layers that do more than multiply with it."""
-        return self._step(step).forward
+        return self.pair(step).forward
 
     def pool(self, h: Tensor) -> Tensor:
         """Sum over the nodes of each graph; zero for a graph without nodes. (m, H) -> (B, H)"""
         product: Tensor = _Pool.apply(h, self.ptr)  # type: ignore[no-untyped-call]
         return product
 
-    def _step(self, name: str) -> Pair:
+    def pair(self, name: str) -> Pair:
+        """The propagation P of the batch's graphs, and its transpose."""
         if name not in self._made:
             pair = self.pack.step(name)
             forward = self._take(pair.forward, move=True)
@@ -256,7 +257,8 @@ class Batch:
         made: Pair = self._made[name]
         return made
 
-    def _rows(self, name: str, step: str | None) -> Features | None:
+    def rows(self, name: str, step: str | None = None) -> Features | None:
+        """``[f | 1]``, or ``P [f | 1]``, of the batch's nodes; None where P and f apart are cheaper."""
         key = (name, step)
         if key not in self._made:
             rows = self.pack.rows(name, step)
@@ -404,14 +406,12 @@ class _ConstantRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, weight: Tensor, rows: Csr) -> Tensor:
         ctx.rows, ctx.shape = rows, weight.shape  # type: ignore[attr-defined]
-        return _times(rows, weight)
+        return times(rows, weight)
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
         rows: Csr = ctx.rows  # type: ignore[attr-defined]
-        out = torch.zeros(ctx.shape, dtype=grads[0].dtype)  # type: ignore[attr-defined]
-        _scatter_rows(rows.indptr, rows.indices, rows.data, grads[0].contiguous().numpy(), out.numpy())
-        return out, None
+        return transposed_times(rows, grads[0], ctx.shape[0]), None  # type: ignore[attr-defined]
 
 
 class _Propagate(torch.autograd.Function):
@@ -420,12 +420,12 @@ class _Propagate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, h: Tensor, pair: Pair) -> Tensor:
         ctx.pair = pair  # type: ignore[attr-defined]
-        return _times(pair.forward, h)
+        return times(pair.forward, h)
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
         pair: Pair = ctx.pair  # type: ignore[attr-defined]
-        return _times(pair.backward, grads[0]), None
+        return times(pair.backward, grads[0]), None
 
 
 class _Pool(torch.autograd.Function):
@@ -434,9 +434,7 @@ class _Pool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, h: Tensor, ptr: NDArray[np.int64]) -> Tensor:
         ctx.ptr = ptr  # type: ignore[attr-defined]
-        out = torch.zeros(len(ptr) - 1, h.shape[1], dtype=h.dtype)
-        _sum_rows(ptr, h.detach().contiguous().numpy(), out.numpy())
-        return out
+        return sum_rows(ptr, h)
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
@@ -444,7 +442,7 @@ class _Pool(torch.autograd.Function):
         return torch.repeat_interleave(grads[0], ptr.diff(), dim=0, output_size=int(ptr[-1])), None
 
 
-def _times(matrix: Csr, dense: Tensor) -> Tensor:
+def times(matrix: Csr, dense: Tensor) -> Tensor:
     """``M @ dense``, rows shared out among threads."""
     out = torch.empty(matrix.rows, dense.shape[1], dtype=dense.dtype)
     source, target = dense.detach().contiguous().numpy(), out.numpy()
@@ -453,6 +451,20 @@ def _times(matrix: Csr, dense: Tensor) -> Tensor:
         _multiply(begin, end, matrix.indptr, matrix.indices, matrix.data, source, target)
 
     split(work, matrix.rows, (len(matrix.indices) + matrix.rows) * dense.shape[1])
+    return out
+
+
+def transposed_times(matrix: Csr, dense: Tensor, height: int) -> Tensor:
+    """``M^T @ dense`` (height, H)."""
+    out = torch.zeros(height, dense.shape[1], dtype=dense.dtype)
+    _scatter_rows(matrix.indptr, matrix.indices, matrix.data, dense.detach().contiguous().numpy(), out.numpy())
+    return out
+
+
+def sum_rows(ptr: NDArray[np.int64], h: Tensor) -> Tensor:
+    """Sums of the rows of each stretch."""
+    out = torch.zeros(len(ptr) - 1, h.shape[1], dtype=h.dtype)
+    _sum_rows(ptr, h.detach().contiguous().numpy(), out.numpy())
     return out
 
 

@@ -94,7 +94,7 @@ class TwoChannel(GraphModel):
                 f"a two-channel model needs at least one hidden layer and widths of at least 1, got features {num_features}, "
                 f"structure {num_structure}, hidden {tuple(hidden)}, classes {num_classes}"
             )
-        self.dropout, self.pooled, self.plain = dropout, pooled, feature_conv == "sgc"
+        self.dropout, self.pooled, self.structure_conv, self.plain = dropout, pooled, structure_conv, feature_conv == "sgc"
         last = hidden[-1]
         self.structure = StructureEncoder(structure_conv, num_structure, hidden, (common or stream).child("structure"))
         self.pre = Affine(num_features, hidden[0], stream.child("pre").torch())
