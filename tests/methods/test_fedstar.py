@@ -196,6 +196,12 @@ def test_width_follows_the_embedding(motifs: GraphScenario) -> None:
         assert state.weights["structure.embed.weight"].shape == (width, 8)
 
 
+def test_embeddings_go_beside_sparse_features_too() -> None:
+    x, s = torch.eye(4, 6), torch.rand(4, 3)
+    sparse = embeddings.beside(x.to_sparse_csr(), s)
+    assert sparse.layout == torch.sparse_csr and torch.equal(sparse.to_dense(), embeddings.beside(x, s))
+
+
 def test_walks_are_worked_out_once_per_data(motifs: GraphScenario, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     data, calls = motifs.parts["client-0"], []
     monkeypatch.setenv("ISTHMUS_CACHE", str(tmp_path))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from typing import Literal
 
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from isthmus.data.convert import read_cached, write_cached
 from isthmus.data.graphs import GraphSetData
 from isthmus.data.nodes import NodeData
 from isthmus.graph.embedding import degree_embedding, walk_embedding
+from isthmus.graph.normalise import from_torch_csr, to_torch_csr
 
 Kind = Literal["dse+rwse", "dse", "rwse", "ones"]
 KINDS: tuple[Kind, ...] = ("dse+rwse", "dse", "rwse", "ones")
@@ -41,6 +43,13 @@ def structure_embedding(data: GraphSetData | NodeData, kind: Kind, degrees: int,
     if "rwse" in kind:
         parts.append(_walks(data, steps))
     return torch.cat(parts, dim=1)
+
+
+def beside(x: Tensor, s: Tensor) -> Tensor:
+    """``[x | s]``, sparse where x is."""
+    if x.layout != torch.sparse_csr:
+        return torch.cat([x, s], dim=1)
+    return to_torch_csr(sp.csr_matrix(sp.hstack([from_torch_csr(x), sp.csr_matrix(s.numpy())], format="csr")))
 
 
 def _walks(data: GraphSetData | NodeData, steps: int) -> Tensor:

@@ -31,9 +31,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-import torch
-
-from isthmus.data.embeddings import Kind, embedding_width, structure_embedding
+from isthmus.data.embeddings import Kind, beside, embedding_width, structure_embedding
 from isthmus.data.graphs import GraphSetData
 from isthmus.data.nodes import NodeData
 from isthmus.errors import ConfigError, DataError
@@ -139,7 +137,7 @@ class FedStarClient(FedAvgClient[FedStarConfig]):
         else:
             learner, build = (GraphLearner, config.build_graphs) if graphs else (NodeLearner, config.build)
             model = build(**shape | {"num_features": data.num_features + config.num_structure})
-            self.learner = learner(replace(data, x=torch.cat([data.x.to_dense(), s], dim=1)), model, config)
+            self.learner = learner(replace(data, x=beside(data.x, s)), model, config)
 
     @handler
     def train_alone(self) -> None:
