@@ -161,7 +161,7 @@ def test_the_page_shows_what_was_run_and_why_the_rest_was_not() -> None:
     rows = list(judge(book.tables[0], {"low": [0.6, 0.6], "mid": [0.9, 0.9]}, reason="method x is not here yet").values())
     page = write_page(book, [(book.tables[0], rows)], [result(0, 0.6), result(1, 0.6)])
     assert "2 runs, the newest of 2020-01-02; seeds 0, 1" in page
-    assert "| mid / X | 70.00 ± 2.00 (50.00) | 90.00 ± 0.00 | 2 | +20.00 | explained | +30.00 ± 0.00 | 10 | 3.0 |" in page
+    assert "| mid / X | 70.00 ± 2.00 (50.00) | 90.00 ± 0.00 | 2 | +20.00 | explained | +30.00 ± 0.00 | 10 (4) | 3.0 |" in page
     assert "It needs more rounds." in page
     assert "[printed 6.0]" in published_text(rows[0])
     assert "3 of 5 cells not run: method x is not here yet" in page

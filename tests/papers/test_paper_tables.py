@@ -71,7 +71,7 @@ def test_every_table_is_there() -> None:
 @pytest.mark.parametrize(
     ("name", "cells"),
     [("fedstruct/10.1", 9 * 18 + 6), ("fedstruct/10.2", 17 * 18 + 2 * 9 + 2 * 6), ("fedstruct/10.3", 6 * 18 + 6), ("fedggr/8.2", 84),
-     ("hifgl/9.1", 27), ("hifgl/9.2", 33), ("fedspray/8.2", 168), ("fedstar/8.1", 28), ("fedstar/8.10", 9)],
+     ("hifgl/9.1", 27), ("hifgl/9.2", 33), ("fedspray/8.2", 168), ("fedstar/8.1", 32), ("fedstar/8.10", 9)],
 )  # fmt: skip
 def test_no_cell_is_lost(name: str, cells: int) -> None:
     assert len(table(name).cells) == cells
@@ -117,13 +117,14 @@ def test_printed_gains_follow_from_the_accuracies() -> None:
         means = {(c.row, c.column): c.published.mean for c in found.cells}
         checked = 0
         for c in found.cells:
+            if c.published.gain is None:
+                continue
             low = means[found.gain.low, c.column]
             high = next((means[row, c.column] for ending, row in found.gain.high.items() if c.row.endswith(ending)), None)
             assert c.published.mean is not None and low is not None
             gain = c.published.mean - low if high is None else 100 * (c.published.mean - low) / (high - low)
-            if c.published.gain is not None:
-                assert gain == pytest.approx(c.published.gain, abs=tolerance), c.name
-                checked += 1
+            assert gain == pytest.approx(c.published.gain, abs=tolerance), c.name
+            checked += 1
         assert checked >= 24
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -16,11 +16,11 @@ from isthmus.metrics.groups import minority_mask
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.graph_models import GraphModel
-from isthmus.nn.graph_train import graph_gradients, predict_graphs, train_graphs
+from isthmus.nn.graph_train import batch_gradients, graph_gradients, predict_batch, predict_graphs, train_batch, train_graphs
 from isthmus.nn.inputs import Inputs, build_inputs
 from isthmus.nn.optim import OptimizerState
 from isthmus.nn.options import ALIASES
-from isthmus.nn.packed import pack_graphs
+from isthmus.nn.packed import node_batch, pack_graphs
 from isthmus.nn.train import ExtraGradient, TrainResult, gradients, predict, train_locally
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights
@@ -112,11 +112,11 @@ class NodeLearner:
 class GraphLearner:
     """Graph classification on the client's own graphs, mini-batches."""
 
-    def __init__(self, data: GraphSetData, model: GraphModel, config: Hyper) -> None:
+    def __init__(self, data: GraphSetData, model: GraphModel, config: Hyper, extra: Mapping[str, Tensor] | None = None) -> None:
         self.model, self.config = model, config
         self.y, self.num_samples, self.num_train = data.y, data.num_graphs, data.num_train
         self.masks: dict[str, Tensor] = {part: getattr(data, part) for part in PARTS}
-        self.pack = pack_graphs(data, dtype=config.dtype)
+        self.pack = pack_graphs(data, extra=extra, dtype=config.dtype)
         self.sample_weight: Tensor | None = None
         if config.class_weight == "balanced":
             counts = torch.bincount(data.y[data.train], minlength=data.num_classes).clamp(min=1)
@@ -140,6 +140,37 @@ class GraphLearner:
 
     def logits(self, weights: Weights) -> Tensor:
         return predict_graphs(self.model, weights, self.pack)
+
+
+class NodeBatchLearner:
+    """Node classification with a model made for sets of graphs, which does not pool: the client's graph is one batch."""
+
+    def __init__(self, data: NodeData, model: GraphModel, config: Hyper, extra: Mapping[str, Tensor] | None = None) -> None:
+        self.model, self.config = model, config
+        self.y, self.num_samples, self.num_train = data.y, data.num_nodes, data.num_train
+        self.masks: dict[str, Tensor] = {part: getattr(data, part) for part in PARTS} | node_groups(data)
+        self.batch = node_batch(data.x, data.edge_index, data.y, data.num_classes, extra=extra, dtype=config.dtype)
+        self.share = data.train.to(config.dtype)
+        if config.class_weight == "balanced":
+            self.share /= torch.bincount(data.y[data.train], minlength=data.num_classes).clamp(min=1)[self.batch.y]
+        self.share /= self.share.sum().clamp(min=torch.finfo(config.dtype).tiny)
+
+    def train(self, weights: Weights, state: OptimizerState, streams: Streams, extra: ExtraGradient | None,
+              frozen: Collection[str]) -> TrainResult:  # fmt: skip
+        config = self.config
+        return train_batch(
+            self.model, weights, state, self.batch, self.share, epochs=config.local_epochs, lr=config.lr,
+            weight_decay=config.weight_decay, optimizer=config.optimizer, loss=config.loss, extra_gradient=extra, frozen=frozen,
+            dropout=dropout_source(config, [streams]),
+        )  # fmt: skip
+
+    def gradients(self, weights: Weights, streams: Streams) -> dict[str, Tensor]:
+        return batch_gradients(
+            self.model, weights, self.batch, self.share, loss=self.config.loss, dropout=dropout_source(self.config, [streams])
+        )
+
+    def logits(self, weights: Weights) -> Tensor:
+        return predict_batch(self.model, weights, self.batch)
 
 
 def dropout_source(config: Hyper, streams: Collection[Streams]) -> DropoutSource | None:

@@ -45,6 +45,24 @@ class DropoutSource:
         bits = torch.zeros(len(rows) * padded, words, dtype=torch.int64)
         for k, (count, generator) in enumerate(zip(rows, self.generators, strict=True)):
             bits[k * padded : k * padded + count].random_(-(2**63), None, generator=generator)
-        dropped = min(round(rate * _LEVELS), _LEVELS - 1)
-        threshold = dropped - _LEVELS // 2  # int16 runs from -2^15
-        return scaled_mask(bits.view(torch.int16), width, threshold, _LEVELS / (_LEVELS - dropped), dtype)
+        return scaled_mask(bits.view(torch.int16), width, _threshold(rate), self.scale(rate), dtype)
+
+    def bits(self, rows: int, width: int, rate: float) -> tuple[Tensor, int]:
+        """`mask` of a single client before it is one: a value is kept where its 16 bits (rows, >= width) reach the threshold."""
+        if len(self.generators) != 1:
+            raise ConfigError(f"dropout needs one generator per client: {len(self.generators)} given, 1 client")
+        drawn = torch.empty(rows, -(-width // 4), dtype=torch.int64).random_(-(2**63), None, generator=self.generators[0])
+        return drawn.view(torch.int16), _threshold(rate)
+
+    @staticmethod
+    def scale(rate: float) -> float:
+        """What kept values are multiplied by."""
+        return _LEVELS / (_LEVELS - _dropped(rate))
+
+
+def _dropped(rate: float) -> int:
+    return min(round(rate * _LEVELS), _LEVELS - 1)
+
+
+def _threshold(rate: float) -> int:
+    return _dropped(rate) - _LEVELS // 2  # int16 runs from -2^15

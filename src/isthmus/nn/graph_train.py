@@ -3,13 +3,14 @@
     train_graphs      mini-batch steps
     graph_gradients   the gradient of the mean loss over all given graphs (FedSGD)
     predict_graphs    logits
+    train_batch, batch_gradients, predict_batch   the same on one batch whole, e.g. the nodes of one graph (`node_batch`)
 
-All three leave the module's own parameters alone.
+All of them leave the module's own parameters alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 import torch
@@ -19,12 +20,17 @@ from torch.func import functional_call
 from isthmus.errors import ConfigError, ProtocolError
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.graph_models import GraphModel
+from isthmus.nn.graph_steps import gradients, written_out
 from isthmus.nn.inputs import Inputs
 from isthmus.nn.loss import Loss, get_loss
+from isthmus.nn.memory import without_subnormals
 from isthmus.nn.optim import OptimizerState, fresh_state, step_plan, take_step
 from isthmus.nn.packed import Batch, Pack, batches
 from isthmus.nn.train import ExtraGradient, TrainResult
 from isthmus.tensors import Weights, check_same_names, check_same_shape
+
+Step = tuple[Batch, Tensor, float]
+"""A batch, what each of its rows counts in the loss, and what the batch counts in the epoch's mean."""
 
 NODES_AT_ONCE = 1 << 15
 """Passes over all graphs go by stretches of about this many nodes: memory stays bounded, results do not change but for rounding."""
@@ -67,9 +73,58 @@ def train_graphs(
     Returns:
         Weights, state, and the mean loss over the graphs of the last epoch, each taken before its step (1,).
     """
+    rows = _positions(rows, pack)
+    importance = _importance(sample_weight, rows, pack)
+
+    def epoch() -> Iterator[Step]:
+        for graphs in batches(rows, batch_size, generator):
+            yield pack.batch(graphs), importance[graphs] / graphs.numel(), graphs.numel() / rows.numel()
+
+    return _train(
+        model, weights, optimizer_state, pack, epoch, -(-rows.numel() // max(1, batch_size)), epochs=epochs, lr=lr,
+        weight_decay=weight_decay, optimizer=optimizer, loss=loss, extra_gradient=extra_gradient, frozen=frozen, dropout=dropout,
+    )  # fmt: skip
+
+
+def train_batch(
+    model: GraphModel,
+    weights: Weights,
+    optimizer_state: OptimizerState | None,
+    batch: Batch,
+    share: Tensor,
+    *,
+    epochs: int,
+    lr: float,
+    weight_decay: float = 0.0,
+    optimizer: str = "adam",
+    loss: str = "ce",
+    extra_gradient: ExtraGradient | None = None,
+    frozen: Collection[str] = (),
+    dropout: DropoutSource | None = None,
+) -> TrainResult:
+    """Train for ``epochs`` steps on one batch. Without any share, no step is taken.
+
+    Args:
+        batch: Its ``y`` has the class of each row of the logits: a graph, or a node where the model does not pool.
+        share: What each row counts in the loss.
+    """
+    steps = [(batch, share, 1.0)] if bool((share > 0).any()) else []
+    return _train(
+        model, weights, optimizer_state, batch.pack, lambda: iter(steps), len(steps), epochs=epochs, lr=lr, weight_decay=weight_decay,
+        optimizer=optimizer, loss=loss, extra_gradient=extra_gradient, frozen=frozen, dropout=dropout,
+    )  # fmt: skip
+
+
+@without_subnormals()
+def _train(
+    model: GraphModel, weights: Weights, optimizer_state: OptimizerState | None, pack: Pack, epoch: Callable[[], Iterator[Step]],
+    per_epoch: int, *, epochs: int, lr: float, weight_decay: float, optimizer: str, loss: str, extra_gradient: ExtraGradient | None,
+    frozen: Collection[str], dropout: DropoutSource | None,
+) -> TrainResult:  # fmt: skip
+    """Take the steps each ``epoch()`` gives."""
     if epochs < 0:
         raise ConfigError(f"epochs must be at least 0, got {epochs}")
-    loss_function, rows = get_loss(loss), _positions(rows, pack)
+    loss_function = get_loss(loss)
     current = {name: tensor.clone() for name, tensor in _checked(model, weights, pack).items()}
     trained = [name for name in current if name not in set(frozen)]
     if optimizer_state is None:
@@ -77,23 +132,38 @@ def train_graphs(
     else:
         moments = ({name: tensor.clone() for name, tensor in part.items()} for part in (optimizer_state.first, optimizer_state.second))
         state = OptimizerState(optimizer_state.steps, *moments)
-    importance = _importance(sample_weight, rows, pack)
-    steps = epochs * -(-rows.numel() // max(1, batch_size))
-    plan = step_plan(optimizer, state.steps, steps, lr, weight_decay, pack.dtype)
+    plan = step_plan(optimizer, state.steps, epochs * per_epoch, lr, weight_decay, pack.dtype)
     taken, total = 0, 0.0
     for _ in range(epochs):
         total = 0.0
-        for graphs in batches(rows, batch_size, generator):
-            share = importance[graphs] / graphs.numel()
-            grads, value = _gradients(model, current, trained, pack.batch(graphs), share, loss_function, dropout)
+        for batch, share, part in epoch():
+            grads, value = _gradients(model, current, trained, batch, share, loss_function, dropout)
             if extra_gradient is not None:
                 extra_gradient(current, grads)
             state = take_step(current, grads, state, replace(plan, step=taken))
             taken += 1
-            total += value * graphs.numel()
-    return TrainResult(current, state, torch.tensor([total / max(1, rows.numel())], dtype=pack.dtype))
+            total += value * part
+    return TrainResult(current, state, torch.tensor([total], dtype=pack.dtype))
 
 
+@without_subnormals()
+def batch_gradients(
+    model: GraphModel, weights: Weights, batch: Batch, share: Tensor, *, loss: str = "ce", dropout: DropoutSource | None = None
+) -> dict[str, Tensor]:
+    """Gradients of ``sum of share * loss`` over the rows of one batch."""
+    checked = _checked(model, weights, batch.pack)
+    return _gradients(model, checked, list(checked), batch, share, get_loss(loss), dropout)[0]
+
+
+@without_subnormals()
+@torch.no_grad()
+def predict_batch(model: GraphModel, weights: Weights, batch: Batch) -> Tensor:
+    """Logits of one batch, without dropout."""
+    logits: Tensor = functional_call(model, _checked(model, weights, batch.pack), (batch,))
+    return logits
+
+
+@without_subnormals()
 def graph_gradients(
     model: GraphModel,
     weights: Weights,
@@ -121,6 +191,7 @@ def graph_gradients(
     return grads, torch.tensor([total], dtype=pack.dtype)
 
 
+@without_subnormals()
 @torch.no_grad()
 def predict_graphs(model: GraphModel, weights: Weights, pack: Pack, rows: Tensor | None = None) -> Tensor:
     """Logits of the graphs ``rows`` in their order, all by default, without dropout. (G, C)"""
@@ -134,9 +205,19 @@ def _gradients(
     model: GraphModel, weights: Weights, trained: Collection[str], batch: Batch, share: Tensor, loss: Loss, dropout: DropoutSource | None
 ) -> tuple[dict[str, Tensor], float]:
     """Gradients of ``sum over the batch of share * loss``, and its value."""
+    if written_out(model, batch):
+        every, value = gradients(model, weights, batch, share, loss, dropout)
+        return {name: every[name] for name in trained}, value
+    return _by_autograd(model, weights, trained, batch, share, loss, dropout)
+
+
+def _by_autograd(
+    model: GraphModel, weights: Weights, trained: Collection[str], batch: Batch, share: Tensor, loss: Loss, dropout: DropoutSource | None
+) -> tuple[dict[str, Tensor], float]:
+    """The same for any model."""
     leaves = {name: weights[name].detach().requires_grad_() for name in trained}
     logits = functional_call(model, {**weights, **leaves}, (batch, dropout))
-    size = (batch.num_graphs,)
+    size = (batch.y.numel(),)
     value, grad = loss.value_and_grad(logits.detach(), Inputs(1, {}, (), (size,), size, batch.y, share))
     found = torch.autograd.grad(logits, list(leaves.values()), grad) if leaves else ()
     return {name: tensor.contiguous() for name, tensor in zip(leaves, found, strict=True)}, float(value)

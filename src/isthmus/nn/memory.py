@@ -1,6 +1,9 @@
-"""Memory for the largest tensors of local training."""
+"""Memory for the largest tensors of local training, and numbers too small to be worth their time."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -15,6 +18,20 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if dtype not in (torch.float32, torch.float64) or 4 * int(np.prod(shape)) < _LARGE:
         return torch.empty(shape, dtype=dtype)
     return torch.from_numpy(np.empty(shape, dtype=np.float32 if dtype == torch.float32 else np.float64))
+
+
+@contextmanager
+def without_subnormals() -> Iterator[None]:
+    """Numbers below 1e-38 count as zero inside.
+
+    Weight decay takes dead units there after some dozen rounds, and a processor handles such numbers a hundred times slower than others:
+    a round of NCI1 would take four times as long from round 80 on. They are far below what float32 can add to anything that matters.
+    """
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 class Workspace:

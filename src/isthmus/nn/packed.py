@@ -21,7 +21,7 @@ Shapes: G graphs, n nodes, B graphs in a batch with m nodes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -213,6 +213,10 @@ class Batch:
         first = self.pack.ptr[self.graphs] - self.ptr[:-1]
         return torch.from_numpy(np.arange(self.num_nodes) + np.repeat(first, np.diff(self.ptr)))
 
+    def sizes(self, dtype: torch.dtype) -> Tensor:
+        """Nodes of each graph (B, 1)."""
+        return torch.from_numpy(np.diff(self.ptr)).to(dtype).unsqueeze(1)
+
     def affine(self, name: str, weight: Tensor, step: str | None = None) -> Tensor:
         """``[f | 1] W``, with ``step`` ``P [f | 1] W``: an affine map of constant inputs, differentiable in W.
 
@@ -221,7 +225,7 @@ class Batch:
             weight: (F + 1, H); the last row is the bias.
             step: Name of the propagation, None for none.
         """
-        rows = self._rows(name, step)
+        rows = self.rows(name, step)
         if rows is None:
             assert step is not None
             return self.propagate(step, self.affine(name, weight))
@@ -232,19 +236,20 @@ class Batch:
 
     def propagate(self, step: str, h: Tensor) -> Tensor:
         """``P h``. (m, H) -> (m, H)"""
-        pair = self._step(step)
-        return constant_product(h, lambda h: _times(pair.forward, h), lambda g: _times(pair.backward, g))
+        pair = self.pair(step)
+        return constant_product(h, lambda h: times(pair.forward, h), lambda g: times(pair.backward, g))
 
     def matrix(self, step: str) -> Csr:
         """P itself (m, m), for layers that do more than multiply with it."""
-        return self._step(step).forward
+        return self.pair(step).forward
 
     def pool(self, h: Tensor) -> Tensor:
         """Sum over the nodes of each graph; zero for a graph without nodes. (m, H) -> (B, H)"""
         product: Tensor = _Pool.apply(h, self.ptr)  # type: ignore[no-untyped-call]
         return product
 
-    def _step(self, name: str) -> Pair:
+    def pair(self, name: str) -> Pair:
+        """The propagation P of the batch's graphs, and its transpose."""
         if name not in self._made:
             pair = self.pack.step(name)
             forward = self._take(pair.forward, move=True)
@@ -252,7 +257,8 @@ class Batch:
         made: Pair = self._made[name]
         return made
 
-    def _rows(self, name: str, step: str | None) -> Features | None:
+    def rows(self, name: str, step: str | None = None) -> Features | None:
+        """``[f | 1]``, or ``P [f | 1]``, of the batch's nodes; None where P and f apart are cheaper."""
         key = (name, step)
         if key not in self._made:
             rows = self.pack.rows(name, step)
@@ -293,6 +299,39 @@ def pack_graphs(data: Graphs, *, extra: Mapping[str, Tensor] | None = None, dtyp
         ones = sp.csr_matrix(np.ones((data.num_nodes, 1)))
         features[name] = sp.csr_matrix(sp.hstack([matrix.astype(np.float64), ones], format="csr"))
     return Pack(data, features, dtype)
+
+
+@dataclass(frozen=True)
+class _OneGraph:
+    """Nodes of one graph as a set of one graph."""
+
+    x: Tensor
+    edge_index: Tensor
+    num_nodes: int
+    num_classes: int
+    y: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
+    num_graphs: int = 1
+
+    @property
+    def ptr(self) -> Tensor:
+        return torch.tensor([0, self.num_nodes])
+
+    @property
+    def edge_ptr(self) -> Tensor:
+        return torch.tensor([0, self.edge_index.shape[1]])
+
+    @property
+    def num_features(self) -> int:
+        return int(self.x.shape[1])
+
+
+def node_batch(
+    x: Tensor, edge_index: Tensor, y: Tensor, num_classes: int, *, extra: Mapping[str, Tensor] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Batch:  # fmt: skip
+    """All nodes of one graph as a batch whose ``y`` are the classes of its nodes, for models that do not pool; -1 counts as class 0."""
+    pack = pack_graphs(_OneGraph(x, edge_index, int(y.numel()), num_classes), extra=extra, dtype=dtype)
+    return replace(pack.batch(torch.zeros(1, dtype=torch.int64)), y=y.clamp(min=0))
 
 
 def batches(rows: Tensor, batch_size: int, generator: torch.Generator | None = None) -> Iterator[Tensor]:
@@ -367,14 +406,12 @@ class _ConstantRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, weight: Tensor, rows: Csr) -> Tensor:
         ctx.rows, ctx.shape = rows, weight.shape  # type: ignore[attr-defined]
-        return _times(rows, weight)
+        return times(rows, weight)
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
         rows: Csr = ctx.rows  # type: ignore[attr-defined]
-        out = torch.zeros(ctx.shape, dtype=grads[0].dtype)  # type: ignore[attr-defined]
-        _scatter_rows(rows.indptr, rows.indices, rows.data, grads[0].contiguous().numpy(), out.numpy())
-        return out, None
+        return transposed_times(rows, grads[0], ctx.shape[0]), None  # type: ignore[attr-defined]
 
 
 class _Pool(torch.autograd.Function):
@@ -383,9 +420,7 @@ class _Pool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, h: Tensor, ptr: NDArray[np.int64]) -> Tensor:
         ctx.ptr = ptr  # type: ignore[attr-defined]
-        out = torch.zeros(len(ptr) - 1, h.shape[1], dtype=h.dtype)
-        _sum_rows(ptr, h.detach().contiguous().numpy(), out.numpy())
-        return out
+        return sum_rows(ptr, h)
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
@@ -393,7 +428,7 @@ class _Pool(torch.autograd.Function):
         return torch.repeat_interleave(grads[0], ptr.diff(), dim=0, output_size=int(ptr[-1])), None
 
 
-def _times(matrix: Csr, dense: Tensor) -> Tensor:
+def times(matrix: Csr, dense: Tensor) -> Tensor:
     """``M @ dense``, rows shared out among threads."""
     out = torch.empty(matrix.rows, dense.shape[1], dtype=dense.dtype)
     source, target = dense.detach().contiguous().numpy(), out.numpy()
@@ -402,6 +437,20 @@ def _times(matrix: Csr, dense: Tensor) -> Tensor:
         _multiply(begin, end, matrix.indptr, matrix.indices, matrix.data, source, target)
 
     split(work, matrix.rows, (len(matrix.indices) + matrix.rows) * dense.shape[1])
+    return out
+
+
+def transposed_times(matrix: Csr, dense: Tensor, height: int) -> Tensor:
+    """``M^T @ dense`` (height, H)."""
+    out = torch.zeros(height, dense.shape[1], dtype=dense.dtype)
+    _scatter_rows(matrix.indptr, matrix.indices, matrix.data, dense.detach().contiguous().numpy(), out.numpy())
+    return out
+
+
+def sum_rows(ptr: NDArray[np.int64], h: Tensor) -> Tensor:
+    """Sums of the rows of each stretch."""
+    out = torch.zeros(len(ptr) - 1, h.shape[1], dtype=h.dtype)
+    _sum_rows(ptr, h.detach().contiguous().numpy(), out.numpy())
     return out
 
 

@@ -31,12 +31,14 @@ Results = Mapping[int, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Paired:
-    """Mean and population standard deviation of the differences to another row, seed by seed (std None with one seed)."""
+    """Mean and population standard deviation of the differences to another row, seed by seed (std None with one seed), and the
+    differences themselves, by seed in order."""
 
     row: str
     mean: float
     std: float | None
     seeds: int
+    values: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -178,8 +180,9 @@ def _paired(table: Table, cell: Cell, values: Callable[[Cell], Mapping[int, floa
     if other is None or other.score != cell.score or cell.unit != "%":
         return None
     mine, theirs = values(cell), values(other)
-    summary = spread([mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs.keys())])
-    return None if summary is None else Paired(other.row, summary.mean, summary.std, summary.runs)
+    differences = [mine[seed] - theirs[seed] for seed in sorted(mine.keys() & theirs.keys())]
+    summary = spread(differences)
+    return None if summary is None else Paired(other.row, summary.mean, summary.std, summary.runs, tuple(differences))
 
 
 def _gain(table: Table, cell: Cell, values: Callable[[Cell], Mapping[int, float]]) -> float | None:

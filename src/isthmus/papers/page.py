@@ -76,24 +76,40 @@ def _section(table: Table, rows: Sequence[Comparison]) -> list[str]:
     if not shown:
         reasons = _reasons(rows)
         return [*parts, f"{len(rows)} cells, none run yet{f': {reasons}' if reasons else ''}.", ""]
-    reference = f" | to {table.reference}, paired" if any(row.paired for row in shown) else ""
-    parts += [
-        f"| cell | published | ours | seeds | difference | verdict{reference} | parameters | s / run |",
-        f"|---|---|---|---|---|---|{'---|' if reference else ''}---|---|",
-    ]
+    reference = any(row.paired for row in shown)
+    apart = table.spread == "client-stds"  # then the score's own spread is another number, and a smaller one
+    headings = ["cell", "published", "ours", *(["std over seeds"] if apart else []), "seeds", "difference", "verdict",
+                *([f"to {table.reference}, paired"] if reference else []), "parameters (shared)", "s / run"]  # fmt: skip
+    parts += [f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
     for row in shown:
-        paired = f" | {paired_text(row)}" if reference else ""
-        seconds = "" if row.seconds is None else f"{row.seconds:.1f}"
-        count = "" if row.trainable is None else f"{row.trainable:,}"
-        cells = [row.cell.name, published_text(row), ours_text(row), str(len(row.values)), difference_text(row), row.verdict]
-        parts.append(f"| {' | '.join(cells)}{paired} | {count} | {seconds} |")
+        cells = [
+            row.cell.name, published_text(row), ours_text(row), *([_over_seeds(row)] if apart else []), str(len(row.values)),
+            difference_text(row), row.verdict, *([paired_text(row)] if reference else []), _parameters(row),
+            "" if row.seconds is None else f"{row.seconds:.1f}",
+        ]  # fmt: skip
+        parts.append(f"| {' | '.join(cells)} |")
     parts += ["", f"± is the {SPREADS[table.spread]}."]
+    if apart:
+        parts[-1] += " \"std over seeds\" is the population standard deviation of the score itself."
+    if reference and any(row.paired and row.paired.seeds > 1 for row in shown):
+        listed = "; ".join(f"{row.cell.name} {', '.join(f'{value:+.2f}' for value in row.paired.values)}" for row in shown if row.paired)
+        parts += ["", f"Seed by seed, to {table.reference}: {listed}."]
     remarks = {note.text: row.cell.name for row in shown for note in row.cell.notes if not note.finding}
     parts += ["", *(f"- {name}: {text}" for text, name in remarks.items())] if remarks else []
     if len(shown) < len(rows):
         reasons = _reasons(rows)
         parts += ["", f"{len(rows) - len(shown)} of {len(rows)} cells not run{f': {reasons}' if reasons else ''}."]
     return [*parts, ""]
+
+
+def _over_seeds(row: Comparison) -> str:
+    return "unknown" if row.run_spread is None or len(row.values) < 2 else f"{row.run_spread:.2f}"
+
+
+def _parameters(row: Comparison) -> str:
+    if row.trainable is None:
+        return ""
+    return f"{row.trainable:,}" + (f" ({row.shared:,})" if row.shared is not None else "")
 
 
 def _reasons(rows: Sequence[Comparison]) -> str:

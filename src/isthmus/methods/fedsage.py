@@ -1,0 +1,36 @@
+"""FedSage -- Zhang et al., Subgraph Federated Learning with Missing Neighbor Generation, NeurIPS 2021: GraphSAGE with FedAvg.
+
+FedAvg but for its backbone, which is GraphSAGE (Hamilton et al., NeurIPS 2017). No neighbours are generated: that would be FedSage+.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from isthmus.errors import ConfigError
+from isthmus.methods import fedavg
+from isthmus.methods.fedavg import FedAvgConfig
+from isthmus.methods.registry import register
+
+
+@dataclass(frozen=True)
+class FedSageConfig(FedAvgConfig):
+    """Knobs of FedAvg; the backbone is given."""
+
+    backbone: str = "sage"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.backbone not in ("sage", "graphsage"):
+            raise ConfigError(f"fedsage is FedAvg with GraphSAGE: for backbone={self.backbone} use the method fedavg")
+
+
+METHOD = register(
+    replace(
+        fedavg.METHOD,
+        name="fedsage",
+        summary="FedAvg with GraphSAGE",
+        reference="Zhang et al., Subgraph Federated Learning with Missing Neighbor Generation, NeurIPS 2021",
+        config=FedSageConfig,
+    )
+)

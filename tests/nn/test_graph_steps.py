@@ -1,0 +1,79 @@
+"""Gradients written out against autograd, with dropout, for one channel and two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from graph_helpers import graph_set
+
+from isthmus.data.embeddings import structure_embedding
+from isthmus.nn.dropout import DropoutSource
+from isthmus.nn.graph_models import GraphModel, build_graph_model
+from isthmus.nn.graph_steps import gradients, written_out
+from isthmus.nn.graph_train import _by_autograd
+from isthmus.nn.loss import get_loss
+from isthmus.nn.packed import Batch, pack_graphs
+from isthmus.nn.two_channel import TwoChannel
+from isthmus.seeds import Stream
+from isthmus.tensors import get_weights, max_difference
+
+SHAPE: dict[str, Any] = {"num_features": 6, "num_classes": 3, "dropout": 0.4, "stream": Stream(3)}
+
+
+def model_of(kind: str, hidden: tuple[int, ...] = (6, 5, 7)) -> GraphModel:
+    if kind == "one":
+        return build_graph_model("gin", hidden=hidden, **SHAPE).double()
+    return TwoChannel("gin", "gcn", num_structure=8, hidden=hidden, **SHAPE).double()
+
+
+def batch_of(seed: int, *, dtype: torch.dtype = torch.float64, **options: Any) -> Batch:
+    data = graph_set(seed, **options)
+    pack = pack_graphs(data, extra={"s": structure_embedding(data, "dse+rwse", 4, 4)}, dtype=dtype)
+    return pack.batch(torch.randperm(data.num_graphs, generator=torch.Generator().manual_seed(seed)))
+
+
+def source(seed: int) -> DropoutSource:
+    return DropoutSource([torch.Generator().manual_seed(seed)])
+
+
+@pytest.mark.parametrize("kind", ["one", "two"])
+@pytest.mark.parametrize("loss", ["ce", "double_softmax"])
+@pytest.mark.parametrize(
+    "options", [{}, {"one_hot": True}, {"undirected": False}, {"sizes": (1, 0, 2)}, {"without_edges": tuple(range(9))}]
+)
+@pytest.mark.parametrize("dropped", [False, True])
+def test_they_are_autograds(kind: str, loss: str, options: dict[str, Any], dropped: bool) -> None:
+    model, batch = model_of(kind), batch_of(1, **options)
+    weights, share = get_weights(model), torch.rand(batch.num_graphs, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert written_out(model, batch)
+    ours, value = gradients(model, weights, batch, share, get_loss(loss), source(7) if dropped else None)
+    theirs, wanted = _by_autograd(model, weights, list(weights), batch, share, get_loss(loss), source(7) if dropped else None)
+    assert value == pytest.approx(wanted, rel=1e-12) and max_difference(ours, theirs) < 1e-12
+    assert list(ours) == list(weights)
+
+
+@pytest.mark.parametrize("hidden", [(4,), (3, 3)])
+def test_any_depth(hidden: tuple[int, ...]) -> None:
+    for kind in ("one", "two"):
+        model, batch = model_of(kind, hidden), batch_of(2)
+        weights, share = get_weights(model), torch.ones(batch.num_graphs, dtype=torch.float64)
+        ours, _ = gradients(model, weights, batch, share, get_loss("ce"), None)
+        assert max_difference(ours, _by_autograd(model, weights, list(weights), batch, share, get_loss("ce"), None)[0]) < 1e-12
+
+
+def test_in_single_precision_to_rounding() -> None:
+    model, batch = model_of("two").float(), batch_of(3, dtype=torch.float32)
+    weights, share = get_weights(model), torch.ones(batch.num_graphs) / batch.num_graphs
+    ours, _ = gradients(model, weights, batch, share, get_loss("ce"), source(1))
+    assert max_difference(ours, _by_autograd(model, weights, list(weights), batch, share, get_loss("ce"), source(1))[0]) < 1e-5
+
+
+def test_other_models_are_left_to_autograd() -> None:
+    batch = batch_of(4)
+    for name in ("gcn", "sage", "sgc", "mlp"):
+        assert not written_out(build_graph_model(name, hidden=(4, 4), **SHAPE).double(), batch)
+    for pair in (("sage", "gcn"), ("gin", "gin"), ("sgc", "gcn")):
+        assert not written_out(TwoChannel(*pair, num_structure=8, hidden=(4, 4), **SHAPE).double(), batch)
+    assert not written_out(TwoChannel("gin", "gcn", num_structure=8, hidden=(4,), pooled=False, **SHAPE).double(), batch)
