@@ -23,6 +23,7 @@ from isthmus.nn.cohort import stack_states, stack_weights, unstack_states, unsta
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.graph_models import GraphModel, build_graph_model
 from isthmus.nn.inputs import stack_inputs
+from isthmus.nn.layers import uniform01_
 from isthmus.nn.memory import Workspace
 from isthmus.nn.optim import OptimizerState, fresh_state
 from isthmus.nn.registry import build_backbone
@@ -52,6 +53,9 @@ class TrainConfig:
         batch_size: Graphs per step in graph tasks; node tasks take the whole graph.
         local_epochs: Full-batch steps a client takes in a round (E).
         precision: Of weights and features.
+        init: First weights as each layer's authors draw them, or every number of a node model, biases too, from U(0, 1)
+            (``uniform01``, FedSpray's reference code).
+        first_weights: ``common`` to all clients, or every client draws its ``own`` (of what is not received before the first step).
     """
 
     backbone: str = "gcn"
@@ -72,6 +76,8 @@ class TrainConfig:
     local_epochs: int = 1
     batch_size: int = 128
     precision: Literal["float32", "float64"] = "float32"
+    init: Literal["standard", "uniform01"] = "standard"
+    first_weights: Literal["common", "own"] = "common"
 
     def __post_init__(self) -> None:
         if self.lr <= 0.0:
@@ -98,6 +104,8 @@ class TrainConfig:
             self.backbone, num_features=num_features, num_classes=num_classes, hidden=self.hidden, dropout=self.dropout,
             input_norm=self.input_norm, head=self.head, stream=stream, **self.options,
         )  # fmt: skip
+        if self.init == "uniform01":
+            uniform01_(model, stream)
         return model.to(self.dtype)
 
     @property
@@ -187,7 +195,7 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
 
     def setup(self) -> None:
         data: Any = self.data
-        stream = self.common.child("init")
+        stream = (self.common if self.config.first_weights == "common" else self._stream).child("init")
         self.learner: Learner
         if isinstance(data, GraphSetData):
             model = self.config.build_graphs(num_features=data.num_features, num_classes=data.num_classes, stream=stream)

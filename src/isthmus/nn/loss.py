@@ -4,6 +4,7 @@ r"""Losses of node classification, per client.
     ce               :math:`-\log \mathrm{softmax}(q)_y`
     double_softmax   :math:`-\log \mathrm{softmax}(\mathrm{softmax}(q))_y`, what FedStruct's published code minimises: bounded away from
                      0, with damped gradients
+    `distilled`      ce, and on any row a divergence from given soft labels
 
 A client's loss is the mean over its training rows; with none it is exactly zero, and so is its gradient.
 """
@@ -99,6 +100,30 @@ def _softmax(classes: int, values: Array, y: int, out: Array) -> Any:
     for c in range(classes):
         out[c] /= total
     return values[y] - top - math.log(total)
+
+
+def distilled(targets: Tensor, weight: Tensor) -> Loss:
+    r"""Cross entropy plus :math:`\sum_i w_i\, KL(t_i \| \mathrm{softmax}(q_i))`: a student that also follows a teacher.
+
+    Args:
+        targets: t, soft labels that sum to 1 (K p, C); constants.
+        weight: w of each row (K p,); zero where the teacher is silent.
+    """
+    entropy = torch.xlogy(targets, targets).sum(dim=-1)
+
+    def value(logits: Tensor, inputs: Inputs) -> Tensor:
+        rows = (entropy - (targets * torch.log_softmax(logits, dim=-1)).sum(dim=-1)) * weight
+        return ce(logits, inputs) + rows.view(inputs.clients, -1).sum(1)
+
+    def value_and_grad(logits: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        log_p = torch.log_softmax(logits, dim=-1)
+        every = torch.arange(len(inputs.y))
+        rows = (entropy - (targets * log_p).sum(dim=-1)) * weight - log_p[every, inputs.y] * inputs.weight
+        grad = log_p.exp_().mul_((weight + inputs.weight).unsqueeze(1)).sub_(targets * weight.unsqueeze(1))
+        grad[every, inputs.y] -= inputs.weight
+        return rows.view(inputs.clients, -1).sum(1), grad
+
+    return Loss(value, value_and_grad)
 
 
 _LOSSES = {"ce": Loss(ce, partial(_written_out, False)), "double_softmax": Loss(double_softmax, partial(_written_out, True))}
