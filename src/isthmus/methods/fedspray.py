@@ -1,8 +1,8 @@
 """FedSpray -- Fu et al., Federated Graph Learning with Structure Proxy Alignment, KDD 2024.
 
 Every client keeps a GNN of its own. Besides, all clients train a small network that sees features only and, for each class, a *structure
-proxy*: a learnt stand-in for what the neighbourhood of a node of this class should look like. Its soft labels steady the personal GNNs where
-neighbours mislead, at nodes of a client's minority classes; the GNNs' predictions teach it in turn.
+proxy*: a learnt stand-in for what the neighbourhood of a node of this class should look like. Its soft labels steady the personal GNNs
+where neighbours mislead, at nodes of a client's minority classes; the GNNs' predictions teach it in turn.
 
     paper              here
     theta^k            SprayState.weights              personal GNN, never leaves
@@ -26,9 +26,9 @@ Where paper and reference code part ways (``--profile paper`` and ``reference`` 
     proxy_start        gaussian         ramp           s_j drawn small, or 0.01 j in every coordinate with 0.1 for every s_i
 
 # Differs from the paper: a class nobody has training nodes of keeps its s_j; dividing by a_j = 0 would spread NaN to every node.
-# Differs from the paper: a client multiplies its part by a_j^k / a_j and N^k / N itself, so that the server needs only sums, and with secure
-# sums nobody reads a client's proxies or label counts. ``min_class_count`` also keeps back the proxies of classes of which the client has
-# few training nodes: the mean over one node is that node's proxy. `fedspray-published` sends both as published.
+# Differs from the paper: a client multiplies its part by a_j^k / a_j and N^k / N itself, so that the server needs only sums, and with
+# secure sums nobody reads a client's proxies or label counts. ``min_class_count`` also keeps back the proxies of classes of which the client
+# has few training nodes: the mean over one node is that node's proxy. `fedspray-published` sends both as published.
 """
 
 from __future__ import annotations
