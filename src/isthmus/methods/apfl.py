@@ -13,7 +13,7 @@ One local step is
     w \leftarrow w - \eta \nabla f(w), \qquad v \leftarrow v - \eta\, \alpha \nabla f(\bar v), \quad \bar v = \alpha v + (1 - \alpha) w
 
 with :math:`\bar v` of before the step, and once per round, at its first step,
-:math:`\alpha \leftarrow \mathrm{clip}(\alpha - \eta_\alpha \langle v - w, \nabla f(\bar v) \rangle, 0, 1)`. w and v have optimisers of their own
+:math:`\alpha \leftarrow \mathrm{clip}(\alpha - \eta_\alpha \langle v - w, \nabla f(\bar v) \rangle, 0, 1)`. Both have their own optimiser
 (with Adam the factor alpha in front of v's gradient mostly cancels; with SGD it counts).
 
 # Differs from public implementations: they mix outputs in place of parameters, update v against the w of after the step, and add

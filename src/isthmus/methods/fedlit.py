@@ -15,7 +15,7 @@ into that order, and only then sends its weights, to be summed: branches count o
 the type, the rest by training size. The centroids are seen one by one, the weights only as a sum.
 
 # Differs from the reference code: it hands every client the last client's alignment and builds the similarity matrix transposed; empty
-# types become NaN there (here they restart at the least typical edge), nodes that no edge of a type touches get zero there (here they have a
+# types become NaN there (here they restart at the least typical edge), nodes that no edge of a type touches get zero there (here each has a
 # self loop), and its "validation" uses the training nodes.
 # Differs from the reference code: before there are centres, the clients are aligned to the client most like all others, in place of the
 # first one, so that the order of clients does not matter.
@@ -64,7 +64,7 @@ from isthmus.tensors import Weights, num_values
 
 @dataclass(frozen=True)
 class FedLitConfig(WeightedConfig):
-    """Knobs of FedLit. ``backbone`` is the convolution of the channels, the first of ``hidden`` their width; the layers are FedLit's own, so
+    """Knobs of FedLit. ``backbone`` is the convolution of the channels, the first of ``hidden`` their width; other layers are its own, so
     ``input_norm`` and ``head`` change nothing.
 
     Args:

@@ -27,8 +27,8 @@ Where paper and reference code part ways (``--profile paper`` and ``reference`` 
 
 # Differs from the paper: a class nobody has training nodes of keeps its s_j; dividing by a_j = 0 would spread NaN to every node.
 # Differs from the paper: a client multiplies its part by a_j^k / a_j and N^k / N itself, so that the server needs only sums, and with
-# secure sums nobody reads a client's proxies or label counts. ``min_class_count`` also keeps back the proxies of classes of which the client
-# has few training nodes: the mean over one node is that node's proxy. `fedspray-published` sends both as published.
+# secure sums nobody reads a client's proxies or label counts. ``min_class_count`` also keeps back the proxies of classes of which the
+# client has few training nodes: the mean over one node is that node's proxy. `fedspray-published` sends both as published.
 """
 
 from __future__ import annotations
