@@ -181,7 +181,8 @@ def test_clients_side_by_side_end_where_they_end_alone(sparse: bool) -> None:
     s = torch.zeros(len(datas), rows, WIDTH, dtype=torch.float64)
     predicted = torch.full((len(datas), rows, CLASSES), 1 / CLASSES, dtype=torch.float64)
     for k, inputs in enumerate(single):
-        s[k, : len(inputs.y)], predicted[k, : len(inputs.y)] = random(len(inputs.y), WIDTH), torch.softmax(random(len(inputs.y), CLASSES), -1)
+        s[k, : len(inputs.y)] = random(len(inputs.y), WIDTH)
+        predicted[k, : len(inputs.y)] = torch.softmax(random(len(inputs.y), CLASSES), -1)
     p, q = soft_labels(common, classes, s.view(-1, WIDTH), stacked)
     weights = {name: tensor.expand(len(datas), *tensor.shape) for name, tensor in common.items()}
     settings = {"epochs": 3, "lr": 0.01, "proxy_lr": 0.05, "lambda2": 0.7}
