@@ -238,6 +238,8 @@ class FedSprayClient(WeightedClient[ConfigT], Generic[ConfigT]):
         """Phase 2: E steps on L_F = CE(y_i, q_i) + lambda2 mean KL(yhat_i || p_i), yhat_i computed once; then s_j^k."""
         config, state, inputs = self.config, self.state, self.encoder_inputs
         assert isinstance(state, SprayState)
+        if not self.learner.num_train:
+            return encoder, state.proxies.new_zeros(self.data.num_classes, config.proxy_width)
         if config.projector_init == "classifier" and config.classifier:
             encoder = {**encoder, **{f"project.{part}": encoder[f"classify.{part}"] for part in ("weight", "bias")}}
         predicted = torch.softmax(predict(self.learner.model, state.weights, self.labelled), dim=-1)
