@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -92,7 +93,7 @@ def test_the_projector_hears_labels_and_the_classifier_predictions() -> None:
     first, second = (gradients(weights, s, inputs, predicted, 1.0)[1] for predicted in predictions)
     assert torch.equal(first["project.weight"], second["project.weight"])
     assert not torch.equal(first["classify.weight"], second["classify.weight"])
-    relabelled = EncoderInputs(**{**vars(inputs), "y": (inputs.y + 1) % CLASSES})
+    relabelled = replace(inputs, y=(inputs.y + 1) % CLASSES)
     third = gradients(weights, s, relabelled, predictions[0], 1.0)[1]
     assert torch.equal(first["classify.weight"], third["classify.weight"])
     assert not torch.equal(first["project.weight"], third["project.weight"])
@@ -216,12 +217,12 @@ def test_distilled_loss_is_cross_entropy_plus_divergence() -> None:
     inputs = build_inputs(data, model, data.train, restrict=False, dtype=torch.float64)
     logits = random(10, CLASSES).requires_grad_()
     targets, weight = torch.softmax(random(10, CLASSES, seed=5), dim=-1), random(10, seed=6)
-    loss = distilled(targets, weight)
+    loss = distilled(targets, weight, inputs)
     value, grad = loss.value_and_grad(logits.detach(), inputs)
     by_hand = get_loss("ce").value(logits, inputs) + (weight * divergence(targets, torch.log_softmax(logits, -1))).sum()
     torch.testing.assert_close(value, by_hand.detach())
     torch.testing.assert_close(loss.value(logits, inputs), by_hand)
     by_hand.sum().backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(grad, logits.grad)
-    same = distilled(torch.softmax(logits.detach(), -1), weight).value_and_grad(logits.detach(), inputs)
+    same = distilled(torch.softmax(logits.detach(), -1), weight, inputs).value_and_grad(logits.detach(), inputs)
     torch.testing.assert_close(same[0], get_loss("ce").value(logits.detach(), inputs))  # no divergence where they agree

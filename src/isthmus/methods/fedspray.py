@@ -226,7 +226,7 @@ class FedSprayClient(WeightedClient[ConfigT], Generic[ConfigT]):
             return
         p, q = soft_labels(encoder, classes, proxies, self.encoder_inputs)
         rows = taught(q, self.encoder_inputs, config.kd_confidence).to(p.dtype)
-        loss = distilled(p, rows * (config.lambda1 / rows.sum().clamp(min=1.0)))
+        loss = distilled(p, rows * (config.lambda1 / rows.sum().clamp(min=1.0)), self.student)
         learner: Any = self.learner
         result = train_locally(
             learner.model, self.state.weights, self.state.optimizer, self.student, epochs=config.local_epochs, lr=config.lr,

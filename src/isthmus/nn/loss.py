@@ -102,26 +102,29 @@ def _softmax(classes: int, values: Array, y: int, out: Array) -> Any:
     return values[y] - top - math.log(total)
 
 
-def distilled(targets: Tensor, weight: Tensor) -> Loss:
+def distilled(targets: Tensor, weight: Tensor, inputs: Inputs) -> Loss:
     r"""Cross entropy plus :math:`\sum_i w_i\, KL(t_i \| \mathrm{softmax}(q_i))`: a student that also follows a teacher.
+
+    Both are cross entropies to constants, so their targets are mixed once: :math:`m_i = w_i t_i + v_i\, \mathrm{onehot}(y_i)`, v the
+    weights of the labels, and the gradient of row i is :math:`(w_i + v_i)\, \mathrm{softmax}(q_i) - m_i`.
 
     Args:
         targets: t, soft labels that sum to 1 (K p, C); constants.
         weight: w of each row (K p,); zero where the teacher is silent.
+        inputs: The inputs the loss will be used with.
     """
-    entropy = torch.xlogy(targets, targets).sum(dim=-1)
+    entropy = (torch.xlogy(targets, targets).sum(dim=-1) * weight).view(inputs.clients, -1).sum(1)
+    mixed = targets * weight.unsqueeze(1)
+    mixed[torch.arange(len(inputs.y)), inputs.y] += inputs.weight
+    total = (weight + inputs.weight).unsqueeze(1)
 
     def value(logits: Tensor, inputs: Inputs) -> Tensor:
-        rows = (entropy - (targets * torch.log_softmax(logits, dim=-1)).sum(dim=-1)) * weight
-        return ce(logits, inputs) + rows.view(inputs.clients, -1).sum(1)
+        return entropy - (mixed * torch.log_softmax(logits, dim=-1)).view(inputs.clients, -1).sum(1)
 
     def value_and_grad(logits: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
         log_p = torch.log_softmax(logits, dim=-1)
-        every = torch.arange(len(inputs.y))
-        rows = (entropy - (targets * log_p).sum(dim=-1)) * weight - log_p[every, inputs.y] * inputs.weight
-        grad = log_p.exp_().mul_((weight + inputs.weight).unsqueeze(1)).sub_(targets * weight.unsqueeze(1))
-        grad[every, inputs.y] -= inputs.weight
-        return rows.view(inputs.clients, -1).sum(1), grad
+        loss = entropy - (mixed * log_p).view(inputs.clients, -1).sum(1)
+        return loss, log_p.exp_().mul_(total).sub_(mixed)
 
     return Loss(value, value_and_grad)
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import scipy.sparse as sp
@@ -63,6 +64,16 @@ class EncoderInputs:
     owner: Tensor
     y: Tensor
     weight: Tensor
+
+    def truth(self, num_classes: int) -> Tensor:
+        """The labels as rows that sum to their weight (K m, C)."""
+        if num_classes not in self._truth:
+            self._truth[num_classes] = torch.nn.functional.one_hot(self.y, num_classes).to(self.weight.dtype) * self.weight.unsqueeze(1)
+        return self._truth[num_classes]
+
+    @cached_property
+    def _truth(self) -> dict[int, Tensor]:
+        return {}
 
 
 @dataclass(frozen=True)
@@ -216,21 +227,21 @@ def gradients(
     """
     e = embed(weights, inputs.labelled)
     log_q = torch.log_softmax(head(weights, "project", e), dim=-1)
-    rows = -log_q.gather(1, inputs.y.unsqueeze(1)).squeeze(1) * inputs.weight
-    q_grad = log_q.exp() * inputs.weight.unsqueeze(1)
-    q_grad[torch.arange(len(inputs.y)), inputs.y] -= inputs.weight
+    truth, weight = inputs.truth(log_q.shape[-1]), inputs.weight.unsqueeze(1)
+    loss = -(truth * log_q).view(inputs.clients, -1).sum(1)
+    q_grad = log_q.exp_().mul_(weight).sub_(truth)
     e_grad, weight_grad = matmul_grads(e, weights["project.weight"], q_grad)
     grads = {"project.weight": weight_grad, "project.bias": bias_grad(q_grad, weights["project.bias"])}
     node_grad: Tensor | None = None
     if lambda2 and "classify.weight" in weights:
         combined = e + proxies
         log_p = torch.log_softmax(head(weights, "classify", combined), dim=-1)
-        rows = rows + lambda2 * inputs.weight * divergence(predicted, log_p)
-        p_grad = (log_p.exp() - predicted) * (lambda2 * inputs.weight).unsqueeze(1)
+        loss = loss + lambda2 * (inputs.weight * divergence(predicted, log_p)).view(inputs.clients, -1).sum(1)
+        p_grad = log_p.exp_().sub_(predicted).mul_(lambda2 * weight)
         node_grad, weight_grad = matmul_grads(combined, weights["classify.weight"], p_grad)
         grads |= {"classify.weight": weight_grad, "classify.bias": bias_grad(p_grad, weights["classify.bias"])}
         e_grad = e_grad + node_grad
-    return e, grads, e_grad, node_grad, rows.view(inputs.clients, -1).sum(1)
+    return e, grads, e_grad, node_grad, loss
 
 
 def divergence(targets: Tensor, log_predicted: Tensor) -> Tensor:
