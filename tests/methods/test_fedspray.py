@@ -21,9 +21,10 @@ from isthmus.federation.interface import QuorumError
 from isthmus.federation.party import Invocation
 from isthmus.federation.schema import schema
 from isthmus.federation.secure import Masked
-from isthmus.methods.fedspray import Census, FedSprayClient, SprayState
+from isthmus.methods.fedspray import Census, FedSprayClient, SprayState, Stage
 from isthmus.methods.fedspray import Update as FedSprayUpdate
-from isthmus.nn.structure_encoder import soft_labels
+from isthmus.nn.optim import OptimizerState
+from isthmus.nn.structure_encoder import EncoderResult, soft_labels
 from isthmus.tensors import Weights, equal_weights, max_difference
 from isthmus.testing import check_method
 
@@ -174,20 +175,20 @@ def test_one_client_gets_back_what_it_sent() -> None:
 @pytest.mark.parametrize("reset", ["all", "unlabelled"])
 def test_what_training_nodes_start_a_round_from(scenario: Scenario, reset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Tensor] = []
-    teach = FedSprayClient.teach
+    align = Stage.align
 
-    def spy(self: FedSprayClient[Any], encoder: Weights, classes: Tensor, proxies: Tensor) -> None:
-        if self.party == "client-0":
+    def spy(self: Stage, weights: Weights, common: Weights, proxies: Tensor, moments: OptimizerState) -> EncoderResult:
+        if self is client_of(played).stage:
             started.append(proxies)
-        teach(self, encoder, classes, proxies)
+        return align(self, weights, common, proxies, moments)
 
-    monkeypatch.setattr(FedSprayClient, "teach", spy)
+    monkeypatch.setattr(Stage, "align", spy)
     played = experiment("fedspray", scenario, proxy_reset=reset)
     for step in (2, 3, 4):
         client = client_of(played)
         before, classes = client.state.proxies, played.loop.state.proxies  # type: ignore[attr-defined]
         played.loop.play(until=step)
-        expected = classes[client.encoder_inputs.y] if reset == "all" else before
+        expected = classes[client.stage.encoder.y] if reset == "all" else before
         assert torch.equal(started[-1], expected)
         assert not torch.equal(client_of(played).state.proxies, expected)  # type: ignore[attr-defined]
 
@@ -201,16 +202,13 @@ def test_each_phase_changes_only_its_own(scenario: Scenario) -> None:
     encoder, classes = state.encoder, state.proxies  # type: ignore[attr-defined]
     before = client.state
     assert isinstance(before, SprayState)
-    client.teach(encoder, classes, before.proxies)
-    taught = client.state
-    assert isinstance(taught, SprayState)
+    copies = [{name: tensor.clone() for name, tensor in part.items()} for part in (before.weights, encoder, {"s": before.proxies})]
+    taught = client.stage.teach(before.weights, before.optimizer, encoder, classes, before.proxies, None)
     assert not equal_weights(taught.weights, before.weights)
-    assert torch.equal(taught.proxies, before.proxies) and taught.encoder is before.encoder
-    sent, _ = client.align(encoder)
-    aligned = client.state
-    assert isinstance(aligned, SprayState)
-    assert equal_weights(aligned.weights, taught.weights)
-    assert not torch.equal(aligned.proxies, taught.proxies) and not equal_weights(sent, encoder)
+    aligned = client.stage.align(taught.weights, encoder, before.proxies, before.encoder)
+    assert not equal_weights(aligned.weights, encoder) and not torch.equal(aligned.proxies, before.proxies)
+    for copy, part in zip(copies, (before.weights, encoder, {"s": before.proxies}), strict=True):
+        assert equal_weights(copy, part)
     assert aligned.proxies.shape[0] == client.data.num_train  # rows of other nodes are stored nowhere
 
 
@@ -309,7 +307,7 @@ def test_without_proxies_they_stay_zero_and_p_sees_features_only(scenario: Scena
     state: Any = played.loop.state
     client = client_of(played)
     assert not bool(state.proxies.any()) and not bool(client.state.proxies.any())  # type: ignore[attr-defined]
-    inputs = client.encoder_inputs
+    inputs = client.stage.encoder
     p, _ = soft_labels(state.encoder, state.proxies, client.state.proxies, inputs)  # type: ignore[attr-defined]
     e = torch.relu(client.data.x @ state.encoder["embed.weight"] + state.encoder["embed.bias"])
     torch.testing.assert_close(p, torch.softmax(e @ state.encoder["classify.weight"] + state.encoder["classify.bias"], -1))
@@ -441,7 +439,7 @@ def lonely(scenario: Scenario) -> Scenario:
 def singleton_proxy(played: Experiment) -> Tensor:
     """The truth: the proxy of the only training node of class 2 after the round."""
     client = client_of(played)
-    rows = client.state.proxies[client.encoder_inputs.y == 2]  # type: ignore[attr-defined]
+    rows = client.state.proxies[client.stage.encoder.y == 2]  # type: ignore[attr-defined]
     assert len(rows) == 1
     proxy: Tensor = rows[0]
     return proxy

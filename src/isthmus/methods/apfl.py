@@ -34,6 +34,7 @@ from isthmus.federation.roles import Role, handler
 from isthmus.methods import fedavg
 from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.fedavg import Broadcast, FedAvgConfig, ServerState, Update
+from isthmus.methods.learners import dropout_source
 from isthmus.methods.registry import Log, Phase, register
 from isthmus.methods.training import Deployed, ModelState, WeightedClient
 from isthmus.nn.optim import OptimizerState, fresh_state, step_plan, take_step
@@ -99,7 +100,7 @@ class APFLClient(WeightedClient[APFLConfig]):
         shared, private, alpha = {**state.shared, **common.weights}, dict(state.private), state.alpha
         shared_state, private_state = state.optimizer, _copied(state.private_optimizer)
         # Same masks for both: w goes where FedAvg's goes, and with alpha = 1 v goes where Local's goes.
-        shared_dropout, private_dropout = learner.dropout(self.stream), learner.dropout(self.stream)
+        shared_dropout, private_dropout = (dropout_source(config, [self.stream]) for _ in range(2))
         plans = step_plan(config.optimizer, private_state.steps, config.local_epochs, config.lr, config.weight_decay, config.dtype)
         private = {name: tensor.clone() for name, tensor in private.items()}
         for epoch in range(config.local_epochs):

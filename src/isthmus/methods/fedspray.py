@@ -33,28 +33,42 @@ Where paper and reference code part ways (``--profile paper`` and ``reference`` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from isthmus.data.graphs import GraphSetData
 from isthmus.errors import ConfigError, RunError
-from isthmus.federation.interface import Federation, Replies, View
+from isthmus.federation.interface import Federation, Replies, Stacked, View
 from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import Count, Embedding, LabelStatistic, Message, Model
-from isthmus.federation.roles import Role, handler
+from isthmus.federation.roles import Cohort, Role, handler
 from isthmus.methods.evaluation import Evaluation
+from isthmus.methods.learners import dropout_source
 from isthmus.methods.registry import Log, Method, Phase, register
-from isthmus.methods.training import ModelState, WeightedClient, WeightedConfig
+from isthmus.methods.training import ModelCohort, ModelState, WeightedClient, WeightedConfig
 from isthmus.metrics.groups import majority_class, minority_mask
+from isthmus.nn.backbone import Backbone
+from isthmus.nn.dropout import DropoutSource
+from isthmus.nn.inputs import Inputs, stack_inputs
 from isthmus.nn.loss import distilled
 from isthmus.nn.optim import OptimizerState, fresh_state
-from isthmus.nn.structure_encoder import PROXIES, class_means, encoder_inputs, first_encoder, soft_labels, taught, train_encoder
-from isthmus.nn.train import predict, train_locally
+from isthmus.nn.structure_encoder import (
+    PROXIES,
+    EncoderInputs,
+    EncoderResult,
+    class_means,
+    encoder_inputs,
+    first_encoder,
+    soft_labels,
+    stack_encoder_inputs,
+    teaching_weight,
+    train_encoder,
+)
+from isthmus.nn.train import TrainResult, predict, train_locally
 from isthmus.records import Record
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights, num_values, scaled
@@ -159,20 +173,136 @@ class SprayState(ModelState):
     encoder: OptimizerState
 
 
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """What one client, or a cohort of them, computes on; constant over rounds.
+
+    Args:
+        model: The GNN's shape.
+        student: GNN inputs of all nodes, with the loss weights of the training nodes.
+        labelled: GNN inputs whose output rows are the training nodes.
+        encoder: Encoder inputs.
+    """
+
+    config: FedSprayConfig
+    model: Backbone
+    student: Inputs
+    labelled: Inputs
+    encoder: EncoderInputs
+
+    def teach(self, weights: Weights, optimizer: OptimizerState, common: Weights, classes: Tensor, proxies: Tensor,
+              dropout: DropoutSource | None, **memory: Any) -> TrainResult:  # fmt: skip
+        """Phase 1: E steps on L_G = CE + lambda1 mean KL(p_i || yhat_i), p_i computed once."""
+        config = self.config
+        p, q = soft_labels(common, classes, proxies, self.encoder)
+        loss = distilled(p, teaching_weight(q, self.encoder, config.kd_confidence, config.lambda1), self.student)
+        return train_locally(
+            self.model, weights, optimizer, self.student, epochs=config.local_epochs, lr=config.lr, weight_decay=config.weight_decay,
+            optimizer=config.optimizer, loss=loss, dropout=dropout, **memory,
+        )  # fmt: skip
+
+    def align(self, weights: Weights, common: Weights, proxies: Tensor, moments: OptimizerState) -> EncoderResult:
+        """Phase 2: E steps on L_F = CE(y_i, q_i) + lambda2 mean KL(yhat_i || p_i), yhat_i computed once."""
+        config, inputs = self.config, self.encoder
+        if config.projector_init == "classifier" and config.classifier:
+            common = {**common, **{f"project.{part}": common[f"classify.{part}"] for part in ("weight", "bias")}}
+        if inputs.clients > 1:
+            common = {name: tensor.expand(inputs.clients, *tensor.shape) for name, tensor in common.items()}
+        logits = predict(self.model, weights, self.labelled)
+        predicted = logits.new_zeros(len(inputs.y), logits.shape[1])
+        predicted[inputs.slot] = torch.softmax(logits, dim=-1)
+        return train_encoder(
+            common, proxies, moments, inputs, predicted, epochs=config.local_epochs, lr=config.encoder_lr, proxy_lr=config.proxy_lr,
+            lambda2=config.lambda2, optimizer=config.optimizer, weight_decay=config.weight_decay, train_proxies=config.proxies,
+        )  # fmt: skip
+
+    def start(self, proxies: Tensor, classes: Tensor) -> Tensor:
+        """s_i at the start of a round: s_j of its class, or where it was."""
+        return classes[self.encoder.y] if self.config.proxy_reset == "all" and self.config.proxies else proxies
+
+
+class FedSprayCohort(ModelCohort):
+    """FedSpray's clients, trained together."""
+
+    def __init__(self, clients: Sequence[Any]) -> None:
+        super().__init__(clients)
+        stages = [client.stage for client in clients]
+        self.stage = Stage(
+            self.config, self.model, stack_inputs([stage.student for stage in stages]), self.inputs,
+            stack_encoder_inputs([stage.encoder for stage in stages]),
+        )  # fmt: skip
+        self.class_shares = torch.stack([client.class_shares for client in clients])
+        self.proxies: Tensor
+        self.moments: OptimizerState
+
+    def load(self) -> None:
+        super().load()
+        states = [client.state for client in self.clients]
+        self.proxies = self.stacked([state.proxies for state in states])
+        steps = tuple(step for state in states for step in state.encoder.steps)
+        first, second = (self.stacked_moments([getattr(state.encoder, part) for state in states]) for part in ("first", "second"))
+        self.moments = OptimizerState(steps, first, second)
+
+    def store(self) -> None:
+        super().store()
+        rows = len(self.stage.encoder.y) // len(self.clients)
+        for k, client in enumerate(self.clients):
+            own = slice(k * rows, k * rows + len(client.stage.encoder.y))
+            first, second = (
+                {name: (tensor[own] if name == PROXIES else tensor[k]).clone() for name, tensor in part.items()}
+                for part in (self.moments.first, self.moments.second)
+            )
+            moments = OptimizerState((self.moments.steps[k],), first, second)
+            client.state = SprayState(client.state.weights, client.state.optimizer, self.proxies[own].clone(), moments)
+
+    def stacked(self, rows: Sequence[Tensor]) -> Tensor:
+        """Rows of every client's training nodes, padded (K m, d_s)."""
+        padded = rows[0].new_zeros(len(rows), len(self.stage.encoder.y) // len(rows), rows[0].shape[1])
+        for k, own in enumerate(rows):
+            padded[k, : len(own)] = own
+        return padded.view(-1, rows[0].shape[1])
+
+    def stacked_moments(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        return {
+            name: self.stacked([part[name] for part in parts]) if name == PROXIES else torch.stack([part[name] for part in parts])
+            for name in parts[0]
+        }
+
+    def local_update(self, common: Common) -> Stacked[Update]:
+        if self.config.reset_optimizer:
+            self.optimizer = fresh_state(self.config.optimizer, self.weights, clients=len(self.clients))
+            self.moments = OptimizerState((0,) * len(self.clients), _zeros(self.moments.first), _zeros(self.moments.second))
+        proxies = self.stage.start(self.proxies, common.proxies)
+        if self.config.lambda1:
+            taught = self.stage.teach(self.weights, self.optimizer, common.encoder, common.proxies, proxies, self.dropout(),
+                                      donate=True, workspace=self.workspace)  # fmt: skip
+            self.weights, self.optimizer = taught.weights, taught.optimizer_state
+        else:
+            self.train_together(received={})
+        result = self.stage.align(self.weights, common.encoder, proxies, self.moments)
+        self.proxies, self.moments = result.proxies, result.optimizer_state
+        classes = class_means(result.proxies, self.stage.encoder, common.proxies.shape[0]) * spoken(self.class_shares, common).unsqueeze(2)
+        return Stacked(Update(self.scaled(result.weights, self.shares(common.total)), classes), self.parties)
+
+
 class FedSprayClient(WeightedClient[ConfigT], Generic[ConfigT]):
     """One client: its GNN and its nodes' proxies stay; encoder and class means leave."""
+
+    cohort: ClassVar[type[Cohort[Any]] | None] = FedSprayCohort
 
     def setup(self) -> None:
         data: Any = self.data
         if isinstance(data, GraphSetData):
             raise ConfigError("fedspray classifies nodes: choose a data set of one graph (isthmus datasets lists them)")
         super().setup()
-        self.encoder_inputs = encoder_inputs(data, data.train, self.config.dtype)
+        learner: Any = self.learner
+        inputs = encoder_inputs(data, data.train, self.config.dtype)
+        self.stage = Stage(self.config, learner.model, learner.whole, learner.inputs, inputs)
         self.class_counts = torch.bincount(data.y[data.train], minlength=data.num_classes)
 
     def initial_state(self) -> SprayState:
         state = super().initial_state()
-        config, rows = self.config, len(self.encoder_inputs.y)
+        config, rows = self.config, len(self.stage.encoder.y)
         start = NODE_START if config.proxies else 0.0
         proxies = torch.full((rows, config.proxy_width), start, dtype=config.dtype)
         return SprayState(state.weights, state.optimizer, proxies, self.fresh_moments(proxies))
@@ -182,12 +312,6 @@ class FedSprayClient(WeightedClient[ConfigT], Generic[ConfigT]):
         data, config = self.data, self.config
         encoder = first_encoder(data.num_features, config.proxy_width, data.num_classes, Stream(0), classifier=config.classifier)
         return fresh_state(config.optimizer, {**_typed(encoder, config.dtype), PROXIES: proxies})
-
-    @cached_property
-    def student(self) -> Any:
-        """Inputs of all nodes with the training nodes' loss weights; without teaching only training rows are needed (`learner.inputs`)."""
-        learner: Any = self.learner
-        return learner.whole
 
     @property
     def class_shares(self) -> Tensor:
@@ -203,59 +327,32 @@ class FedSprayClient(WeightedClient[ConfigT], Generic[ConfigT]):
     def local_update(self, common: Common) -> Update:
         """Both phases; leaves pre-weighted."""
         encoder, classes = self.learn(common.encoder, common.proxies)
-        weight = torch.where(common.class_shares > 0.0, self.class_shares / common.class_shares, 0.0)  # a_j^k / a_j
-        return Update(scaled(encoder, self.samples() / common.total), classes * weight.to(classes.dtype).unsqueeze(1))
+        weight = spoken(self.class_shares, common)
+        return Update(scaled(encoder, self.samples() / common.total), classes * weight.unsqueeze(1))
 
-    def learn(self, encoder: Weights, classes: Tensor) -> tuple[Weights, Tensor]:
+    def learn(self, common: Weights, classes: Tensor) -> tuple[Weights, Tensor]:
         """Phase 1 on theta^k, phase 2 on omega^k and s_i; returns omega^k and the class means S^k (C, d_s)."""
-        config, state = self.config, self.state
+        config, state, stage = self.config, self.state, self.stage
         assert isinstance(state, SprayState)
         if config.reset_optimizer:
             state = replace(state, optimizer=fresh_state(config.optimizer, state.weights), encoder=self.fresh_moments(state.proxies))
-        if config.proxy_reset == "all" and config.proxies:
-            state = replace(state, proxies=classes[self.encoder_inputs.y])  # s_i = s_j
         self.state = state
-        self.teach(encoder, classes, state.proxies)
-        return self.align(encoder)
+        proxies = stage.start(state.proxies, classes)
+        if config.lambda1:
+            dropout = dropout_source(config, [self.stream])
+            taught = stage.teach(state.weights, state.optimizer, common, classes, proxies, dropout)
+            weights, optimizer = taught.weights, taught.optimizer_state
+        else:
+            alone = self.train(state.weights, received={})  # Local, on the rows its loss depends on
+            weights, optimizer = dict(alone.weights), alone.optimizer
+        result = stage.align(weights, common, proxies, state.encoder)
+        self.state = SprayState(weights, optimizer, result.proxies, result.optimizer_state)
+        return result.weights, class_means(result.proxies, stage.encoder, self.data.num_classes)[0]
 
-    def teach(self, encoder: Weights, classes: Tensor, proxies: Tensor) -> None:
-        """Phase 1: E steps on L_G = CE + lambda1 mean KL(p_i || yhat_i), p_i computed once."""
-        config = self.config
-        if not config.lambda1:
-            self.state = self.train(self.state.weights, received={})  # Local, on the rows its loss depends on
-            return
-        p, q = soft_labels(encoder, classes, proxies, self.encoder_inputs)
-        rows = taught(q, self.encoder_inputs, config.kd_confidence).to(p.dtype)
-        loss = distilled(p, rows * (config.lambda1 / rows.sum().clamp(min=1.0)), self.student)
-        learner: Any = self.learner
-        result = train_locally(
-            learner.model, self.state.weights, self.state.optimizer, self.student, epochs=config.local_epochs, lr=config.lr,
-            weight_decay=config.weight_decay, optimizer=config.optimizer, loss=loss, dropout=learner.dropout(self.stream),
-        )  # fmt: skip
-        self.state = replace(self.state, weights=result.weights, optimizer=result.optimizer_state)
 
-    def align(self, encoder: Weights) -> tuple[Weights, Tensor]:
-        """Phase 2: E steps on L_F = CE(y_i, q_i) + lambda2 mean KL(yhat_i || p_i), yhat_i computed once; then s_j^k."""
-        config, state, inputs = self.config, self.state, self.encoder_inputs
-        assert isinstance(state, SprayState)
-        if not self.learner.num_train:
-            return encoder, state.proxies.new_zeros(self.data.num_classes, config.proxy_width)
-        if config.projector_init == "classifier" and config.classifier:
-            encoder = {**encoder, **{f"project.{part}": encoder[f"classify.{part}"] for part in ("weight", "bias")}}
-        predicted = torch.softmax(predict(self.learner.model, state.weights, self.labelled), dim=-1)
-        result = train_encoder(
-            encoder, state.proxies, state.encoder, inputs, predicted, epochs=config.local_epochs, lr=config.encoder_lr,
-            proxy_lr=config.proxy_lr, lambda2=config.lambda2, optimizer=config.optimizer, weight_decay=config.weight_decay,
-            train_proxies=config.proxies,
-        )  # fmt: skip
-        self.state = replace(state, proxies=result.proxies, encoder=result.optimizer_state)
-        return result.weights, class_means(result.proxies, inputs, self.data.num_classes)[0]
-
-    @property
-    def labelled(self) -> Any:
-        """GNN inputs whose output rows are the training nodes."""
-        learner: Any = self.learner
-        return learner.inputs
+def spoken(class_shares: Tensor, common: Common) -> Tensor:
+    """a_j^k / a_j; zero for a class nobody speaks of. (.., C)"""
+    return torch.where(common.class_shares > 0.0, class_shares / common.class_shares, 0.0).to(common.proxies.dtype)
 
 
 def init(view: View, config: FedSprayConfig, common: Stream) -> ServerState:
@@ -317,6 +414,10 @@ def facts(state: ServerState, config: FedSprayConfig, scenario: Any) -> Mapping[
         clients[client] = {"majority_class": majority_class(data.y, data.train), "minority_test_nodes": int((minority & data.test).sum())}
     silent = [j for j, share in enumerate(state.class_shares.tolist()) if share == 0.0]
     return {"clients": clients, "classes_without_proxy": silent}
+
+
+def _zeros(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
 
 
 def _typed(weights: Weights, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -58,6 +59,8 @@ class PublishedState(ServerState):
 
 
 class PublishedClient(FedSprayClient[PublishedConfig]):
+    cohort: ClassVar[None] = None  # every client's own upload is asked for
+
     @handler
     def upload(self, common: Download) -> Upload:
         return Upload(*self.learn(common.encoder, common.proxies))

@@ -102,10 +102,6 @@ class NodeLearner:
         weight[: self.num_samples] = train.to(weight.dtype) / max(1, self.num_train)
         return _balanced(replace(everything, weight=weight), self.data, self.config)
 
-    def dropout(self, streams: Streams) -> DropoutSource | None:
-        """The generator of this call."""
-        return dropout_source(self.config, [streams])
-
     def train(self, weights: Weights, state: OptimizerState, streams: Streams, extra: ExtraGradient | None,
               frozen: Collection[str]) -> TrainResult:  # fmt: skip
         config = self.config

@@ -170,6 +170,12 @@ def taught(q: Tensor, inputs: EncoderInputs, confidence: float) -> Tensor:
     return chosen
 
 
+def teaching_weight(q: Tensor, inputs: EncoderInputs, confidence: float, strength: float) -> Tensor:
+    """``strength`` times the mean over the rows each client is taught at, as weights of rows (K p,)."""
+    rows = taught(q, inputs, confidence).to(q.dtype).view(inputs.clients, -1)
+    return (rows * (strength / rows.sum(dim=1, keepdim=True).clamp(min=1.0))).view(-1)
+
+
 def train_encoder(
     weights: Weights,
     proxies: Tensor,
