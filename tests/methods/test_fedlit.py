@@ -96,7 +96,7 @@ def test_every_edge_has_one_type_both_ways(scenario: Scenario) -> None:
         assert propagation("sage", client.inputs, state.types, 4, torch.float64).csr.nnz == len(typed)  # no arc twice, none lost
 
 
-@pytest.mark.parametrize("backbone", ["gcn", "sage", "sgc"])
+@pytest.mark.parametrize("backbone", ["gcn", "sage", "sgc", "mlp"])
 def test_with_one_type_it_is_fedavg_of_a_plain_network(scenario: Scenario, backbone: str) -> None:
     experiment = play(scenario, types=1, backbone=backbone, precision="float64", weight_decay=0.0, weighting="uniform")
     first: Weights = experiment.settings.method_config.first(12, 3, Stream(1, ("common",)).child("init"))
@@ -129,7 +129,8 @@ class Plain:
             h = (a.float() @ a.float()).double() @ (h @ w["branch.0.weight"][0]) + w["branch.0.bias"][0]
         else:
             for layer in range(2):
-                out = a @ (h @ w[f"branch.{layer}.weight"][0])
+                out = h @ w[f"branch.{layer}.weight"][0]
+                out = out if self.backbone == "mlp" else a @ out
                 out = out + h @ w[f"branch.{layer}.root"][0] if self.backbone == "sage" else out
                 h = torch.relu(out + w[f"branch.{layer}.bias"][0])
         return h @ w["classify.weight"] + w["classify.bias"]
@@ -205,7 +206,7 @@ def test_the_first_reference_is_nobodys_place_in_line() -> None:
     assert torch.equal(most_alike(told), most_alike(turned))
 
 
-@pytest.mark.parametrize(("key", "value"), [("types", 0), ("backbone", "gat"), ("loss", "double_softmax"), ("dp_clip", 1.0)])
+@pytest.mark.parametrize(("key", "value"), [("types", 0), ("backbone", "gat"), ("class_weight", "balanced"), ("dp_clip", 1.0)])
 def test_what_cannot_be_set(key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=r"fedlit|types|weighting"):
         resolve("fedlit", {"dataset": "csbm", key: value})

@@ -407,7 +407,7 @@ def test_clients_without_training_or_validation_nodes(scenario: Scenario) -> Non
 @pytest.mark.parametrize(
     ("key", "value"),
     [("kd_confidence", -0.1), ("kd_confidence", 1.1), ("lambda1", -1), ("lambda2", -1), ("proxy_width", 0), ("proxy_lr", 0),
-     ("encoder_lr", -1), ("min_class_count", 0), ("loss", "double_softmax")],
+     ("encoder_lr", -1), ("min_class_count", 0)],
 )  # fmt: skip
 def test_what_cannot_be_set(key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=key):

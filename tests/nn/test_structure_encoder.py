@@ -211,18 +211,19 @@ def test_first_weights_are_bounded_by_fan_out() -> None:
     assert 0.45 < weights["project.weight"].abs().max() <= 0.5  # 1 / sqrt(4)
 
 
-def test_distilled_loss_is_cross_entropy_plus_divergence() -> None:
+@pytest.mark.parametrize("labels", ["ce", "double_softmax"])
+def test_distilled_loss_is_that_of_the_labels_plus_divergence(labels: str) -> None:
     data = nodes(10, 6, train=4)
     model = build_backbone("gcn", num_features=FEATURES, num_classes=CLASSES, hidden=(4,), stream=Stream(1))
     inputs = build_inputs(data, model, data.train, restrict=False, dtype=torch.float64)
     logits = random(10, CLASSES).requires_grad_()
     targets, weight = torch.softmax(random(10, CLASSES, seed=5), dim=-1), random(10, seed=6)
-    loss = distilled(targets, weight, inputs)
+    loss = distilled(targets, weight, inputs, labels)
     value, grad = loss.value_and_grad(logits.detach(), inputs)
-    by_hand = get_loss("ce").value(logits, inputs) + (weight * divergence(targets, torch.log_softmax(logits, -1))).sum()
+    by_hand = get_loss(labels).value(logits, inputs) + (weight * divergence(targets, torch.log_softmax(logits, -1))).sum()
     torch.testing.assert_close(value, by_hand.detach())
     torch.testing.assert_close(loss.value(logits, inputs), by_hand)
     by_hand.sum().backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(grad, logits.grad)
-    same = distilled(torch.softmax(logits.detach(), -1), weight, inputs).value_and_grad(logits.detach(), inputs)
-    torch.testing.assert_close(same[0], get_loss("ce").value(logits.detach(), inputs))  # no divergence where they agree
+    same = distilled(torch.softmax(logits.detach(), -1), weight, inputs, labels).value_and_grad(logits.detach(), inputs)
+    torch.testing.assert_close(same[0], get_loss(labels).value(logits.detach(), inputs))  # no divergence where they agree

@@ -81,8 +81,8 @@ class FedLitConfig(WeightedConfig):
             raise ConfigError(f"fedlit's channels are {', '.join(CONVOLUTIONS)}: choose one with --set backbone=..., got {self.backbone!r}")
         if not self.hidden:
             raise ConfigError("fedlit needs a hidden width, e.g. hidden=[64]")
-        if self.loss != "ce" or self.class_weight != "none":
-            raise ConfigError("fedlit has plain cross entropy: leave loss and class_weight out")
+        if self.class_weight != "none":
+            raise ConfigError("fedlit weighs all training nodes the same: leave class_weight out")
         if self.dp_clip:
             raise ConfigError("fedlit sends centroids of edges as they are, so dp_clip would promise too much: leave it out")
 
@@ -195,6 +195,8 @@ class FedLitClient(WeightedClient[FedLitConfig]):
             if not data.num_train:
                 continue
             logits = typed_forward(config.backbone, leaves, f, self.matrix(types), rate=config.dropout, generator=generator)
+            if config.loss == "double_softmax":
+                logits = torch.softmax(logits, dim=-1)
             loss = torch.nn.functional.cross_entropy(logits[data.train], data.y[data.train])
             grads = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
             moments = take_step(weights, grads, moments, replace(plans, step=epoch))

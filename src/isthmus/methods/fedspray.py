@@ -115,8 +115,6 @@ class FedSprayConfig(WeightedConfig):
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
         if not 0.0 <= self.kd_confidence <= 1.0:
             raise ConfigError(f"kd_confidence is a probability and must lie in [0, 1], got {self.kd_confidence}")
-        if self.loss != "ce":
-            raise ConfigError(f"fedspray adds its term to plain cross entropy: set loss=ce, got {self.loss}")
         if self.dp_clip:
             raise ConfigError("fedspray adds no noise of its own: leave dp_clip out (fedavg and fedsgd have it)")
 
@@ -195,7 +193,7 @@ class Stage:
         """Phase 1: E steps on L_G = CE + lambda1 mean KL(p_i || yhat_i), p_i computed once."""
         config = self.config
         p, q = soft_labels(common, classes, proxies, self.encoder)
-        loss = distilled(p, teaching_weight(q, self.encoder, config.kd_confidence, config.lambda1), self.student)
+        loss = distilled(p, teaching_weight(q, self.encoder, config.kd_confidence, config.lambda1), self.student, config.loss)
         return train_locally(
             self.model, weights, optimizer, self.student, epochs=config.local_epochs, lr=config.lr, weight_decay=config.weight_decay,
             optimizer=config.optimizer, loss=loss, dropout=dropout, **memory,

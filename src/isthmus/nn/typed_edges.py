@@ -29,7 +29,8 @@ from isthmus.nn.sparse import Sparse, block_diagonal, canonical
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights
 
-CONVOLUTIONS = ("gcn", "sage", "sgc")
+CONVOLUTIONS = ("gcn", "sage", "sgc", "mlp")
+"""What a channel is made of; ``mlp`` is blind to edges, a control."""
 BRANCH = "branch."
 """Prefix of what every type has its own of."""
 
@@ -113,7 +114,8 @@ def typed_forward(
         h = add_bias(matrix @ matmul(h, weights["branch.0.weight"]), weights["branch.0.bias"])
     else:
         for layer in range(2):
-            out = matrix @ matmul(h, weights[f"branch.{layer}.weight"])
+            out = matmul(h, weights[f"branch.{layer}.weight"])
+            out = out if convolution == "mlp" else matrix @ out
             if convolution == "sage":
                 out = out + matmul(h, weights[f"branch.{layer}.root"])
             h = torch.relu(add_bias(out, weights[f"branch.{layer}.bias"]))
