@@ -49,7 +49,10 @@ def form_result(
         "score": (last if when == "last" else selected)[column],
         "score_rule": sentence.replace("accuracies", f"{run.metric} scores").replace("accuracy", run.metric)
         if run.metric != "accuracy" else sentence,
-        "groups": {name: {"share_right": _share(counts), "samples": counts[1]} for name, counts in selected["test_groups"].items()},
+        "groups": {
+            name: {"share_right": _share(counts), "samples": counts[1], "client_mean": selected.get("test_group_client_means", {}).get(name)}
+            for name, counts in selected["test_groups"].items()
+        },
         "per_client": [_client(client, nodes[client], selected["per_client"][client], last["per_client"][client]) for client in nodes],
         "parameters": dict(parameters), **({} if privacy is None else {"privacy": dict(privacy)}),
         **({} if facts is None else {"facts": dict(facts)}),
