@@ -29,6 +29,9 @@ Where paper and reference code part ways (``--profile paper`` and ``reference`` 
 # Differs from the paper: a client multiplies its part by a_j^k / a_j and N^k / N itself, so that the server needs only sums, and with
 # secure sums nobody reads a client's proxies or label counts. ``min_class_count`` also keeps back the proxies of classes of which the
 # client has few training nodes: the mean over one node is that node's proxy. `fedspray-published` sends both as published.
+
+What remains visible with secure sums: a_j over all clients; of a class that one client alone has, that client's mean proxy; and the common
+encoder, an MLP trained on raw features, with all that can be read off such a model. Scores of evaluation are sent client by client.
 """
 
 from __future__ import annotations
