@@ -12,6 +12,8 @@ from isthmus.experiments.config import resolve
 from isthmus.experiments.disclosure import sheet_of
 from isthmus.experiments.run import Experiment
 from isthmus.experiments.scenarios import scenario_of
+from isthmus.experiments.scoring import evaluation_line
+from isthmus.methods.evaluation import Evaluation, Tally
 from isthmus.metrics import classification as exact
 from isthmus.metrics.named import parse_metric
 
@@ -56,6 +58,14 @@ def test_minority_and_degree_groups_add_up_to_the_test_nodes() -> None:
     total = sum(counts["test"][1] for counts in line["per_client"].values())
     assert groups["minority"][1] + groups["majority"][1] == total
     assert sum(counts[1] for name, counts in groups.items() if name.startswith("degree")) == total
+
+
+def test_minority_scores_are_also_averaged_over_clients() -> None:
+    parts = [{"train": Tally(0, 0, 0.0), "val": Tally(0, 0, 0.0), "test": Tally(1, 4, 0.0), "test:minority": Tally(right, total, 0.0)}
+             for right, total in ((1, 1), (1, 4), (0, 0))]  # fmt: skip
+    line = evaluation_line({f"c{k}": Evaluation(part) for k, part in enumerate(parts)}, dict.fromkeys(("c0", "c1", "c2"), 4))
+    assert line["test_groups"] == {"minority": [2, 5]}
+    assert line["test_group_client_means"] == {"minority": 0.625}  # who has none does not count
 
 
 def test_balanced_classes_make_a_rare_class_count() -> None:

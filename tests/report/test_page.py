@@ -77,6 +77,18 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Document]
     return page_of(folders, base / "deep" / "report.html")
 
 
+def test_minority_against_all_round_by_round(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", "fedavg", result={"test": 0.8, "test_minority": 0.5})
+    lines = [{"phase": "train", "round": r, "val": 0.5, "test": 0.6 + r / 10, "test_groups": {"minority": [r, 4]}} for r in (1, 2)]
+    lines.append({"phase": "train", "round": 3, "val": 0.5, "test": 0.7, "test_groups": {"minority": ["x", 4]}})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path, marks = page_of([folder], tmp_path / "r.html")[1].figures["f0-minority"]["data"]
+    assert path["x"] == pytest.approx([70.0, 80.0]) and path["y"] == pytest.approx([25.0, 50.0])  # the damaged line costs its point
+    assert (marks["x"], marks["y"]) == (pytest.approx([80.0]), pytest.approx([50.0]))
+    plain = write_run(tmp_path / "b", "fedavg")
+    assert "f0-minority" not in page_of([plain], tmp_path / "s.html")[1].figures
+
+
 def strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value

@@ -39,6 +39,7 @@ def form_result(
     run = settings.run
     selected, last = selected_line(lines, run.selection), lines[-1]
     column, when, sentence = SCORE_RULES[settings.score]
+    means = selected.get("test_group_client_means", {})  # absent in lines of a run begun before there were any
     return {
         "method": run.method, "dataset": scenario.dataset, "partition": run.partition, "clients": run.clients, "split": run.split,
         "seed": run.seed, "engine": run.engine, "preset": run.preset, "profile": run.profile, "execution": run.execution,
@@ -49,7 +50,10 @@ def form_result(
         "score": (last if when == "last" else selected)[column],
         "score_rule": sentence.replace("accuracies", f"{run.metric} scores").replace("accuracy", run.metric)
         if run.metric != "accuracy" else sentence,
-        "groups": {name: {"share_right": _share(counts), "samples": counts[1]} for name, counts in selected["test_groups"].items()},
+        "groups": {
+            name: {"share_right": _share(counts), "samples": counts[1], "client_mean": means.get(name)}
+            for name, counts in selected["test_groups"].items()
+        },
         "per_client": [_client(client, nodes[client], selected["per_client"][client], last["per_client"][client]) for client in nodes],
         "parameters": dict(parameters), **({} if privacy is None else {"privacy": dict(privacy)}),
         **({} if facts is None else {"facts": dict(facts)}),

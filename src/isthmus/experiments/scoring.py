@@ -29,6 +29,10 @@ def evaluation_line(evaluations: Mapping[str, Evaluation], nodes: Mapping[str, i
         line[f"{part}_client_mean"] = client_mean(scores.values())
         line[f"{part}_node_weighted"] = weighted_mean(scores, nodes)
     line["test_groups"] = groups_of(evaluations)
+    line["test_group_client_means"] = {
+        group: client_mean(accuracy(each.parts[f"test:{group}"]) for each in evaluations.values() if f"test:{group}" in each.parts)
+        for group in line["test_groups"]
+    }
     line["train_loss"] = _pooled_loss([evaluation.parts["train"] for evaluation in evaluations.values()])
     line["per_client"] = {
         client: {part: [evaluation.parts[part].correct, evaluation.parts[part].total] for part in ("train", "val", "test")}

@@ -94,6 +94,14 @@ class NodeLearner:
         """Inputs for all nodes; only evaluation needs them."""
         return build_inputs(self.data, self.model, dtype=self.config.dtype)
 
+    @cached_property
+    def whole(self) -> Inputs:
+        """`everything` with the training nodes' loss weights, for a loss that also has terms at other nodes."""
+        everything, train = self.everything, self.data.train
+        weight = torch.zeros_like(everything.weight)
+        weight[: self.num_samples] = train.to(weight.dtype) / max(1, self.num_train)
+        return _balanced(replace(everything, weight=weight), self.data, self.config)
+
     def train(self, weights: Weights, state: OptimizerState, streams: Streams, extra: ExtraGradient | None,
               frozen: Collection[str]) -> TrainResult:  # fmt: skip
         config = self.config

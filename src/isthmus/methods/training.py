@@ -23,6 +23,7 @@ from isthmus.nn.cohort import stack_states, stack_weights, unstack_states, unsta
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.graph_models import GraphModel, build_graph_model
 from isthmus.nn.inputs import stack_inputs
+from isthmus.nn.layers import uniform01_
 from isthmus.nn.memory import Workspace
 from isthmus.nn.optim import OptimizerState, fresh_state
 from isthmus.nn.registry import build_backbone
@@ -58,6 +59,9 @@ class TrainConfig:
         batch_size: Graphs per step in graph tasks; node tasks take the whole graph.
         local_epochs: Full-batch steps a client takes in a round (E).
         precision: Of weights and features.
+        init: First weights as each layer's authors draw them, or every number of a node model, biases too, from U(0, 1)
+            (``uniform01``, FedSpray's reference code).
+        first_weights: ``common`` to all clients, or every client draws its ``own`` (of what is not received before the first step).
     """
 
     backbone: str = "gcn"
@@ -78,6 +82,8 @@ class TrainConfig:
     local_epochs: int = 1
     batch_size: int = 128
     precision: Literal["float32", "float64"] = "float32"
+    init: Literal["standard", "uniform01"] = "standard"
+    first_weights: Literal["common", "own"] = "common"
 
     def __post_init__(self) -> None:
         if self.lr <= 0.0:
@@ -104,6 +110,8 @@ class TrainConfig:
             self.backbone, num_features=num_features, num_classes=num_classes, hidden=self.hidden, dropout=self.dropout,
             input_norm=self.input_norm, head=self.head, stream=stream, **self.options,
         )  # fmt: skip
+        if self.init == "uniform01":
+            uniform01_(model, stream)
         return model.to(self.dtype)
 
     @property
@@ -193,7 +201,7 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
 
     def setup(self) -> None:
         data: Any = self.data
-        stream = self.common.child("init")
+        stream = (self.common if self.config.first_weights == "common" else self._stream).child("init")
         self.learner: Learner
         if isinstance(data, GraphSetData):
             model = self.config.build_graphs(num_features=data.num_features, num_classes=data.num_classes, stream=stream)
@@ -222,10 +230,14 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
         result = self.learner.train(weights, self.state.optimizer, self.stream, self.extra_gradient(received), self.frozen())
         return replace(self.state, weights=result.weights, optimizer=result.optimizer_state)
 
+    def logits(self) -> Tensor:
+        """What the client's own model says of its samples, one row each."""
+        return self.learner.logits(self.state.weights)
+
     @handler
     def evaluate(self) -> Evaluation:
         """Score the client's own model on its own data."""
-        logits = self.learner.logits(self.state.weights)
+        logits = self.logits()
         return Evaluation({part: tally(logits, self.learner.y, mask) for part, mask in self.learner.masks.items()})
 
     @handler
@@ -237,7 +249,7 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
     @handler
     def detail(self) -> Detail:
         """Counts for scores beyond accuracy, of the model scored last."""
-        logits = self.learner.logits(self.state.weights)
+        logits = self.logits()
         return detail(logits, self.learner.y, {part: self.learner.masks[part] for part in ("val", "test")})
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from isthmus.nn.inputs import Inputs
 from isthmus.nn.kernels import add_rows, spmm, sum_rows
+from isthmus.seeds import Stream
 from isthmus.tensors import Weights
 
 _SMALL = 1 << 23
@@ -90,6 +91,14 @@ def fan_in_(tensor: Tensor, fan_in: int, generator: torch.Generator) -> None:
     """Uniform +-1 / sqrt(fan_in), as torch's and PyG's Linear start."""
     bound = 1.0 / math.sqrt(fan_in)
     tensor.uniform_(-bound, bound, generator=generator)
+
+
+def uniform01_(model: nn.Module, stream: Stream) -> None:
+    """Every parameter from U(0, 1): all positive, which trains slowly but is what FedSpray's reference code starts from."""
+    generator = stream.torch()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(0.0, 1.0, generator=generator)
 
 
 class Layer(nn.Module):

@@ -4,6 +4,7 @@ r"""Losses of node classification, per client.
     ce               :math:`-\log \mathrm{softmax}(q)_y`
     double_softmax   :math:`-\log \mathrm{softmax}(\mathrm{softmax}(q))_y`, what FedStruct's published code minimises: bounded away from
                      0, with damped gradients
+    `distilled`      ce, and on any row a divergence from given soft labels
 
 A client's loss is the mean over its training rows; with none it is exactly zero, and so is its gradient.
 """
@@ -99,6 +100,40 @@ def _softmax(classes: int, values: Array, y: int, out: Array) -> Any:
     for c in range(classes):
         out[c] /= total
     return values[y] - top - math.log(total)
+
+
+def distilled(targets: Tensor, weight: Tensor, inputs: Inputs, labels: str = "ce") -> Loss:
+    r"""The loss called ``labels`` plus :math:`\sum_i w_i\, KL(t_i \| \mathrm{softmax}(q_i))`: a student that also follows a teacher.
+
+    With ``ce`` both are cross entropies to constants, so their targets are mixed once: :math:`m_i = w_i t_i + v_i\, \mathrm{onehot}(y_i)`,
+    v the weights of the labels, and the gradient of row i is :math:`(w_i + v_i)\, \mathrm{softmax}(q_i) - m_i`.
+
+    Args:
+        targets: t, soft labels that sum to 1 (K p, C); constants.
+        weight: w of each row (K p,); zero where the teacher is silent.
+        inputs: The inputs the loss will be used with.
+    """
+    entropy = (torch.xlogy(targets, targets).sum(dim=-1) * weight).view(inputs.clients, -1).sum(1)
+    mixed = targets * weight.unsqueeze(1)
+    total, beside = weight.unsqueeze(1), None if labels == "ce" else get_loss(labels)
+    if beside is None:
+        mixed[torch.arange(len(inputs.y)), inputs.y] += inputs.weight
+        total = total + inputs.weight.unsqueeze(1)
+
+    def value(logits: Tensor, inputs: Inputs) -> Tensor:
+        loss = entropy - (mixed * torch.log_softmax(logits, dim=-1)).view(inputs.clients, -1).sum(1)
+        return loss if beside is None else loss + beside.value(logits, inputs)
+
+    def value_and_grad(logits: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        log_p = torch.log_softmax(logits, dim=-1)
+        loss = entropy - (mixed * log_p).view(inputs.clients, -1).sum(1)
+        grad = log_p.exp_().mul_(total).sub_(mixed)
+        if beside is None:
+            return loss, grad
+        other, other_grad = beside.value_and_grad(logits, inputs)
+        return loss + other, grad.add_(other_grad)
+
+    return Loss(value, value_and_grad)
 
 
 _LOSSES = {"ce": Loss(ce, partial(_written_out, False)), "double_softmax": Loss(double_softmax, partial(_written_out, True))}

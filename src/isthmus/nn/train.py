@@ -90,7 +90,7 @@ def train_locally(
     lr: float,
     weight_decay: float = 0.0,
     optimizer: str = "adam",
-    loss: str = "ce",
+    loss: str | Loss = "ce",
     extra_gradient: ExtraGradient | None = None,
     frozen: Collection[str] = (),
     dropout: DropoutSource | None = None,
@@ -108,7 +108,7 @@ def train_locally(
         lr: Step size.
         weight_decay: L2 term, added to the gradient.
         optimizer: ``adam`` or ``sgd``.
-        loss: ``ce`` or ``double_softmax``.
+        loss: ``ce`` or ``double_softmax``, or a loss of the caller's own (`isthmus.nn.loss.distilled`).
         extra_gradient: Adds the gradient of a further term, as `Proximal` does.
         frozen: Names of parameters that stay as they are.
         dropout: Generators of the clients; None trains without dropout.
@@ -117,7 +117,7 @@ def train_locally(
     """
     if epochs < 0:
         raise ConfigError(f"epochs must be at least 0, got {epochs}")
-    loss_function = get_loss(loss)
+    loss_function = get_loss(loss) if isinstance(loss, str) else loss
     space = Workspace() if workspace is None else workspace
     stacked = _for_clients(model, weights, inputs)
     trained = {name for name in stacked if name not in set(frozen)}

@@ -133,6 +133,64 @@ def learning_curve(groups: Sequence[Group], which: str) -> Figure | None:
     return {"data": data, "layout": layout}
 
 
+def minority_path(groups: Sequence[Group]) -> Figure | None:
+    """Test score on minority nodes against that on all nodes, round after round: means over seeds, the selected rounds marked.
+
+    A method may gain on minority nodes only because its selected round is a later one; at equal overall score that shows.
+    """
+    data: list[dict[str, Any]] = []
+    for index, group in enumerate(groups):
+        by_step: dict[int, list[tuple[float, float]]] = {}
+        for run in group.runs:
+            for point in run.curve:
+                if point.test is not None and point.minority is not None:
+                    by_step.setdefault(point.step, []).append((100 * point.test, 100 * point.minority))
+        if not by_step:
+            continue
+        steps = sorted(by_step)
+        means = [tuple(sum(values) / len(values) for values in zip(*by_step[step], strict=True)) for step in steps]
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines" if len(steps) > 1 else "markers",
+                "name": label(group.label),
+                "x": [overall for overall, _ in means],
+                "y": [minority for _, minority in means],
+                "line": {"color": series_colour(index), "width": 2, "dash": series_dash(index)},
+                "marker": {"color": series_colour(index), "symbol": _SYMBOLS[index % SERIES], "size": 7},
+                "hovertext": [
+                    f"{label(group.label)}, round {step}: all {overall:.2f} %, minority {minority:.2f} %"
+                    for step, (overall, minority) in zip(steps, means, strict=True)
+                ],
+                "hoverinfo": "text",
+                "meta": {"series": index},
+            }
+        )
+        marks = [(run.number("test"), run.number("test_minority")) for run in group.runs]
+        known = [(100 * overall, 100 * minority) for overall, minority in marks if overall is not None and minority is not None]
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "x": [overall for overall, _ in known],
+                "y": [minority for _, minority in known],
+                "marker": {
+                    "color": series_colour(index),
+                    "symbol": _SYMBOLS[index % SERIES],
+                    "size": 8,
+                    "line": {"color": "@page", "width": 1.5},
+                },
+                "hoverinfo": "skip",
+                "showlegend": False,
+                "meta": {"series": index},
+            }
+        )
+    if not data:
+        return None
+    axes = [{"title": {"text": text}, "ticksuffix": " %"} for text in ("all test nodes", "minority nodes")]
+    return {"data": data, "layout": _layout(380, x=axes[0], y=axes[1], zoom=True)}
+
+
 def client_scores(groups: Sequence[Group]) -> Figure | None:
     """Test score of every client under every method: mean over seeds, whiskers from the lowest to the highest seed."""
     clients = sorted({row.client for group in groups for run in group.runs if not run.pooled for row in run.per_client}, key=natural)

@@ -146,6 +146,7 @@ class _Page:
             parts.doubts(runs),
             self._results(groups),
             self._curves(index, groups),
+            self._minority(index, groups),
             self._clients(index, groups),
             self._bytes(index, groups),
             parts.who_saw_what(groups),
@@ -191,6 +192,21 @@ class _Page:
         return (
             f'<h3>Learning curves</h3>{parts.legend(section, groups)}<figure><div class="pair">{"".join(panels)}</div>'
             f"<figcaption>{esc(caption)}</figcaption></figure>"
+        )
+
+    def _minority(self, section: int, groups: Sequence[Group]) -> str:
+        figure = figures.minority_path(groups)
+        if figure is None:
+            return ""
+        caption = (
+            "Test accuracy on nodes of other classes than their client's majority class, against accuracy on all test nodes, round after "
+            "round; marks are the selected rounds. Compare methods at the same place on the horizontal axis: later rounds often trade one "
+            "for the other."
+        )
+        plot = self._plot(section, "minority", figure, "minority score against overall score over rounds")
+        return (
+            f"<h3>Minority against all</h3>{parts.legend(section, groups)}"
+            f"<figure>{plot}<figcaption>{esc(caption)}</figcaption></figure>"
         )
 
     def _clients(self, section: int, groups: Sequence[Group]) -> str:

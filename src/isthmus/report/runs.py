@@ -30,6 +30,8 @@ class Point:
     step: int
     val: float | None
     test: float | None
+    minority: float | None = None
+    """Test score on nodes of other classes than their client's majority class."""
 
 
 @dataclass(frozen=True)
@@ -273,7 +275,7 @@ def _curve(path: Path, notes: list[str]) -> tuple[Point, ...]:
     except (OSError, ValueError):
         notes.append("metrics.jsonl is missing or unreadable: no learning curve")
         return ()
-    records: dict[tuple[str, int], tuple[float | None, float | None]] = {}
+    records: dict[tuple[str, int], tuple[float | None, ...]] = {}
     broken = 0
     for line in lines:
         if not line.strip():
@@ -289,15 +291,21 @@ def _curve(path: Path, notes: list[str]) -> tuple[Point, ...]:
         val, test = as_number(record.get("val")), as_number(record.get("test"))
         if val is not None or test is not None:
             # A resumed run may write a round twice: the later line is the one that was kept.
-            records[(_text(record.get("phase")), index)] = (val, test)
+            records[(_text(record.get("phase")), index)] = (val, test, _share(_mapping(record.get("test_groups")).get("minority")))
     if broken:
         notes.append(f"metrics.jsonl: {broken} unreadable line{'s' if broken > 1 else ''} skipped")
     return tuple(_through_phases(records))
 
 
-def _through_phases(records: Mapping[tuple[str, int], tuple[float | None, float | None]]) -> Iterator[Point]:
+def _share(counts: object) -> float | None:
+    """Right answers over all answers, of a pair of counts."""
+    right, total = (as_number(count) for count in counts) if isinstance(counts, list) and len(counts) == 2 else (None, None)
+    return right / total if right is not None and total else None
+
+
+def _through_phases(records: Mapping[tuple[str, int], tuple[float | None, ...]]) -> Iterator[Point]:
     """Rounds on one axis: a phase that starts counting anew is put behind the one before it."""
-    phases: dict[str, dict[int, tuple[float | None, float | None]]] = {}
+    phases: dict[str, dict[int, tuple[float | None, ...]]] = {}
     for (phase, index), scores in records.items():
         phases.setdefault(phase, {})[index] = scores
     end: int | None = None
