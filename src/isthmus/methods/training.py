@@ -216,10 +216,14 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
         result = self.learner.train(weights, self.state.optimizer, self.stream, self.extra_gradient(received), self.frozen())
         return replace(self.state, weights=result.weights, optimizer=result.optimizer_state)
 
+    def logits(self) -> Tensor:
+        """What the client's own model says of its own data."""
+        return self.learner.logits(self.state.weights)
+
     @handler
     def evaluate(self) -> Evaluation:
         """Score the client's own model on its own data."""
-        logits = self.learner.logits(self.state.weights)
+        logits = self.logits()
         return Evaluation({part: tally(logits, self.learner.y, mask) for part, mask in self.learner.masks.items()})
 
     @handler
@@ -231,8 +235,7 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
     @handler
     def detail(self) -> Detail:
         """Counts for scores beyond accuracy, of the model scored last."""
-        logits = self.learner.logits(self.state.weights)
-        return detail(logits, self.learner.y, {part: self.learner.masks[part] for part in ("val", "test")})
+        return detail(self.logits(), self.learner.y, {part: self.learner.masks[part] for part in ("val", "test")})
 
 
 @dataclass(frozen=True)

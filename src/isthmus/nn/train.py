@@ -174,17 +174,18 @@ def gradients(
     weights: Weights,
     inputs: Inputs,
     *,
-    loss: str = "ce",
+    loss: str | Loss = "ce",
     frozen: Collection[str] = (),
     dropout: DropoutSource | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Gradients of each client's loss and the loss itself (K,), for methods that send gradients (FedSGD).
+    """Gradients of each client's loss and the loss itself (K,), for methods that send gradients (FedSGD) or
+    have a loss of their own (FedGGR).
 
     Weights of a cohort may be stacked or plain, as in `train_locally`; its gradients come stacked.
     """
     weights = _for_clients(model, weights, inputs)
     trained = {name for name in weights if name not in set(frozen)}
-    grads, product_grads, client_loss = _upstream(model, weights, inputs, get_loss(loss), dropout, trained)
+    grads, product_grads, client_loss = _upstream(model, weights, inputs, get_loss(loss) if isinstance(loss, str) else loss, dropout, trained)
     _first_gradients(model, grads, product_grads, weights, inputs, trained)
     return {name: grads[name] for name in weights if name in trained}, client_loss
 
