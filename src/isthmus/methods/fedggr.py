@@ -10,14 +10,15 @@ nobody; the server learns a graph over all nodes from compressed embeddings and 
     k, Q         k, local_epochs
     grad Z^i     Returned.rows
 
-A round: the server sends W_C and Z_glob^i; the client takes Q steps on W_C with Z_glob^i constant and returns grad Z^i; the server pulls these
-through the very forward pass that made Z_glob (its autograd graph, dropout masks included, is a local variable of the round) and steps W_S.
+A round: the server sends W_C and Z_glob^i; the client takes Q steps on W_C with Z_glob^i constant and returns grad Z^i; the server pulls
+these through the very forward pass that made Z_glob (its autograd graph, dropout masks included, is a local variable of the round) and
+steps W_S.
 
 Differs from the paper: clients' W_C go up as a sum already weighted, not one by one (same mean, less shown); grad Z^i is multiplied by
 |V_i| / |V|, without which it is not the gradient of the stated objective (``scale_gradients=false`` leaves that out); the auto-encoders are
-trained as one by averaging every epoch (``encoder=federated``), because independent ones put their nodes into unrelated spaces, where nearest
-neighbours are of the same client almost without exception (``encoder=independent`` is what the paper seems to describe); neighbours are
-searched again every ``refresh`` rounds. A client that misses a round counts with zeros for its rows.
+trained as one by averaging every epoch (``encoder=federated``), because independent ones put their nodes into unrelated spaces, where
+nearest neighbours are of the same client almost without exception (``encoder=independent`` is what the paper seems to describe);
+neighbours are searched again every ``refresh`` rounds. A client that misses a round counts with zeros for its rows.
 
 This is split learning with an honest but curious server, no protection of privacy: embeddings decode to features, and returned gradients
 tell which nodes have training labels, and which (`isthmus.privacy.attacks`). ``dummy_gradients``, ``gradient_clip`` and
@@ -29,11 +30,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from isthmus.data.nodes import NodeData
 from isthmus.errors import ConfigError, ProtocolError
 from isthmus.federation.interface import Federation, PerClient, Replies, View
 from isthmus.federation.ledger import Disclosure
@@ -43,6 +45,7 @@ from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.fedavg import Update
 from isthmus.methods.global_graph import Channel, GlobalModule
 from isthmus.methods.learners import NodeLearner, dropout_source
+from isthmus.methods.noise import statement
 from isthmus.methods.registry import Log, Method, Phase, register
 from isthmus.methods.training import NoisyState, Size, WeightedClient, WeightedConfig, total_samples
 from isthmus.nn.autoencoder import FeatureTask, encode, first_autoencoder, train_autoencoder
@@ -53,6 +56,7 @@ from isthmus.nn.loss import get_loss
 from isthmus.nn.optim import OptimizerState, fresh_state, step_plan, take_step
 from isthmus.nn.registry import build_backbone
 from isthmus.nn.train import gradients, predict
+from isthmus.privacy.dp import Mechanism, secret_stream
 from isthmus.records import Record
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights, get_weights, num_values, scaled
@@ -64,6 +68,7 @@ class FedGGRConfig(WeightedConfig):
 
     Args:
         local_width, global_width: F_l and F_g.
+        joint_dropout: Share of [Z_loc, Z_glob] dropped before the classifier in training.
         activate_local: ReLU on Z_loc before the two channels are joined.
         channel: What Z_glob is made of: the ``learned`` graph, or a control (a fixed ``knn`` graph, ``embeddings`` only, ``zeros``).
         k: Neighbours each node chooses in the learned graph.
@@ -82,11 +87,18 @@ class FedGGRConfig(WeightedConfig):
         scale_gradients: Multiply returned gradients by |V_i| / |V|.
         reset_optimizer: Start the clients' optimiser afresh in every round, as FederatedScope does.
         quorum: Share of the clients that must answer a round.
+        share_head: False keeps the classifier at home: the server then cannot solve returned gradients for labels.
+        dummy_gradients: Nodes without a training label return the gradient of a label drawn from the model's own prediction, whose mean
+            is zero: which nodes are labelled is no longer plain to see.
+        gradient_clip, gradient_noise: Clip the gradient of each node's own loss to this length and add Gaussian noise of this many
+            times that to every row; 0 = off.
+        embedding_bits: Bits per number of E, 1 to 8; 0 = as it is.
     """
 
     weighting: Literal["train", "nodes", "uniform"] = "nodes"
     local_width: int = 64
     global_width: int = 64
+    joint_dropout: float = 0.0
     activate_local: bool = False
     channel: Channel = "learned"
     k: int = 20
@@ -106,20 +118,33 @@ class FedGGRConfig(WeightedConfig):
     scale_gradients: bool = True
     reset_optimizer: bool = False
     quorum: float = 1.0
+    share_head: bool = True
+    dummy_gradients: bool = False
+    gradient_clip: float = 0.0
+    gradient_noise: float = 0.0
+    embedding_bits: int = 0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.head:
-            raise ConfigError("fedggr's classifier reads both channels and is always there: leave head=false")
         for name in ("local_width", "global_width", "server_hidden", "encoder_hidden", "embedding_width", "k", "refresh", "encoder_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        super().__post_init__()
+        if self.head:
+            raise ConfigError("fedggr's classifier reads both channels and is always there: leave head=false")
         if self.encoder_epochs < 0 or self.encoder_lr <= 0.0:
             raise ConfigError(f"the encoder needs epochs of at least 0 and lr above 0, got {self.encoder_epochs} and {self.encoder_lr}")
         if self.server_lr is not None and self.server_lr <= 0.0:
             raise ConfigError(f"server_lr must be above 0, got {self.server_lr}")
+        if not 0.0 <= self.joint_dropout < 1.0:
+            raise ConfigError(f"joint_dropout must lie in [0, 1), got {self.joint_dropout}")
         if not 0.0 < self.quorum <= 1.0:
             raise ConfigError(f"quorum must lie in (0, 1], got {self.quorum}")
+        if min(self.gradient_clip, self.gradient_noise) < 0.0:
+            raise ConfigError(f"gradient_clip and gradient_noise must be at least 0, got {self.gradient_clip} and {self.gradient_noise}")
+        if self.gradient_noise and not self.gradient_clip:
+            raise ConfigError("gradient_noise counts in units of gradient_clip: set gradient_clip above 0 too, e.g. gradient_clip=0.1")
+        if not 0 <= self.embedding_bits <= 8:
+            raise ConfigError(f"embedding_bits must lie in 0 to 8, got {self.embedding_bits}")
 
     def build(self, *, num_features: int, num_classes: int, stream: Stream) -> Backbone:
         """f_theta: the backbone up to Z_loc, whatever the number of classes."""
@@ -203,11 +228,13 @@ class ClientState(NoisyState):
 class FedGGRClient(WeightedClient[FedGGRConfig]):
     """One client. Features, edges and labels stay in ``self.data``."""
 
-    state: ClientState  # type: ignore[assignment]
-    learner: NodeLearner  # type: ignore[assignment]
+    state: ClientState
+    learner: NodeLearner
 
     def setup(self) -> None:
         config, data = self.config, self.data
+        if not isinstance(data, NodeData):
+            raise ConfigError("fedggr joins the nodes of one graph: give it a node data set")
         model = config.build(num_features=data.num_features, num_classes=data.num_classes, stream=self.common.child("init"))
         self.learner = NodeLearner(data, model, config)
         self._task: FeatureTask | None = None
@@ -260,7 +287,7 @@ class FedGGRClient(WeightedClient[FedGGRConfig]):
             rows = encode(encoder, self.task)
         self._task = None
         self.state = replace(self.state, encoder={}, encoder_optimizer=fresh_state("adam", {}))
-        return Uploaded(rows)
+        return Uploaded(quantised(rows, self.config.embedding_bits))
 
     # -- rounds ----------------------------------------------------------------------------------------------------------------
 
@@ -269,41 +296,81 @@ class FedGGRClient(WeightedClient[FedGGRConfig]):
         """Q steps on W_C; the gradients of Z_glob^i."""
         config, learner = self.config, self.learner
         weights = {name: tensor.clone() for name, tensor in {**self.state.weights, **turn.weights}.items()}
-        moments = fresh_state(config.optimizer, weights) if config.reset_optimizer else self.state.optimizer
-        moments = OptimizerState(moments.steps, *({n: t.clone() for n, t in part.items()} for part in (moments.first, moments.second)))
+        moments = fresh_state(config.optimizer, weights) if config.reset_optimizer else self.state.optimizer.copy()
         dropout = dropout_source(config, [self.stream])
-        labelled = self.data.train
+        joint = DropoutSource([self.stream("joint dropout").torch()]) if config.joint_dropout else None
+        labelled, width = self.data.train, config.local_width + config.global_width
         rows = turn.rows.new_zeros(learner.inputs.padded[-1], config.global_width)
         rows[: learner.num_train] = turn.rows[labelled]
         found: list[Tensor] = []
         for _ in range(config.local_epochs):
-            joined = Joined(get_loss(config.loss), *(weights[name] for name in HEAD), rows, activate=config.activate_local)
+            mask = None if joint is None else joint.mask(learner.inputs.counts, len(rows), width, config.joint_dropout, rows.dtype)
+            joined = Joined(get_loss(config.loss), weights, rows, activate=config.activate_local, mask=mask)
             own = {name: tensor for name, tensor in weights.items() if name not in HEAD}
             grads, _ = gradients(learner.model, own, learner.inputs, loss=joined.as_loss(), dropout=dropout)
             plan = step_plan(config.optimizer, moments.steps, 1, config.lr, config.weight_decay, config.dtype)
             moments = take_step(weights, {**grads, **joined.head_grads}, moments, plan)
             found.append(joined.rows_grad[: learner.num_train])
+        before = self.state.weights
         self.state = replace(self.state, weights=weights, optimizer=moments)
+        self.scratch.received = turn.weights
         gradient = torch.zeros_like(turn.rows)
+        if config.dummy_gradients:
+            gradient = self._dummies({**before, **turn.weights}, turn.rows)
         gradient[labelled] = _chosen(found, config.returned)
-        return Returned(gradient)
+        return Returned(self._released_rows(gradient))
+
+    def _dummies(self, weights: Weights, rows: Tensor) -> Tensor:
+        """For every node the gradient a label would give that is drawn from the model's own prediction: its mean is zero."""
+        p = torch.softmax(self._logits(weights, rows).double(), dim=1)
+        drawn = secret_stream(self.state.secret, self.stream("dummies").path).uniform(len(p))
+        label = (p.cumsum(1) < torch.from_numpy(drawn)[:, None]).sum(1).clamp(max=p.shape[1] - 1)
+        residual = p - torch.nn.functional.one_hot(label, p.shape[1])
+        read = weights["head.weight"][self.config.local_width :].double()
+        return (residual @ read.mT / max(1, self.learner.num_train)).to(rows.dtype)
+
+    def _released_rows(self, gradient: Tensor) -> Tensor:
+        """What may leave of grad Z^i: of each node's own loss, so clip means the same at every client."""
+        config = self.config
+        if not config.gradient_clip:
+            return gradient
+        count = max(1, self.learner.num_train)
+        mechanism = Mechanism(config.gradient_clip, config.gradient_noise)
+        return mechanism.release_rows(gradient * count, secret=self.state.secret, purpose=self.stream("gradient noise").path)[0] / count
 
     @handler
     def update(self, common: Total) -> Update:
         """W_C,i, weighted; ready to be summed."""
+        received: Weights = self.scratch.received
+        weights: Weights = {name: self.state.weights[name] for name in received}
+        if self.config.dp_clip:
+            change = self.released({name: weights[name] - start for name, start in received.items()})
+            weights = {name: start + change[name] for name, start in received.items()}
         share = self.samples() / common.total
-        return Update(scaled(self.state.weights, share), share)
+        return Update(scaled(weights, share), share)
 
     def logits(self) -> Tensor:
-        weights = self.state.weights
+        return self._logits(self.state.weights, self.state.rows)
+
+    def _logits(self, weights: Weights, rows: Tensor) -> Tensor:
         local = predict(self.learner.model, {name: t for name, t in weights.items() if name not in HEAD}, self.learner.everything)
-        return classify(*(weights[name] for name in HEAD), local, self.state.rows, activate=self.config.activate_local)
+        return classify(weights, local, rows, activate=self.config.activate_local)
 
     @handler
     def use(self, common: Deployment) -> Evaluation:
         """Take the common model and the rows, and score them."""
         self.state = replace(self.state, weights={**self.state.weights, **common.weights}, rows=common.rows)
         return self.evaluate()
+
+
+def quantised(rows: Tensor, bits: int) -> Tensor:
+    """Every column on 2^bits even steps between its least and its largest value; 0 bits leave it as it is."""
+    if not bits or not len(rows):
+        return rows
+    low, high = rows.amin(0), rows.amax(0)
+    step = ((high - low) / ((1 << bits) - 1)).clamp(min=torch.finfo(rows.dtype).tiny)
+    steps: Tensor = ((rows - low) / step).round()
+    return low + steps * step
 
 
 def _chosen(found: list[Tensor], which: str) -> Tensor:
@@ -343,14 +410,16 @@ class ServerState(Record):
 
     def split(self, rows: Tensor, clients: tuple[PartyId, ...]) -> dict[PartyId, Tensor]:
         """Rows by client."""
-        return dict(zip(clients, rows.split(list(self.sizes)), strict=True))
+        return dict(zip(clients, torch.split(rows, list(self.sizes)), strict=True))
 
 
 def init(view: View, config: FedGGRConfig, common: Stream) -> ServerState:
-    if view.task != "node" or not view.alike:
-        raise ConfigError("fedggr joins the nodes of one graph: give it a node data set whose clients share features and classes")
-    module = config.module.first_weights(config.embedding_width, config.server_hidden, config.global_width, common.child("server"), config.dtype)
-    weights = {**get_weights(config.first_model(view, common)), **config.first_head(view.num_classes, common)}
+    if not view.alike:
+        raise ConfigError("fedggr compares nodes of all clients: they must have the same features and classes; try fedavg")
+    widths = config.embedding_width, config.server_hidden, config.global_width
+    module = config.module.first_weights(*widths, common.child("server"), config.dtype)
+    head = config.first_head(view.num_classes, common) if config.share_head else {}
+    weights = {**get_weights(config.first_model(view, common)), **head}
     optimizer = fresh_state(config.optimizer, {name: module[name] for name in config.module.trained(module)})
     encoder = config.first_autoencoder(view.num_features, common) if config.encoder == "federated" else {}
     return ServerState(0, weights, 0.0, encoder, module, optimizer, torch.empty(0, config.embedding_width, dtype=config.dtype),
@@ -417,8 +486,7 @@ def _joined_gradient(state: ServerState, replies: Mapping[PartyId, Returned], cl
 def _server_step(state: ServerState, grads: Weights, config: FedGGRConfig) -> ServerState:
     """One step on W_S."""
     weights = {name: tensor.clone() for name, tensor in state.module.items()}
-    old = state.optimizer
-    moments = OptimizerState(old.steps, *({name: tensor.clone() for name, tensor in part.items()} for part in (old.first, old.second)))
+    moments = state.optimizer.copy()
     plan = step_plan(config.optimizer, moments.steps, 1, config.server_lr or config.lr, config.weight_decay, config.dtype)
     return replace(state, module=weights, optimizer=take_step(weights, grads, moments, plan))
 
@@ -429,6 +497,22 @@ def evaluate(state: ServerState, federation: Federation, config: FedGGRConfig) -
         z = config.module.rows(state.module, state.embeddings, state.neighbours)
     rows = state.split(z, federation.clients)
     return federation.call(FedGGRClient.use, PerClient({client: Deployment(state.weights, rows[client]) for client in federation.clients}))
+
+
+def privacy(state: ServerState, config: FedGGRConfig, rounds: int, clients: int, masked: bool) -> dict[str, Any] | None:
+    """What clipped and noisy updates are worth for a client, or clipped and noisy rows for a label."""
+    if config.dp_clip:
+        stated = statement(clip=config.dp_clip, noise=config.dp_noise, delta=config.dp_delta, releases=rounds,
+                           values=num_values(state.weights), parties=clients, masked=masked)  # fmt: skip
+        return stated | {"not_covered": f"embeddings and gradients of rows, which clients send besides; {stated['not_covered']}"}
+    if not config.gradient_clip:
+        return None
+    stated = statement(clip=config.gradient_clip, noise=config.gradient_noise, delta=config.dp_delta, releases=rounds,
+                       values=config.global_width, parties=1, masked=False)  # fmt: skip
+    return stated | {
+        "unit": "training label of one node", "neighbours": "that label replaced, given the weights of each round",
+        "not_covered": f"the weights clients train with their labels (dp_clip covers those); embeddings; {stated['not_covered']}",
+    }  # fmt: skip
 
 
 DISCLOSES = (
@@ -457,5 +541,6 @@ METHOD = register(
         discloses=DISCLOSES,
         preset="fedggr",
         shared_values=lambda state: num_values(state.weights),
+        privacy=privacy,
     )
 )

@@ -12,7 +12,7 @@ edges: an MLP of E), ``zeros`` (no information: Z_glob = 0). The last three are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -103,12 +103,11 @@ class GlobalModule:
         return h
 
 
-_PATTERNS = WeakTensorKeyDictionary()
+_PATTERNS: MutableMapping[Tensor, Pattern] = WeakTensorKeyDictionary()
 
 
 def pattern_of(neighbours: Tensor) -> Pattern:
     """The pattern of these neighbours, worked out once for as long as the tensor lives: they stay the same over many rounds."""
-    pattern: Pattern | None = _PATTERNS.get(neighbours)
-    if pattern is None:
-        pattern = _PATTERNS[neighbours] = Pattern.of(neighbours)
-    return pattern
+    if neighbours not in _PATTERNS:
+        _PATTERNS[neighbours] = Pattern.of(neighbours)
+    return _PATTERNS[neighbours]

@@ -19,6 +19,7 @@ Shapes: x (n, F); W_1 (F, hidden), W_2 (hidden, p), W_3 (p, hidden), W_4 (hidden
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import scipy.sparse as sp
@@ -43,8 +44,8 @@ def first_autoencoder(num_features: int, hidden: int, width: int, stream: Stream
         raise ConfigError(f"widths of the auto-encoder must be at least 1, got features {num_features}, hidden {hidden}, embedding {width}")
     generator = stream.torch()
     weights: dict[str, Tensor] = {}
-    shapes = {"encoder.0": (num_features, hidden), "encoder.1": (hidden, width), "decoder.0": (width, hidden), "decoder.1": (hidden, num_features)}
-    for name, shape in shapes.items():
+    widths = num_features, hidden, width, hidden, num_features
+    for name, shape in zip(("encoder.0", "encoder.1", "decoder.0", "decoder.1"), pairwise(widths), strict=True):
         weights[f"{name}.weight"] = torch.empty(shape)
         glorot_(weights[f"{name}.weight"], generator)
         weights[f"{name}.bias"] = torch.zeros(shape[1])
@@ -112,7 +113,7 @@ def train_autoencoder(
 ) -> tuple[dict[str, Tensor], OptimizerState, float]:
     """``epochs`` full-batch steps of Adam; also the loss before the last one."""
     current = {name: tensor.detach().clone().requires_grad_() for name, tensor in weights.items()}
-    moments = OptimizerState(state.steps, *({name: tensor.clone() for name, tensor in part.items()} for part in (state.first, state.second)))
+    moments = state.copy()
     value = 0.0
     for _ in range(epochs):
         loss = reconstruction_loss(current, task)

@@ -2,9 +2,9 @@ r"""A classifier over two channels: a backbone's output and rows that come from 
 
 .. math:: q = [\,a(Z_{loc}),\, Z\,] W + b, \qquad Z_{loc} = f_\theta(X, A)
 
-a is the identity, or ReLU. Z is constant for this party but its gradient is wanted (split learning: Vepakomma et al., 2018,
-https://arxiv.org/abs/1812.00564). `Joined` is everything after the backbone, shaped as a loss of the backbone's output, so the
-backbone is differentiated by the same loop as everywhere (`isthmus.nn.train.gradients`).
+a is the identity, or ReLU; in training, dropout may act on what is joined. Z is constant for this party but its gradient is wanted (split
+learning: Vepakomma et al., 2018, https://arxiv.org/abs/1812.00564). `Joined` is everything after the backbone, shaped as a loss of the
+backbone's output, so the backbone is differentiated by the same loop as everywhere (`isthmus.nn.train.gradients`).
 
 Shapes: Z_loc (n, F_l), Z (n, F_g), W (F_l + F_g, C), b (C,).
 """
@@ -19,6 +19,7 @@ from isthmus.nn.inputs import Inputs
 from isthmus.nn.layers import fan_in_
 from isthmus.nn.loss import Loss
 from isthmus.seeds import Stream
+from isthmus.tensors import Weights
 
 HEAD = ("head.weight", "head.bias")
 
@@ -35,9 +36,9 @@ def first_head(local_width: int, global_width: int, num_classes: int, stream: St
     return {"head.weight": weight.to(dtype), "head.bias": bias.to(dtype)}
 
 
-def classify(weight: Tensor, bias: Tensor, local: Tensor, rows: Tensor, *, activate: bool = False) -> Tensor:
+def classify(head: Weights, local: Tensor, rows: Tensor, *, activate: bool = False) -> Tensor:
     """Logits q. (n, C)"""
-    return torch.cat([torch.relu(local) if activate else local, rows], dim=1) @ weight + bias
+    return torch.cat([torch.relu(local) if activate else local, rows], dim=1) @ head["head.weight"] + head["head.bias"]
 
 
 class Joined:
@@ -45,15 +46,17 @@ class Joined:
 
     Args:
         loss: Of the logits.
-        weight, bias: W and b.
+        head: Weights of which ``head.weight`` is W and ``head.bias`` b.
         rows: Z of the output rows of the inputs.
         activate: Whether a is ReLU.
+        mask: Dropout of what is joined (n, F_l + F_g), or None.
 
     After `gradients` has run, ``head_grads`` and ``rows_grad`` hold the gradients of the head and of Z.
     """
 
-    def __init__(self, loss: Loss, weight: Tensor, bias: Tensor, rows: Tensor, *, activate: bool = False) -> None:
-        self._loss, self._weight, self._bias, self._rows, self._activate = loss, weight, bias, rows, activate
+    def __init__(self, loss: Loss, head: Weights, rows: Tensor, *, activate: bool = False, mask: Tensor | None = None) -> None:
+        self._loss, self._rows, self._activate, self._mask = loss, rows, activate, mask
+        self._weight, self._bias = (head[name] for name in HEAD)
         self.head_grads: dict[str, Tensor] = {}
         self.rows_grad = torch.zeros_like(rows)
 
@@ -63,8 +66,10 @@ class Joined:
     def _value_and_grad(self, local: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
         read = torch.relu(local) if self._activate else local
         both = torch.cat([read, self._rows], dim=1)
+        both = both if self._mask is None else both * self._mask
         value, grad = self._loss.value_and_grad(both @ self._weight + self._bias, inputs)
         both_grad = grad @ self._weight.mT
+        both_grad = both_grad if self._mask is None else both_grad * self._mask
         self.head_grads = {"head.weight": both.mT @ grad, "head.bias": grad.sum(0)}
         self.rows_grad = both_grad[:, local.shape[1] :].contiguous()
         local_grad = both_grad[:, : local.shape[1]]

@@ -5,12 +5,12 @@ https://arxiv.org/abs/2102.05034 -- as FedGGR's server uses them.
     MLP-D        `generate`     :math:`H = \mathrm{relu}(E \odot w_1) \odot w_2`, rows divided by their length
     kNN          `Pattern`      the k + 1 largest entries of each row of :math:`H H^\top`, the node itself among them; a constant
     P            `non_negative` :math:`P(t) = \mathrm{elu}(s t - s) + 1`, s = 6
-    A*           `Adjacency`    :math:`A^* = \tfrac12 D^{-1/2} (P(\tilde A) + P(\tilde A)^\top) D^{-1/2}`, D the degrees of what stands between
+    A*           `Adjacency`    :math:`A^* = \tfrac12 D^{-1/2} (P(\tilde A) + P(\tilde A)^\top) D^{-1/2}`, D the degrees of what is between
 
 Cosine is symmetric, so a pair that both ends have chosen has weight P, a pair that one end has chosen P / 2. Only chosen pairs are ever
-computed; P is applied to them alone. (SLAPS' dense path applies P after the mask: every non-edge then weighs exp(-6), on PubMed 49 a row, more
-than all chosen neighbours together.) The diagonal is P(1) = 1, a constant also for a zero row, whose cosine with itself would be 0: a node
-without an embedding keeps to itself.
+computed; P is applied to them alone. (SLAPS' dense path applies P after the mask: every non-edge then weighs exp(-6), on PubMed 49 a row,
+more than all chosen neighbours together.) The diagonal is P(1) = 1, a constant also for a zero row, whose cosine with itself would be 0:
+a node without an embedding keeps to itself.
 
 Shapes: N nodes, U unordered pairs of different nodes, p columns; E, H (N, p), w (p,).
 """
