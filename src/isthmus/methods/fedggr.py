@@ -48,7 +48,7 @@ from isthmus.methods.learners import NodeLearner, dropout_source
 from isthmus.methods.noise import statement
 from isthmus.methods.registry import Log, Method, Phase, register
 from isthmus.methods.training import NoisyState, Size, WeightedClient, WeightedConfig, total_samples
-from isthmus.nn.autoencoder import FeatureTask, encode, first_autoencoder, train_autoencoder
+from isthmus.nn.autoencoder import FeatureTask, encode, first_autoencoder, project, train_autoencoder
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.joined import HEAD, Joined, classify, first_head
@@ -75,10 +75,11 @@ class FedGGRConfig(WeightedConfig):
         search: ``exact``, or ``approximate`` for graphs beyond about 100,000 nodes (extra ``ann``).
         refresh: Rounds between two searches; weights of the edges follow the generator in every round.
         server_hidden: Hidden width of the global GNN.
+        input_dropout: Share of E dropped before the global GNN in training.
         server_lr: The server's rate; not given = ``lr``.
         embedding_norm: ``standard`` gives every column of E mean 0 and deviation 1 over all nodes, at the server.
         encoder: One auto-encoder trained by averaging (``federated``), each client its own from a common start (``common_start``) or
-            from a start of its own (``independent``).
+            from a start of its own (``independent``); or a public random ``projection``, which needs no training.
         encoder_hidden, embedding_width: Widths of the auto-encoder; the second is p.
         encoder_epochs, encoder_lr: Its training.
         encoder_every: Epochs between two means of a federated one.
@@ -105,9 +106,10 @@ class FedGGRConfig(WeightedConfig):
     search: Literal["exact", "approximate"] = "exact"
     refresh: int = 10
     server_hidden: int = 64
+    input_dropout: float = 0.0
     server_lr: float | None = None
     embedding_norm: Literal["none", "standard"] = "none"
-    encoder: Literal["federated", "common_start", "independent"] = "federated"
+    encoder: Literal["federated", "common_start", "independent", "projection"] = "federated"
     encoder_hidden: int = 128
     embedding_width: int = 64
     encoder_epochs: int = 200
@@ -135,8 +137,9 @@ class FedGGRConfig(WeightedConfig):
             raise ConfigError(f"the encoder needs epochs of at least 0 and lr above 0, got {self.encoder_epochs} and {self.encoder_lr}")
         if self.server_lr is not None and self.server_lr <= 0.0:
             raise ConfigError(f"server_lr must be above 0, got {self.server_lr}")
-        if not 0.0 <= self.joint_dropout < 1.0:
-            raise ConfigError(f"joint_dropout must lie in [0, 1), got {self.joint_dropout}")
+        for name in ("joint_dropout", "input_dropout"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ConfigError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
         if not 0.0 < self.quorum <= 1.0:
             raise ConfigError(f"quorum must lie in (0, 1], got {self.quorum}")
         if min(self.gradient_clip, self.gradient_noise) < 0.0:
@@ -162,7 +165,7 @@ class FedGGRConfig(WeightedConfig):
 
     @property
     def module(self) -> GlobalModule:
-        return GlobalModule(self.channel, self.k, self.search, self.dropout)
+        return GlobalModule(self.channel, self.k, self.search, self.dropout, self.input_dropout)
 
 
 # -- messages ------------------------------------------------------------------------------------------------------------------
@@ -250,7 +253,7 @@ class FedGGRClient(WeightedClient[FedGGRConfig]):
         config = self.config
         weights = {**get_weights(self.learner.model), **config.first_head(self.data.num_classes, self.common)}
         stream = self.stream("encoder") if config.encoder == "independent" else self.common
-        encoder = config.first_autoencoder(self.data.num_features, stream)
+        encoder = {} if config.encoder == "projection" else config.first_autoencoder(self.data.num_features, stream)
         rows = torch.zeros(self.data.num_nodes, config.global_width, dtype=config.dtype)
         return ClientState(weights, fresh_state(config.optimizer, weights), secrets.token_bytes(32), encoder,
                            fresh_state("adam", encoder), rows)  # fmt: skip
@@ -273,8 +276,9 @@ class FedGGRClient(WeightedClient[FedGGRConfig]):
 
     @handler
     def upload(self) -> Uploaded:
-        """E_i of an auto-encoder of the client's own."""
-        self._train_encoder(self.state.encoder, self.config.encoder_epochs)
+        """E_i of an auto-encoder of the client's own, or of the projection everybody knows."""
+        if self.config.encoder != "projection":
+            self._train_encoder(self.state.encoder, self.config.encoder_epochs)
         return self._embedded(self.state.encoder)
 
     @handler
@@ -284,7 +288,7 @@ class FedGGRClient(WeightedClient[FedGGRConfig]):
 
     def _embedded(self, encoder: Weights) -> Uploaded:
         with torch.no_grad():
-            rows = encode(encoder, self.task)
+            rows = encode(encoder, self.task) if encoder else project(self.task, self.config.embedding_width, self.common, self.config.dtype)
         self._task = None
         self.state = replace(self.state, encoder={}, encoder_optimizer=fresh_state("adam", {}))
         return Uploaded(quantised(rows, self.config.embedding_bits))

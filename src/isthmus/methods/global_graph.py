@@ -43,12 +43,14 @@ class GlobalModule:
         k: Neighbours each node chooses.
         search: How they are found.
         dropout: Share of hidden values dropped in training.
+        input_dropout: Share of E dropped before the GNN in training; the graph is made of all of it.
     """
 
     channel: Channel
     k: int
     search: Literal["exact", "approximate"]
     dropout: float
+    input_dropout: float = 0.0
 
     def first_weights(self, width: int, hidden: int, out: int, stream: Stream, dtype: torch.dtype) -> dict[str, Tensor]:
         """p, hidden and F_g -> weights; MLP-D starts as the identity on non-negative embeddings."""
@@ -92,15 +94,18 @@ class GlobalModule:
         if self.channel == "zeros":
             return torch.zeros(embeddings.shape[0], out, dtype=embeddings.dtype)
         graph = self.adjacency(weights, embeddings, neighbours)
-        h = embeddings
+        h = _dropped(embeddings, dropout, self.input_dropout)
         for i in (0, 1):
             h = h @ weights[f"gnn.{i}.weight"] + weights[f"gnn.{i}.bias"]
             h = h if graph is None else graph @ h
-            if i == 0:
-                h = torch.relu(h)
-                if dropout is not None and self.dropout:
-                    h = h * dropout.mask((h.shape[0],), h.shape[0], h.shape[1], self.dropout, h.dtype)
+            h = _dropped(torch.relu(h), dropout, self.dropout) if i == 0 else h
         return h
+
+
+def _dropped(h: Tensor, dropout: DropoutSource | None, rate: float) -> Tensor:
+    if dropout is None or not rate:
+        return h
+    return h * dropout.mask((h.shape[0],), h.shape[0], h.shape[1], rate, h.dtype)
 
 
 _PATTERNS: MutableMapping[Tensor, Pattern] = WeakTensorKeyDictionary()

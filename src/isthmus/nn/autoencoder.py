@@ -18,6 +18,7 @@ Shapes: x (n, F); W_1 (F, hidden), W_2 (hidden, p), W_3 (p, hidden), W_4 (hidden
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -122,6 +123,18 @@ def train_autoencoder(
         plan = step_plan("adam", moments.steps, 1, lr, 0.0, dtype)
         moments = take_step({name: tensor.detach() for name, tensor in current.items()}, grads, moments, plan)
     return {name: tensor.detach() for name, tensor in current.items()}, moments, value
+
+
+def project(task: FeatureTask, width: int, common: Stream, dtype: torch.dtype = torch.float32) -> Tensor:
+    r"""A public random projection in place of an encoder: rows of :math:`\hat A^2 X R`, each of length sqrt(p). (n, p)
+
+    R is Gaussian and the same for everybody, so all clients' rows lie in one space, and cosines are kept up to 1 / sqrt(p) (Johnson and
+    Lindenstrauss, 1984). Nothing is trained. Whoever knows R can decode, as with an auto-encoder.
+    """
+    features = int(task.total.shape[0])
+    matrix = torch.randn(features, width, generator=common.child("projection").torch()).to(dtype)
+    rows = task.propagate(task.first.forward(matrix))
+    return torch.nn.functional.normalize(rows, dim=1) * math.sqrt(width)
 
 
 def decode(weights: Weights, embeddings: Tensor, steps: Sparse | None = None) -> Tensor:
