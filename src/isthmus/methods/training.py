@@ -249,8 +249,7 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
     @handler
     def detail(self) -> Detail:
         """Counts for scores beyond accuracy, of the model scored last."""
-        logits = self.logits()
-        return detail(logits, self.learner.y, {part: self.learner.masks[part] for part in ("val", "test")})
+        return detail(self.logits(), self.learner.y, {part: self.learner.masks[part] for part in ("val", "test")})
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,11 @@ class OptimizerState(Record):
     first: dict[str, Tensor]
     second: dict[str, Tensor]
 
+    def copy(self) -> OptimizerState:
+        """The same with tensors of its own, for `take_step` to change."""
+        first, second = ({name: tensor.clone() for name, tensor in part.items()} for part in (self.first, self.second))
+        return OptimizerState(self.steps, first, second)
+
 
 def step_plan(
     optimizer: str, steps: Sequence[int], epochs: int, lr: float, weight_decay: float, dtype: torch.dtype

@@ -185,7 +185,7 @@ def gradients(
     """
     weights = _for_clients(model, weights, inputs)
     trained = {name for name in weights if name not in set(frozen)}
-    loss_function = loss if isinstance(loss, Loss) else get_loss(loss)
+    loss_function = get_loss(loss) if isinstance(loss, str) else loss
     grads, product_grads, client_loss = _upstream(model, weights, inputs, loss_function, dropout, trained)
     _first_gradients(model, grads, product_grads, weights, inputs, trained)
     return {name: grads[name] for name in weights if name in trained}, client_loss

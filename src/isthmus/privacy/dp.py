@@ -73,10 +73,16 @@ class Mechanism:
         result = {name: part.reshape(tensor.shape).to(tensor.dtype) for (name, tensor), part in zip(weights.items(), parts, strict=True)}
         return Release(result, clipped, 1)
 
-    def release_rows(self, rows: Tensor) -> tuple[Tensor, int]:
-        """Embeddings or gradients per node, each row clipped on its own: (n, d) -> (n, d) and how many rows were clipped."""
+    def release_rows(
+        self, rows: Tensor, *, secret: bytes | None = None, purpose: tuple[str | int, ...] = ()
+    ) -> tuple[Tensor, int]:
+        """Embeddings or gradients per node, each row clipped on its own: (n, d) -> (n, d) and how many rows were clipped.
+
+        ``secret`` and ``purpose`` as in `release_update`.
+        """
         kept, clipped = self._clip(rows.detach().reshape(rows.shape[0], -1).double())
-        return self._noisy(kept).reshape(rows.shape).to(rows.dtype), clipped
+        noisy = self._noisy(kept, None if secret is None else _derived(secret, purpose, kept))
+        return noisy.reshape(rows.shape).to(rows.dtype), clipped
 
     def _clip(self, rows: Tensor) -> tuple[Tensor, int]:
         if not bool(torch.isfinite(rows).all()):
@@ -94,9 +100,14 @@ class Mechanism:
 
 def _derived(secret: bytes, purpose: tuple[str | int, ...], rows: Tensor) -> Keystream:
     """A stream that other numbers would not share: the same noise on two different updates would show their difference."""
+    return secret_stream(secret, (*purpose, hashlib.sha256(rows.numpy().tobytes()).digest()))
+
+
+def secret_stream(secret: bytes, purpose: tuple[str | int | bytes, ...]) -> Keystream:
+    """The stream a party's secret (32 bytes or more) has for one purpose: nobody else knows it, and a replayed round draws it again."""
     if len(secret) < 32:
         raise ValueError(f"a secret for noise has 32 bytes or more, got {len(secret)}")
-    return Keystream(hmac.digest(secret, frame("isthmus/dp/1", *purpose, hashlib.sha256(rows.numpy().tobytes()).digest()), "sha256"))
+    return Keystream(hmac.digest(secret, frame("isthmus/dp/1", *purpose), "sha256"))
 
 
 # -- zero-concentrated differential privacy (Bun and Steinke, 2016) ------------------------------------------------------------------

@@ -179,7 +179,7 @@ class FedStructCohort(Cohort[Any]):
         assert nsf is not None
         self._ready = ready.weights
         embedded = self.net.embed(below(ready.weights, STRUCTURE), nsf)
-        rows = [client.score(client.logits(ready.weights, embedded)) for client in self.clients]
+        rows = [client.score(client.joint_logits(ready.weights, embedded)) for client in self.clients]
         return Stacked(_stack_evaluations(rows), self.parties)
 
 
@@ -313,7 +313,7 @@ class FedStructClient(PowerClient[FedStructConfig]):
 
     # -- use -------------------------------------------------------------------------------------------------------------------------
 
-    def logits(self, weights: Weights, embedded: Tensor) -> Tensor:
+    def joint_logits(self, weights: Weights, embedded: Tensor) -> Tensor:
         """E1 of all own nodes, from g(S)."""
         betas = weights.get(STRUCTURE + StructureNet.BETAS)
         parts = [matrix.times(embedded) for matrix in self.all_rows]
@@ -330,7 +330,7 @@ class FedStructClient(PowerClient[FedStructConfig]):
     def deploy_all(self, ready: Ready) -> Evaluation:
         """Take the trained model and score it on own nodes."""
         self.state = replace(self.state, weights=ready.weights)
-        return self.score(self.logits(ready.weights, self.net.embed(below(ready.weights, STRUCTURE), self._nsf(ready.nsf))))
+        return self.score(self.joint_logits(ready.weights, self.net.embed(below(ready.weights, STRUCTURE), self._nsf(ready.nsf))))
 
     @handler
     def detail(self) -> Detail:

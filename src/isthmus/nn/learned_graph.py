@@ -1,0 +1,182 @@
+r"""A graph learned from embeddings: generator and adjacency processor of SLAPS -- Fatemi, El Asri & Kazemi, NeurIPS 2021,
+https://arxiv.org/abs/2102.05034 -- as FedGGR's server uses them.
+
+    paper        here
+    MLP-D        `generate`     :math:`H = \mathrm{relu}(E \odot w_1) \odot w_2`, rows divided by their length
+    kNN          `Pattern`      the k + 1 largest entries of each row of :math:`H H^\top`, the node itself among them; a constant
+    P            `non_negative` :math:`P(t) = \mathrm{elu}(s t - s) + 1`, s = 6
+    A*           `Adjacency`    :math:`A^* = \tfrac12 D^{-1/2} (P(\tilde A) + P(\tilde A)^\top) D^{-1/2}`, D the degrees of what is between
+
+Cosine is symmetric, so a pair that both ends have chosen has weight P, a pair that one end has chosen P / 2. Only chosen pairs are ever
+computed; P is applied to them alone. (SLAPS' dense path applies P after the mask: every non-edge then weighs exp(-6), on PubMed 49 a row,
+more than all chosen neighbours together.) The diagonal is P(1) = 1, a constant also for a zero row, whose cosine with itself would be 0:
+a node without an embedding keeps to itself.
+
+Shapes: N nodes, U unordered pairs of different nodes, p columns; E, H (N, p), w (p,).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from isthmus.nn.kernels import Array, compiled, split, spmm
+from isthmus.nn.sparse import canonical
+
+SLOPE = 6.0
+
+
+def generate(embeddings: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
+    """H with rows of length one; zero rows stay zero. (N, p)"""
+    return torch.nn.functional.normalize(torch.relu(embeddings * w1) * w2, dim=1)
+
+
+def non_negative(similarity: Tensor) -> Tensor:
+    """P: positive, monotone, 1 at 1."""
+    return torch.nn.functional.elu(SLOPE * similarity - SLOPE) + 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """Which pairs are joined.
+
+    Args:
+        num_nodes: N.
+        low, high: The ends of each pair, low < high (U,), int64.
+        half: True where one end has chosen the other, not both (U,).
+        matrix: The pairs as CSR (N, N), both directions, no diagonal; its values are numbers of pairs.
+    """
+
+    num_nodes: int
+    low: NDArray[np.int64]
+    high: NDArray[np.int64]
+    half: NDArray[np.bool_]
+    matrix: sp.csr_matrix
+
+    @classmethod
+    def of(cls, neighbours: Tensor) -> Pattern:
+        """From the rows of a search (`isthmus.graph.knn`): (N, k + 1), each row with its own index."""
+        chosen = neighbours.numpy()
+        count = len(chosen)
+        rows = np.repeat(np.arange(count, dtype=np.int64), chosen.shape[1])
+        columns = chosen.reshape(-1).astype(np.int64)
+        other = rows != columns
+        rows, columns = rows[other], columns[other]
+        keys, times = np.unique(np.minimum(rows, columns) * count + np.maximum(rows, columns), return_counts=True)
+        low, high = keys // count, keys % count
+        number = np.arange(len(keys), dtype=np.int64)
+        both = (np.concatenate([number, number]), (np.concatenate([low, high]), np.concatenate([high, low])))
+        matrix = sp.csr_matrix(both, shape=(count, count), dtype=np.int64)
+        return cls(count, low, high, times == 1, canonical(matrix))
+
+    @property
+    def num_pairs(self) -> int:
+        return len(self.low)
+
+    def degrees(self) -> Tensor:
+        """Neighbours of each node after symmetrisation, itself left out (N,): at least k, hubs have many more."""
+        return torch.from_numpy(np.diff(self.matrix.indptr).astype(np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class Adjacency:
+    """A*, kept as its factors.
+
+    Args:
+        pattern: Which pairs are joined.
+        weight: Of each pair before normalisation (U,); the diagonal is 1.
+        scale: D^{-1/2} (N,).
+    """
+
+    pattern: Pattern
+    weight: Tensor
+    scale: Tensor
+
+    @classmethod
+    def of(cls, pattern: Pattern, rows: Tensor) -> Adjacency:
+        """The processed adjacency of generated rows H, differentiable with respect to them."""
+        similarity: Tensor = _PairDots.apply(rows, pattern)  # type: ignore[no-untyped-call]
+        factor = torch.where(torch.from_numpy(pattern.half), 0.5, 1.0).to(rows.dtype)
+        weight = non_negative(similarity) * factor
+        low, high = torch.from_numpy(pattern.low), torch.from_numpy(pattern.high)
+        degree = torch.ones(pattern.num_nodes, dtype=rows.dtype).index_add(0, low, weight).index_add(0, high, weight)
+        return cls(pattern, weight, degree.rsqrt())
+
+    def __matmul__(self, h: Tensor) -> Tensor:
+        """``A* h``, differentiable with respect to h, weights and degrees. (N, H)"""
+        scaled = self.scale[:, None] * h
+        propagated: Tensor = _Propagate.apply(self.weight, scaled, self.pattern)  # type: ignore[no-untyped-call]
+        return self.scale[:, None] * (scaled + propagated)
+
+    def to_dense(self) -> Tensor:
+        """(N, N), for tests and small graphs."""
+        return self @ torch.eye(self.pattern.num_nodes, dtype=self.weight.dtype)
+
+
+class _PairDots(torch.autograd.Function):
+    """<h_i, h_j> of every pair of a pattern."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, rows: Tensor, pattern: Pattern) -> Tensor:
+        ctx.pattern = pattern  # type: ignore[attr-defined]
+        ctx.save_for_backward(rows)
+        return _dots(pattern, rows, rows)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
+        pattern: Pattern = ctx.pattern  # type: ignore[attr-defined]
+        (rows,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return _times(pattern, grads[0], rows), None
+
+
+class _Propagate(torch.autograd.Function):
+    """S h for the symmetric S that has a weight on each pair and nothing on the diagonal."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, weight: Tensor, h: Tensor, pattern: Pattern) -> Tensor:
+        ctx.pattern = pattern  # type: ignore[attr-defined]
+        ctx.save_for_backward(weight, h)
+        return _times(pattern, weight, h)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        pattern: Pattern = ctx.pattern  # type: ignore[attr-defined]
+        weight, h = ctx.saved_tensors  # type: ignore[attr-defined]
+        grad = grads[0].contiguous()
+        needs: tuple[bool, ...] = ctx.needs_input_grad  # type: ignore[attr-defined]
+        weight_grad = _dots(pattern, grad, h) + _dots(pattern, h, grad) if needs[0] else None
+        return weight_grad, _times(pattern, weight, grad) if needs[1] else None, None
+
+
+def _times(pattern: Pattern, weight: Tensor, h: Tensor) -> Tensor:
+    return spmm(pattern.matrix, h, weight.detach().numpy()[pattern.matrix.data])
+
+
+def _dots(pattern: Pattern, a: Tensor, b: Tensor) -> Tensor:
+    """<a_i, b_j> of every pair i < j (U,)."""
+    out = torch.empty(pattern.num_pairs, dtype=a.dtype)
+    arrays = pattern.low, pattern.high, a.detach().contiguous().numpy(), b.detach().contiguous().numpy(), out.numpy()
+
+    def work(begin: int, end: int) -> None:
+        _pair_dots(begin, end, *arrays)
+
+    split(work, pattern.num_pairs, pattern.num_pairs * a.shape[1])
+    return out
+
+
+# Sums may be reordered within a pair: a chain of dependent additions would take longer than reading the rows.
+@partial(compiled, fastmath={"contract", "reassoc"})
+def _pair_dots(begin: int, end: int, low: Array, high: Array, a: Array, b: Array, out: Array) -> None:
+    width = a.shape[1]
+    for pair in range(begin, end):
+        left, right = a[low[pair]], b[high[pair]]
+        total = left[0] * 0
+        for h in range(width):
+            total += left[h] * right[h]
+        out[pair] = total
