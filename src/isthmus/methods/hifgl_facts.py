@@ -60,7 +60,7 @@ def facts(state: Any, config: HiFGLConfig, scenario: Scenario | None) -> dict[st
     told["cross_edge_share"] = scenario.statistics.cross_edge_share
     degree = neighbours(scenario.whole.edge_index, scenario.whole.num_nodes)
     told["devices_below_k_min"] = float((degree < config.k_min).float().mean())
-    told["cost"] = cost(config, features, classes, degree, state.round)
+    told["cost"] = cost(config, features, classes, degree)
     return told
 
 
@@ -71,19 +71,20 @@ def neighbours(edge_index: Tensor, count: int) -> Tensor:
     return torch.bincount(pairs[0], minlength=count)
 
 
-def cost(config: HiFGLConfig, features: int, classes: int, degree: Tensor, rounds: int) -> dict[str, Any]:
+def cost(config: HiFGLConfig, features: int, classes: int, degree: Tensor) -> dict[str, Any]:
     """Bytes between devices and holders by link, all devices apart (in a simulation, mail inside a silo is not on the ledger).
 
     ``device_device_round`` and ``holder_device_round``: of one training round. ``setup``: keys, and raw features if they travel.
     """
     edges, slots = int(degree.sum()), int(bucket(degree.numpy()).sum())
     nodes, element = int(degree.numel()), config.element_bytes
-    numbers = sum(config.widths(features, classes))
-    raw = features if config.ways(features, classes)[0] == "cached" else 0
+    hardened = config.secmp == "hardened"
+    widths = config.widths(features, classes)
+    numbers = sum(widths) + hardened * len(widths)  # a hardened message carries one element to check sums by
+    raw = features + hardened * config.parts(features) if config.ways(features, classes)[0] == "cached" else 0
     per_edge = {"hardened": 1, "published": config.threshold + 1, "plain": 1}[config.secmp]
     size = element if config.secmp != "plain" else np.dtype("float64" if config.precision == "float64" else "float32").itemsize
     box = 32 + BOX_OVERHEAD
-    hardened = config.secmp == "hardened"
     return {
         "directed_edges": edges, "slots": slots if hardened else None,
         "device_device_round": edges * numbers * per_edge * size,
@@ -91,5 +92,4 @@ def cost(config: HiFGLConfig, features: int, classes: int, degree: Tensor, round
         "device_device_setup": edges * (raw * per_edge * size + (config.threshold * box if hardened else 0)),
         "device_holder_setup": slots * config.threshold * box if hardened else 0,
         "holder_device_setup": nodes * raw * config.threshold * element if hardened else 0,
-        "rounds": rounds,
     }  # fmt: skip

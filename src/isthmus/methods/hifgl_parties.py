@@ -210,6 +210,7 @@ class Devices(Client[HiFGLConfig, DeviceState]):
     @handler
     def differentiate(self) -> None:
         """delta^(k) of labelled devices."""
+        self._ready()
         tape: Tape = self.scratch.tape
         delta, self.scratch.loss = residuals(tape.logits, self.data.y, self.data.train, self.scratch.weight)
         tape.start_backward(delta)
@@ -239,6 +240,7 @@ class Devices(Client[HiFGLConfig, DeviceState]):
 
     @handler
     def gradient_sum(self) -> DeviceGradients:
+        self._ready()
         count = self.where.count
         if 1 < count < self.config.min_cohort:
             raise RunError(f"{self.party} are {count} devices, fewer than min_cohort={self.config.min_cohort}: their sum would tell too much of "
@@ -247,8 +249,15 @@ class Devices(Client[HiFGLConfig, DeviceState]):
 
     # one exchange
 
+    def _ready(self) -> None:
+        """Nothing of the last exchange is missing."""
+        if getattr(self.scratch, "share_one", None) is not None:
+            raise ProtocolError(f"{self.party} has no sums of the share holders {', '.join(self.state.holders)} in layer {self.scratch.order.layer}: "
+                                "repeat the round with all holders")  # fmt: skip
+
     def _values(self, order: Pass) -> Tensor:
         """What the devices send in an exchange, (n, d): a stretch of columns of raw features, or a layer's message."""
+        self._ready()
         tape: Tape | None = getattr(self.scratch, "tape", None)
         self.scratch.order = order
         if order.layer == 1 and self.ways[0] == "cached":
@@ -380,10 +389,12 @@ class Devices(Client[HiFGLConfig, DeviceState]):
         handle = self.state.handle
         shares = []
         for holder in self.state.holders:
-            if holder not in others or others[holder].shape != (self.where.count, order.width):
-                raise ProtocolError(f"{self.party} has no sums of the share holder {holder} in layer {order.layer}: repeat the round with all holders")
+            if holder not in others or others[holder].shape != (self.where.count, order.width + 1):
+                raise ProtocolError(f"{self.party} has no sums of the share holders {holder} in layer {order.layer}: repeat the round with all holders")
             shares.append(self.sums.field.check(self.config.from_wire(others[holder][handle]), "sums of shares"))
-        self._arrived(torch.from_numpy(self.sums.open(self.scratch.share_one, shares, max(1, self.where.terms))))
+        opened = self.sums.open(self.scratch.share_one, shares, max(1, self.where.terms), order.exchange.nonce())
+        self.scratch.share_one = None
+        self._arrived(torch.from_numpy(opened))
 
     # published
 
@@ -439,6 +450,7 @@ class Devices(Client[HiFGLConfig, DeviceState]):
 
     @handler
     def score(self) -> Evaluation:
+        self._ready()
         logits = self.scratch.tape.logits
         return Evaluation({part: tally(logits, self.data.y, mask) for part, mask in self._masks.items()})
 
@@ -487,7 +499,7 @@ class Silo(Client[HiFGLConfig, SiloState]):
         weights = get_weights(self.config.build(self.register.num_features, self.register.num_classes, self.common.child("init")))
         masks = torch.zeros(0, 0, dtype=torch.int64)
         if self.config.secmp == "published":
-            widest = max(self.config.columns, *self.config.widths(self.register.num_features, self.register.num_classes))
+            widest = max([self.config.columns, *self.config.widths(self.register.num_features, self.register.num_classes)])
             masks = self.config.to_wire(self.sums.field.random((self.config.threshold, widest)))
         return SiloState(weights, fresh_state(self.config.optimizer, weights), 0, {}, {}, masks)
 

@@ -6,11 +6,13 @@
     s_1                        SecretSums.hide          what the source sends to the target
     s_2 .. s_{T+1}             SecretSums.held          never sent: expanded from a key that source and holder share for this edge
     degree bucket, handles     deal_slots               what a holder sees of a target: a number of slots under a made-up name
+    (ours)                     SecretSums.check         one more element per message, linear in the others: a sum that lost or changed a
+                                                        share on its way is refused, never decoded to something wrong
 
 ``hardened`` (spec 11.3). Per edge and holder the source makes one key and sends it once, in a sealed box through the target, who shuffles
 boxes and fills up to a power of two with boxes of its own. From then on, for every exchange, source and holder expand the key under the
 exchange's own nonce to the holder's share of this message; the source completes share 1, which is all that travels. So masks are fresh in
-every (edge, layer, round, direction), an exchange costs d elements per edge whatever T is, and the holder needs no message at all.
+every (edge, layer, round, direction), an exchange costs d + 1 elements per edge whatever T is, and the holder needs no message at all.
 
 # Differs from the spec: it seals a new 32-byte seed per exchange; one key per run and a nonce give the same distribution and less traffic.
 
@@ -29,7 +31,7 @@ from numpy.typing import NDArray
 
 from isthmus.errors import ConfigError, ProtocolError
 from isthmus.privacy.boxes import Bytes
-from isthmus.privacy.chacha import Nonce, expand, expand_sum
+from isthmus.privacy.chacha import KEY_BYTES, Nonce, expand, expand_sum
 from isthmus.privacy.field import Elements, Field
 from isthmus.privacy.fixedpoint import Encoded, FixedPoint, Reals
 from isthmus.privacy.lagrange import LagrangeCode
@@ -70,7 +72,7 @@ class SecretSums:
         self.code = LagrangeCode(format.field, threshold)
 
     def hide(self, values: Reals, rows: Rows, times: Rows, keys: Bytes, nonce: Nonce) -> Encoded:
-        """Share 1 of every message: the source.
+        """Share 1 of every message, (E, d + 1): the source.
 
         Args:
             values: (n, d), one row per source.
@@ -79,21 +81,35 @@ class SecretSums:
             keys: (E, T, 32), of each edge with each holder.
         """
         encoded = self.format.encode(values)
-        return Encoded(self._first(gather(self.field, encoded.values, rows, times), keys, nonce), encoded.clipped)
+        checked = np.concatenate([encoded.values, self.check(encoded.values, nonce)], axis=1)
+        return Encoded(self._first(gather(self.field, checked, rows, times), keys, nonce), encoded.clipped)
+
+    def check(self, values: Elements, nonce: Nonce) -> Elements:
+        """One element per row, a combination of the others by factors that belong to the exchange: (n, d) -> (n, 1)."""
+        if not values.shape[1]:
+            return np.zeros((values.shape[0], 1), np.uint64)
+        factors = expand(self.field, np.zeros((1, KEY_BYTES), np.uint8), nonce, values.shape[1])
+        return self.field.combine(factors.tolist(), np.ascontiguousarray(values.T)).reshape(-1, 1)
 
     def zeros(self, keys: Bytes, width: int, nonce: Nonce) -> Elements:
-        """Share 1 of sharings of zero: the target's padding. (P, T, 32) -> (P, d)"""
-        return self._first(np.zeros((keys.shape[0], width), np.uint64), keys, nonce)
+        """Share 1 of sharings of zero: the target's padding. (P, T, 32) -> (P, d + 1)"""
+        return self._first(np.zeros((keys.shape[0], width + 1), np.uint64), keys, nonce)
 
     def held(self, keys: Bytes, sizes: Rows, width: int, nonce: Nonce) -> Elements:
-        """A holder's sums by handle: slots (n, 32) in groups of ``sizes`` (H,) -> (H, d). It decodes nothing."""
-        return expand_sum(self.field, keys, sizes, nonce, width)
+        """A holder's sums by handle: slots (n, 32) in groups of ``sizes`` (H,) -> (H, d + 1). It decodes nothing."""
+        return expand_sum(self.field, keys, sizes, nonce, width + 1)
 
-    def open(self, first: Elements, others: Sequence[Elements], terms: int) -> NDArray[np.float64]:
-        """The sums of values, at the target: its own sums of share 1 and those of all other holders, (n, d) each -> (n, d)."""
+    def open(self, first: Elements, others: Sequence[Elements], terms: int, nonce: Nonce) -> NDArray[np.float64]:
+        """The sums of values, at the target: its own sums of share 1 and those of all other holders, (n, d + 1) each -> (n, d)."""
         if len(others) != self.threshold:
             raise ProtocolError(f"{self.threshold + 1} share holders are needed, {len(others) + 1} answered: repeat the round with all of them")
-        return self.format.decode(self.code.decode(np.stack([first, *others])), terms)
+        sums = self.code.decode(np.stack([first, *others]))
+        values = np.ascontiguousarray(sums[:, :-1])
+        wrong = int(np.count_nonzero(self.check(values, nonce)[:, 0] != sums[:, -1]))
+        if wrong:
+            raise ProtocolError(f"{wrong} sums do not pass their check: shares were lost or changed on the way, or do not belong together; "
+                                "repeat the round")  # fmt: skip
+        return self.format.decode(values, terms)
 
     def _first(self, secret: Elements, keys: Bytes, nonce: Nonce) -> Elements:
         others = np.stack([expand(self.field, keys[:, j], nonce, secret.shape[1]) for j in range(self.threshold)])
@@ -162,6 +178,3 @@ def deal_slots(target: Rows, count: int, stream: Keystream | None = None) -> Slo
     sizes[handle] = wanted
     return Slots(order, sizes, handle, padding)
 
-
-def format_for(prime: int, fraction: int, bound: float, terms: int) -> FixedPoint:
-    return FixedPoint(Field(prime), fraction, bound, terms)
