@@ -10,6 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hifgl_helpers import (
+    Driver,
+    dense_gradients,
+    dense_logits,
+    experiment_of,
+    matrix_of,
+    silo_balanced_loss,
+    small,
+    with_edges,
+)  # fmt: skip
 
 import isthmus
 from isthmus.data.scenario import build_scenario
@@ -23,11 +33,8 @@ from isthmus.methods.hifgl_layers import neighbourhood, scales
 from isthmus.methods.hifgl_messages import Pass, ShareRows
 from isthmus.methods.hifgl_parties import Devices, Silo, devices_of
 from isthmus.privacy.dp import zcdp_epsilon, zcdp_sigma
-from isthmus.testing import check_method
 from isthmus.tensors import max_difference
-from hifgl_helpers import (
-    Driver, dense_gradients, dense_logits, experiment_of, matrix_of, silo_balanced_loss, small, with_edges,
-)  # fmt: skip
+from isthmus.testing import check_method
 
 DEPTHS = {1: (), 2: (6,), 3: (6, 5)}
 
@@ -57,7 +64,9 @@ def test_forward_and_backward_are_those_of_the_whole_graph(secmp: str, backbone:
     assert float(next(iter(found.values())).abs().max()) > 1e-3  # the first layer learns
 
 
-@pytest.mark.parametrize("mode, threshold", [("hierarchical", 2), ("hierarchical", 4), ("cross-silo", 1), ("cross-silo", 3), ("cross-device", 1)])
+@pytest.mark.parametrize(
+    "mode, threshold", [("hierarchical", 2), ("hierarchical", 4), ("cross-silo", 1), ("cross-silo", 3), ("cross-device", 1)]
+)
 @pytest.mark.parametrize("first_layer", ["raw", "project"])
 def test_modes_and_thresholds_give_the_same(mode: str, threshold: int, first_layer: str) -> None:
     scenario = small()
@@ -183,7 +192,10 @@ def test_silos_own_their_models() -> None:
     before = other.state.weights["layers.0.weight"].clone()
     one.state.weights["layers.0.weight"].add_(1.0)
     assert torch.equal(other.state.weights["layers.0.weight"], before)
-    assert torch.equal(driver.devices("client-0").scratch.tape.weights["layers.0.weight"] , driver.devices("client-1").scratch.tape.weights["layers.0.weight"])
+    assert torch.equal(
+        driver.devices("client-0").scratch.tape.weights["layers.0.weight"],
+        driver.devices("client-1").scratch.tape.weights["layers.0.weight"],
+    )
 
 
 # -- graphs (properties 15, 16) -------------------------------------------------------------------------------------------------------
@@ -282,9 +294,11 @@ def test_the_sheet_of_every_protocol_is_what_a_run_shows(secmp: str) -> None:
     assert differences(experiment.loop.sheet, SHEETS[secmp]) == []
 
 
-@pytest.mark.parametrize("secmp, threshold, per_edge", [("hardened", 1, 32), ("hardened", 2, 32), ("published", 1, 48), ("published", 2, 72), ("plain", 1, 24)])
+@pytest.mark.parametrize(
+    "secmp, threshold, per_edge", [("hardened", 1, 32), ("hardened", 2, 32), ("published", 1, 48), ("published", 2, 72), ("plain", 1, 24)]
+)
 def test_bytes_between_devices_are_those_of_the_cost_model(secmp: str, threshold: int, per_edge: int) -> None:
-    """Per directed edge and exchange d = 3 elements and one to check by, (T + 1) d as published; k forward (the first once), k - 1 backward."""
+    """Per directed edge and exchange d = 3 elements and one to check by, (T + 1) d as published; k forward (one cached), k - 1 backward."""
     scenario = small()
     driver = Driver(scenario, secmp=secmp, threshold=threshold)
     driver.session.ledger.take()
@@ -354,7 +368,8 @@ def test_cost_model() -> None:
 def test_settings_that_cannot_work_are_refused() -> None:
     for settings, words in (
         ({"prime": 12}, "prime"), ({"prime": 2**31 - 1}, "overflow"), ({"fraction": 60}, "overflow"), ({"threshold": 0}, "threshold"),
-        ({"prime": 11, "fraction": 0, "bound": 1.0, "max_degree": 4, "threshold": 5}, "distinct points"), ({"mode": "cross-device", "threshold": 2}, "two share holders"),
+        ({"prime": 11, "fraction": 0, "bound": 1.0, "max_degree": 4, "threshold": 5}, "distinct points"),
+        ({"mode": "cross-device", "threshold": 2}, "two share holders"),
         ({"mode": "cross-silo", "secmp": "published"}, "hierarchical"), ({"backbone": "gat"}, "backbone of hifgl"), ({"k_min": 0}, "k_min"),
         ({"secmp": "hardend"}, "hardened"), ({"one_neighbour": "dpp"}, "dp"), ({"lr": 0.0}, "lr"), ({"dp_delta": 1.0}, "dp_delta"),
     ):  # fmt: skip
@@ -444,4 +459,8 @@ def test_a_missing_holder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_from_the_command_line_to_a_result(tmp_path: Path) -> None:
     result = isthmus.run("hifgl", dataset="csbm:nodes=60,features=8", clients=3, rounds=2, split="40/20/40", out=tmp_path / "r")
     assert result["facts"]["secmp"] == "hardened" and result["facts"]["one_neighbour"] == "drop" and result["preset"] == "hifgl"
-    assert result["bytes"]["device"] > 0 and len(result["per_client"]) == 3 and result["parameters"]["trainable"] == result["parameters"]["shared"]
+    assert (
+        result["bytes"]["device"] > 0
+        and len(result["per_client"]) == 3
+        and result["parameters"]["trainable"] == result["parameters"]["shared"]
+    )

@@ -25,7 +25,9 @@ FORMAT = FixedPoint(Field(P61), fraction=24, bound=1024.0, terms=1024)
 NONCE = Exchange(3, 1).nonce()
 
 
-def whole_protocol(sums: SecretSums, values: np.ndarray, source: np.ndarray, target: np.ndarray, count: int, exchange: Exchange) -> np.ndarray:
+def whole_protocol(
+    sums: SecretSums, values: np.ndarray, source: np.ndarray, target: np.ndarray, count: int, exchange: Exchange
+) -> np.ndarray:
     """Sources, target and holders in one place: what the target decodes."""
     nonce, threshold, width = exchange.nonce(), sums.threshold, values.shape[1]
     keys = fresh_keys(source.size, threshold)
@@ -64,7 +66,11 @@ def test_elements_are_uniform_and_sums_are_sums(prime: int) -> None:
         expand(field, keys[:, :31].copy(), NONCE, 2)
 
 
-@given(st.sets(st.tuples(st.integers(0, 2**32 - 1), st.integers(1, 60), st.booleans(), st.booleans(), st.integers(0, 99)), min_size=2, max_size=50))
+@given(
+    st.sets(
+        st.tuples(st.integers(0, 2**32 - 1), st.integers(1, 60), st.booleans(), st.booleans(), st.integers(0, 99)), min_size=2, max_size=50
+    )
+)
 def test_exchanges_never_share_a_nonce(wanted: set[tuple[int, int, bool, bool, int]]) -> None:
     assert len({Exchange(*each).nonce() for each in wanted}) == len(wanted)
 
@@ -162,7 +168,9 @@ def test_what_cannot_be_summed_is_refused_never_wrapped() -> None:
 def test_times_count_arcs() -> None:
     sums, keys = SecretSums(FORMAT, 1), fresh_keys(3, 1)
     shares = sums.hide(np.array([[2.0], [5.0]]), np.array([0, 1, 1]), np.array([1, 3, 0]), keys, NONCE).values
-    assert [float(sums.open(shares[e : e + 1], [sums.held(keys[e], np.ones(1, np.int64), 1, NONCE)], 4, NONCE)[0, 0]) for e in range(3)] == [2.0, 15.0, 0.0]
+    assert [
+        float(sums.open(shares[e : e + 1], [sums.held(keys[e], np.ones(1, np.int64), 1, NONCE)], 4, NONCE)[0, 0]) for e in range(3)
+    ] == [2.0, 15.0, 0.0]
 
 
 # -- privacy (properties 5, 7, 9) ----------------------------------------------------------------------------------------------------
@@ -184,7 +192,9 @@ def test_any_shares_but_all_are_uniform_whatever_the_secret(threshold: int) -> N
 
 def test_shares_of_different_secrets_cannot_be_told_apart() -> None:
     sums, rows = SecretSums(FORMAT, 1), np.zeros(8000, np.int64)
-    drawn = [sums.hide(np.array([[value]]), rows, np.ones(8000, np.int64), fresh_keys(8000, 1), NONCE).values.ravel() for value in (0.0, 1000.0)]
+    drawn = [
+        sums.hide(np.array([[value]]), rows, np.ones(8000, np.int64), fresh_keys(8000, 1), NONCE).values.ravel() for value in (0.0, 1000.0)
+    ]
     assert stats.ks_2samp(*(part.astype(np.float64) for part in drawn)).pvalue > 1e-4
     assert all(uniformity(part, P61) > 1e-6 for part in drawn)
 
@@ -209,7 +219,9 @@ def test_published_masks_cancel() -> None:
     shares = mu.encode(secret)
     for i in range(2):
         factor = np.uint64(code.basis(code.alphas[i])[0])
-        assert np.array_equal(code.field.sub(shares[i, 0], shares[i, 1]), code.field.mul(code.field.sub(secret[0], secret[1]), np.full(5, factor)))
+        assert np.array_equal(
+            code.field.sub(shares[i, 0], shares[i, 1]), code.field.mul(code.field.sub(secret[0], secret[1]), np.full(5, factor))
+        )
     assert np.array_equal(mu.decode(shares), secret)
 
 

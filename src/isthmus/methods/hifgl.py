@@ -26,7 +26,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from isthmus.errors import ConfigError, RunError
@@ -38,8 +37,25 @@ from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.hifgl_config import HiFGLConfig
 from isthmus.methods.hifgl_facts import facts, privacy
 from isthmus.methods.hifgl_messages import (
-    CodedRows, CodedSums, Common, Decoded, DeviceGradients, Down, EdgeKeys, HeldSums, HolderKey, HolderKeys, Labelled, MaskRequest, Masks,
-    Pass, PlainRows, ShareRows, Sizes, SlotBoxes, Update,
+    CodedRows,
+    CodedSums,
+    Common,
+    Decoded,
+    DeviceGradients,
+    Down,
+    EdgeKeys,
+    HeldSums,
+    HolderKey,
+    HolderKeys,
+    Labelled,
+    MaskRequest,
+    Masks,
+    Pass,
+    PlainRows,
+    ShareRows,
+    Sizes,
+    SlotBoxes,
+    Update,
 )  # fmt: skip
 from isthmus.methods.hifgl_parties import Devices, Silo, box_context, held_sums, open_slots, register_of, silo_of
 from isthmus.methods.registry import Log, Method, Phase, register

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -130,7 +131,7 @@ class HiFGLConfig:
     # -- holders -------------------------------------------------------------------------------------------------------------------
 
     def holders(self, silo: str, silos: Sequence[str]) -> tuple[str, ...]:
-        """Who holds shares 2 .. T + 1 of messages to devices of ``silo``: the silo, the server, then the silos after it (spec 11.3, 11.6)."""
+        """Who holds shares 2 .. T + 1 of messages to devices of ``silo``: silo, server, the silos after it (11.3, 11.6)."""
         if self.mode == "cross-device":
             return (SERVER,)
         ordered = sorted(silos)
@@ -142,15 +143,15 @@ class HiFGLConfig:
     def check_holders(self, silos: Sequence[str]) -> None:
         have = len(self.holders(silos[0], silos))
         if self.secmp == "hardened" and have < self.threshold:
-            raise ConfigError(f"threshold {self.threshold} needs {self.threshold + 1} share holders, {self.mode} with {len(silos)} silos has {have + 1}: "
-                              f"use threshold={have} or more silos")  # fmt: skip
+            needed = f"threshold {self.threshold} needs {self.threshold + 1} share holders"
+            raise ConfigError(f"{needed}, {self.mode} with {len(silos)} silos has {have + 1}: use threshold={have} or more silos")
 
     # -- layers --------------------------------------------------------------------------------------------------------------------
 
     def sizes(self, num_features: int, num_classes: int) -> list[tuple[int, int]]:
         """Input and output width of each layer."""
         widths = [num_features, *self.hidden, num_classes]
-        return list(zip(widths, widths[1:], strict=False))
+        return list(pairwise(widths))
 
     def personal(self, layers: int) -> range:
         """Layers (from 1) that stay with their silo."""

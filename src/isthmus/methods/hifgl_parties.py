@@ -31,8 +31,25 @@ from isthmus.methods.evaluation import Evaluation, tally
 from isthmus.methods.hifgl_config import HiFGLConfig
 from isthmus.methods.hifgl_layers import Matrix, Neighbourhood, Scales, Tape, neighbourhood, residuals, scales
 from isthmus.methods.hifgl_messages import (
-    CodedRows, CodedSums, Common, Decoded, DeviceGradients, Down, EdgeKeys, HeldSums, HolderKey, HolderKeys, Labelled, MaskRequest, Masks,
-    Pass, PlainRows, ShareRows, Sizes, SlotBoxes, Update,
+    CodedRows,
+    CodedSums,
+    Common,
+    Decoded,
+    DeviceGradients,
+    Down,
+    EdgeKeys,
+    HeldSums,
+    HolderKey,
+    HolderKeys,
+    Labelled,
+    MaskRequest,
+    Masks,
+    Pass,
+    PlainRows,
+    ShareRows,
+    Sizes,
+    SlotBoxes,
+    Update,
 )  # fmt: skip
 from isthmus.methods.learners import PARTS, node_groups
 from isthmus.nn.dropout import DropoutSource
@@ -41,7 +58,6 @@ from isthmus.privacy.boxes import BoxHolder, fresh_keys, seal_boxes
 from isthmus.privacy.secmp import PublicMasks, SecretSums, deal_slots, gather
 from isthmus.records import Record
 from isthmus.tensors import Weights, check_same_names, get_weights, scaled
-
 
 
 def devices_of(silo: str) -> PartyId:
@@ -142,7 +158,9 @@ class Devices(Client[HiFGLConfig, DeviceState]):
         boxes = []
         for peer, pair in self.where.pairs.items():
             sent = mail.get(devices_of(peer))
-            wrong = sent is None or not (np.array_equal(sent.source.numpy(), pair.sender_id) and np.array_equal(sent.target.numpy(), pair.receiver_id))
+            wrong = sent is None or not (
+                np.array_equal(sent.source.numpy(), pair.sender_id) and np.array_equal(sent.target.numpy(), pair.receiver_id)
+            )
             if wrong:
                 raise DataError(f"{self.party} and {devices_of(peer)} do not agree on the edges between them: both ends must list an edge; "
                                 "make the edge lists symmetric")  # fmt: skip
@@ -150,7 +168,9 @@ class Devices(Client[HiFGLConfig, DeviceState]):
             boxes.append(sent.boxes)
         strangers = set(mail) - {devices_of(peer) for peer in self.where.pairs}
         if strangers:
-            raise DataError(f"{', '.join(sorted(strangers))} sent keys for edges that {self.party} does not list: make the edge lists symmetric")
+            raise DataError(
+                f"{', '.join(sorted(strangers))} sent keys for edges that {self.party} does not list: make the edge lists symmetric"
+            )
         self.scratch.boxes = torch.cat(boxes) if boxes else None
 
     @handler
@@ -197,7 +217,10 @@ class Devices(Client[HiFGLConfig, DeviceState]):
         stored = self.state.first["sums"]
         if getattr(self, "_kept", (None, None))[0] is not stored:
             matrix: Matrix = from_torch_csr(stored) if stored.layout == torch.sparse_csr else stored
-            self._kept = stored, matrix.astype(np.float64) if isinstance(matrix, sp.csr_matrix) and self.config.dtype == torch.float64 else matrix
+            self._kept = (
+                stored,
+                matrix.astype(np.float64) if isinstance(matrix, sp.csr_matrix) and self.config.dtype == torch.float64 else matrix,
+            )
         return self._kept[1]
 
     def _dropout(self, weights: Weights) -> list[Tensor]:
@@ -243,8 +266,8 @@ class Devices(Client[HiFGLConfig, DeviceState]):
         self._ready()
         count = self.where.count
         if 1 < count < self.config.min_cohort:
-            raise RunError(f"{self.party} are {count} devices, fewer than min_cohort={self.config.min_cohort}: their sum would tell too much of "
-                           "each; lower min_cohort or join silos")  # fmt: skip
+            few = f"{self.party} are {count} devices, fewer than min_cohort={self.config.min_cohort}"
+            raise RunError(f"{few}: their sum would tell too much of each; lower min_cohort or join silos")
         return DeviceGradients(self.scratch.tape.gradients, self.scratch.loss, self.scratch.clipped)
 
     # one exchange
@@ -252,8 +275,8 @@ class Devices(Client[HiFGLConfig, DeviceState]):
     def _ready(self) -> None:
         """Nothing of the last exchange is missing."""
         if getattr(self.scratch, "share_one", None) is not None:
-            raise ProtocolError(f"{self.party} has no sums of the share holders {', '.join(self.state.holders)} in layer {self.scratch.order.layer}: "
-                                "repeat the round with all holders")  # fmt: skip
+            missing, layer = ", ".join(self.state.holders), self.scratch.order.layer
+            raise ProtocolError(f"{self.party} has no sums of the share holders {missing} in layer {layer}: repeat the round with all of them")
 
     def _values(self, order: Pass) -> Tensor:
         """What the devices send in an exchange, (n, d): a stretch of columns of raw features, or a layer's message."""
@@ -262,7 +285,9 @@ class Devices(Client[HiFGLConfig, DeviceState]):
         self.scratch.order = order
         if order.layer == 1 and self.ways[0] == "cached":
             if order.part == 0:
-                self.scratch.raw = self._noisy(order, self.factors.source * (torch.from_numpy(self.x.toarray()) if isinstance(self.x, sp.csr_matrix) else self.x))
+                self.scratch.raw = self._noisy(
+                    order, self.factors.source * (torch.from_numpy(self.x.toarray()) if isinstance(self.x, sp.csr_matrix) else self.x)
+                )
             begin = order.part * self.config.columns
             part: Tensor = self.scratch.raw[:, begin : begin + self.config.columns]
             return part
@@ -302,10 +327,6 @@ class Devices(Client[HiFGLConfig, DeviceState]):
         sparse = matrix.nnz < 0.25 * whole.numel() and self.config.dtype == torch.float32
         self.state = replace(self.state, first={"sums": to_torch_csr(matrix) if sparse else whole})
 
-    def _by_peer(self, rows: Tensor) -> dict[str, Tensor]:
-        sizes = [pair.count for pair in self.where.pairs.values()]
-        return dict(zip(self.where.pairs, rows.split(sizes), strict=True))
-
     def _joined(self, mail: Mapping[PartyId, Any], axis: int = 0) -> Tensor | None:
         """Rows of all peers in order; a peer that sent too few has lost a device on the way."""
         rows = []
@@ -313,8 +334,8 @@ class Devices(Client[HiFGLConfig, DeviceState]):
             sent = mail.get(devices_of(peer))
             if sent is None or sent.rows.shape[axis] != pair.count:
                 found = 0 if sent is None else sent.rows.shape[axis]
-                raise ProtocolError(f"{devices_of(peer)} sent {found} of {pair.count} messages to {self.party} in layer {self.scratch.order.layer}: a "
-                                    "device dropped out; repeat the round when it is back")  # fmt: skip
+                sent_few = f"{devices_of(peer)} sent {found} of {pair.count} messages to {self.party} in layer {self.scratch.order.layer}"
+                raise ProtocolError(f"{sent_few}: a device dropped out; repeat the round when it is back")
             rows.append(sent.rows)
         return torch.cat(rows, dim=axis) if rows else None
 
@@ -390,7 +411,9 @@ class Devices(Client[HiFGLConfig, DeviceState]):
         shares = []
         for holder in self.state.holders:
             if holder not in others or others[holder].shape != (self.where.count, order.width + 1):
-                raise ProtocolError(f"{self.party} has no sums of the share holders {holder} in layer {order.layer}: repeat the round with all holders")
+                raise ProtocolError(
+                    f"{self.party} has no sums of the share holders {holder} in layer {order.layer}: repeat the round with all holders"
+                )
             shares.append(self.sums.field.check(self.config.from_wire(others[holder][handle]), "sums of shares"))
         opened = self.sums.open(self.scratch.share_one, shares, max(1, self.where.terms), order.exchange.nonce())
         self.scratch.share_one = None
@@ -633,13 +656,19 @@ def open_slots(box: BoxHolder, mail: Mapping[PartyId, SlotBoxes]) -> tuple[dict[
     keys, sizes = dict[str, Tensor](), dict[str, Tensor]()
     for devices, sent in sorted(mail.items()):
         if int(sent.sizes.sum()) != sent.boxes.shape[0] or (sent.sizes.numel() and int(sent.sizes.min()) < 1):
-            raise ProtocolError(f"{devices} passed on {sent.boxes.shape[0]} boxes for {int(sent.sizes.sum())} slots: repeat the exchange of keys")
+            raise ProtocolError(
+                f"{devices} passed on {sent.boxes.shape[0]} boxes for {int(sent.sizes.sum())} slots: repeat the exchange of keys"
+            )
         keys[silo_of(devices)] = torch.from_numpy(box.open(sent.boxes.numpy()))
         sizes[silo_of(devices)] = sent.sizes
     return keys, sizes
 
 
-def held_sums(config: HiFGLConfig, sums: SecretSums, keys: Mapping[str, Tensor], sizes: Mapping[str, Tensor], order: Pass) -> dict[PartyId, HeldSums]:
+def held_sums(
+    config: HiFGLConfig, sums: SecretSums, keys: Mapping[str, Tensor], sizes: Mapping[str, Tensor], order: Pass
+) -> dict[PartyId, HeldSums]:
     """A holder's part of one exchange."""
     nonce = order.exchange.nonce()
-    return {devices_of(silo): HeldSums(config.to_wire(sums.held(keys[silo].numpy(), sizes[silo].numpy(), order.width, nonce))) for silo in keys}
+    return {
+        devices_of(silo): HeldSums(config.to_wire(sums.held(keys[silo].numpy(), sizes[silo].numpy(), order.width, nonce))) for silo in keys
+    }

@@ -81,7 +81,7 @@ def _shape_of(field: Field) -> tuple[Any, Any]:
 
 @_inlined
 def _quarter(x: Any, a: int, b: int, c: int, d: int) -> None:
-    """The quarter round on all lanes. Everything is cut to 32 bits at once: numba would go on in 64 and leave half of the registers empty."""
+    """The quarter round on all lanes. Everything is cut to 32 bits at once: numba would go on in 64 and fill half the registers."""
     row_a, row_b, row_c, row_d = x[a], x[b], x[c], x[d]
     for i in range(len(row_a)):
         p, q, r, s = row_a[i], row_b[i], row_c[i], row_d[i]

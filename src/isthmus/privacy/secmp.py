@@ -102,7 +102,9 @@ class SecretSums:
     def open(self, first: Elements, others: Sequence[Elements], terms: int, nonce: Nonce) -> NDArray[np.float64]:
         """The sums of values, at the target: its own sums of share 1 and those of all other holders, (n, d + 1) each -> (n, d)."""
         if len(others) != self.threshold:
-            raise ProtocolError(f"{self.threshold + 1} share holders are needed, {len(others) + 1} answered: repeat the round with all of them")
+            raise ProtocolError(
+                f"{self.threshold + 1} share holders are needed, {len(others) + 1} answered: repeat the round with all of them"
+            )
         sums = self.code.decode(np.stack([first, *others]))
         values = np.ascontiguousarray(sums[:, :-1])
         wrong = int(np.count_nonzero(self.check(values, nonce)[:, 0] != sums[:, -1]))
@@ -177,4 +179,3 @@ def deal_slots(target: Rows, count: int, stream: Keystream | None = None) -> Slo
     sizes = np.empty(count, np.int64)
     sizes[handle] = wanted
     return Slots(order, sizes, handle, padding)
-
