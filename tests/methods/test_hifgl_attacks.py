@@ -3,6 +3,7 @@ against the hardened one."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,19 @@ from isthmus.methods.hifgl_layers import Tape
 from isthmus.methods.hifgl_messages import CodedRows, CodedSums, EdgeKeys, HeldSums, MaskRequest, Masks, ShareRows, SlotBoxes
 from isthmus.privacy.attacks.gradients import inputs_from_linear_gradient
 from isthmus.privacy.attacks.labels import labels_from_signs
-from isthmus.privacy.attacks.shares import degree_from_sums, open_with_all_shares, open_with_known_neighbour, open_with_masks, score_elements
+from isthmus.privacy.attacks.shares import (
+    degree_from_sums,
+    open_with_all_shares,
+    open_with_known_neighbour,
+    open_with_masks,
+    score_elements,
+)
 from isthmus.privacy.attacks.uniform import uniformity
 from isthmus.privacy.boxes import BoxHolder
 from isthmus.privacy.chacha import expand
 from isthmus.privacy.field import P61
-from isthmus.privacy.masks import SumParty, SumRoster, SumTag, unmask_total
 from isthmus.privacy.leaves import template_of_leaves
+from isthmus.privacy.masks import SumParty, SumRoster, SumTag, unmask_total
 from isthmus.privacy.secmp import Exchange, SecretSums
 
 FIRST, SECOND = "client-0", "client-1"
@@ -94,7 +101,7 @@ def test_a_target_opens_single_neighbours(published: Recorded, hardened: Recorde
 
     shares = hardened.config.from_wire(first_from(hardened, ShareRows).rows)[:, :WIDTH]
     assert FIRST not in {sender for sender, _ in hardened.sent(f"{FIRST}/devices", ShareRows)}
-    sums = [hardened.config.from_wire(message.rows) for sender, message in hardened.sent(f"{FIRST}/devices", HeldSums) if sender == FIRST][0]
+    sums = hardened.config.from_wire(next(m.rows for sender, m in hardened.sent(f"{FIRST}/devices", HeldSums) if sender == FIRST))
     handle = hardened.experiment.engine.party(f"{FIRST}/devices").client.state.handle.numpy()
     target = hardened.where(FIRST).pairs[SECOND].target
     tried = hardened.sums.code.decode(np.stack([shares, sums[handle[target]][:, :WIDTH]]))  # the best it can do: one share, and a sum
@@ -105,7 +112,9 @@ def test_a_target_opens_single_neighbours(published: Recorded, hardened: Recorde
 
 def test_b_whoever_has_mu_opens_a_share(published: Recorded, hardened: Recorded) -> None:
     masks = published.config.from_wire(next(m.masks for s, m in published.sent(f"{SECOND}/devices", Masks) if s == FIRST))
-    intercepted = published.config.from_wire(next(m for s, m in published.sent(f"{FIRST}/devices", CodedRows) if s == "client-2/devices").rows)
+    intercepted = published.config.from_wire(
+        next(m for s, m in published.sent(f"{FIRST}/devices", CodedRows) if s == "client-2/devices").rows
+    )
     truth = published.raw("client-2")[published.where("client-2").pairs[FIRST].source]
     found = np.stack([open_with_masks(published.sums.code, 0, share, masks[:, :WIDTH]) for share in intercepted[0]])
     assert score_elements(found, truth, "source device of another silo", "b").exact
@@ -132,7 +141,7 @@ def test_c_differences_of_shares(published: Recorded, hardened: Recorded) -> Non
     tried = np.stack([open_with_known_neighbour(hardened.sums.code, 0, share, shares[0], truth[0]) for share in shares[1:]])
     assert score_elements(tried, truth[1:], "device", "c").correct == 0
     field = hardened.sums.field
-    assert uniformity(np.stack([field.sub(a, b) for a, b in zip(shares, shares[1:], strict=False)]), P61) > 1e-6
+    assert uniformity(np.stack([field.sub(a, b) for a, b in itertools.pairwise(shares)]), P61) > 1e-6
 
 
 def test_d_the_silo_reads_degrees(published: Recorded, hardened: Recorded) -> None:

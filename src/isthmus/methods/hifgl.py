@@ -59,7 +59,7 @@ from isthmus.methods.hifgl_messages import (
 )  # fmt: skip
 from isthmus.methods.hifgl_parties import Devices, Silo, box_context, held_sums, open_slots, register_of, silo_of
 from isthmus.methods.registry import Log, Method, Phase, register
-from isthmus.nn.optim import OptimizerState, fresh_state, step_plan, take_step
+from isthmus.nn.optim import OptimizerState, fresh_state, stepped
 from isthmus.privacy.boxes import BoxHolder
 from isthmus.privacy.secmp import SecretSums
 from isthmus.records import Record
@@ -212,11 +212,10 @@ def train_round(state: ServerState, federation: Federation, config: HiFGLConfig)
 
 def _stepped(state: ServerState, gradients: Weights, config: HiFGLConfig, lr: float) -> ServerState:
     """One step of the server's optimiser."""
-    weights = {name: tensor.clone() for name, tensor in state.weights.items()}
-    old = state.optimizer
-    moments = OptimizerState(old.steps, {n: t.clone() for n, t in old.first.items()}, {n: t.clone() for n, t in old.second.items()})
-    plan = step_plan(config.optimizer, old.steps, 1, lr, config.weight_decay, config.dtype)
-    return replace(state, weights=weights, optimizer=take_step(weights, gradients, moments, plan))
+    weights, optimizer = stepped(
+        state.weights, gradients, state.optimizer, optimizer=config.optimizer, lr=lr, weight_decay=config.weight_decay
+    )
+    return replace(state, weights=weights, optimizer=optimizer)
 
 
 def evaluate(state: ServerState, federation: Federation, config: HiFGLConfig) -> Mapping[PartyId, Evaluation]:

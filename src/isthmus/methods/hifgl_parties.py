@@ -53,7 +53,7 @@ from isthmus.methods.hifgl_messages import (
 )  # fmt: skip
 from isthmus.methods.learners import PARTS, node_groups
 from isthmus.nn.dropout import DropoutSource
-from isthmus.nn.optim import OptimizerState, fresh_state, step_plan, take_step
+from isthmus.nn.optim import OptimizerState, fresh_state, stepped
 from isthmus.privacy.boxes import BoxHolder, fresh_keys, seal_boxes
 from isthmus.privacy.secmp import PublicMasks, SecretSums, deal_slots, gather
 from isthmus.records import Record
@@ -276,7 +276,9 @@ class Devices(Client[HiFGLConfig, DeviceState]):
         """Nothing of the last exchange is missing."""
         if getattr(self.scratch, "share_one", None) is not None:
             missing, layer = ", ".join(self.state.holders), self.scratch.order.layer
-            raise ProtocolError(f"{self.party} has no sums of the share holders {missing} in layer {layer}: repeat the round with all of them")
+            raise ProtocolError(
+                f"{self.party} has no sums of the share holders {missing} in layer {layer}: repeat the round with all of them"
+            )
 
     def _values(self, order: Pass) -> Tensor:
         """What the devices send in an exchange, (n, d): a stretch of columns of raw features, or a layer's message."""
@@ -622,11 +624,9 @@ class Silo(Client[HiFGLConfig, SiloState]):
         if self.config.algorithm == "fedprox" and self.config.mu:
             for name, received in self.scratch.received.items():
                 grads[name] = grads[name] + self.config.mu * (self.state.weights[name] - received)
-        weights = {name: tensor.clone() for name, tensor in self.state.weights.items()}
-        old = self.state.optimizer
-        moments = OptimizerState(old.steps, {n: t.clone() for n, t in old.first.items()}, {n: t.clone() for n, t in old.second.items()})
-        plan = step_plan(self.config.optimizer, old.steps, 1, common.lr, self.config.weight_decay, self.config.dtype)
-        self.state = replace(self.state, weights=weights, optimizer=take_step(weights, grads, moments, plan))
+        weights, optimizer = stepped(self.state.weights, grads, self.state.optimizer, optimizer=self.config.optimizer, lr=common.lr,
+                                     weight_decay=self.config.weight_decay)  # fmt: skip
+        self.state = replace(self.state, weights=weights, optimizer=optimizer)
 
     @handler
     def update(self) -> Update:
