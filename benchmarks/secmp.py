@@ -99,10 +99,7 @@ def bench_sealing(edges: int) -> None:
     begin = time.perf_counter()
     receiver.open(envelope)
     opened = time.perf_counter() - begin
-    print(
-        f"sealing    {edges:>7,} keys  an envelope per holder seal {sealed / edges * 1e6:7.3f} us/edge  open {opened / edges * 1e6:8.3f} us/edge",
-        flush=True,
-    )
+    tell_sealing(edges, "an envelope per holder", sealed, opened)
 
 
 def bench_growth(edges: int, width: int, threshold: int) -> None:
@@ -122,7 +119,7 @@ def bench_growth(edges: int, width: int, threshold: int) -> None:
         )
 
     def hardened() -> np.ndarray:
-        shares = sums.hide(values, source, times, keys, nonce).values
+        shares = sums.hide(sums.encode(values, nonce).values, source, times, keys, nonce)
         field = sums.field
         first = field.add(
             field.segment_sum(shares, target, nodes), field.segment_sum(sums.zeros(padding, width, nonce), slots.padding, nodes)
@@ -133,8 +130,8 @@ def bench_growth(edges: int, width: int, threshold: int) -> None:
     worst = float(np.abs(plain() - hardened()).max())
     fast, slow = timed(plain), timed(hardened)
     per_number = slow / (edges * width) * 1e9
-    print(f"growth     {edges:>7,} edges  width {width:>3}  T={threshold}  plain {fast:8.4f} s  all parties {slow:8.4f} s  {per_number:7.1f} ns per number  "
-          f"error {worst:.1e}", flush=True)  # fmt: skip
+    print(f"growth     {edges:>7,} edges  width {width:>3}  T={threshold}  plain {fast:8.4f} s  all parties {slow:8.4f} s  "
+          f"{per_number:7.1f} ns per number  error {worst:.1e}", flush=True)  # fmt: skip
 
 
 def main() -> None:

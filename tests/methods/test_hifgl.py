@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +282,24 @@ def test_noise_at_the_source_and_what_it_is_worth() -> None:
     # Spec 11.7: epsilon 8 with 100 releases needs sigma about 14 C.
     sigma = zcdp_sigma(8.0, 1e-5, 100, 1.0)
     assert 12 < sigma < 16 and zcdp_epsilon(100 * 4 / (2 * sigma**2), 1e-5) == pytest.approx(8.0)
+
+
+# -- who holds what (spec 2) --------------------------------------------------------------------------------------------------------
+
+
+def test_a_silo_is_built_from_identities_and_never_sent_a_value_of_a_device() -> None:
+    scenario = small()
+    experiment = experiment_of(scenario, rounds=2)
+    silo: Any = experiment.engine.party("client-0").client
+    assert {field.name for field in fields(silo.data)} == {"node_id", "num_features", "num_classes"}
+    assert torch.equal(silo.data.node_id, scenario.parts["client-0"].node_id)
+    experiment.loop.play()
+    seen = {(row["sender"], row["receiver"]): set(row["kinds"]) for row in experiment.loop.sheet.rows()}
+    kinds = [kind for (_, receiver), found in seen.items() if receiver != "device" for kind in found]
+    assert not {"embedding", "structure", "label statistic"} & set(kinds)  # counts, sealed boxes, summed gradients, scores
+    assert ("client", "client") not in seen  # silos have nothing to say to each other
+    between = [row["kinds"] for row in experiment.loop.sheet.rows() if (row["sender"], row["receiver"]) == ("device", "device")]
+    assert {kind for found in between for kind in found} == {"ciphertext", "identifier", "share"}
 
 
 # -- what is counted and shown (properties 19 to 21) ---------------------------------------------------------------------------------

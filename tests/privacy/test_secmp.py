@@ -15,7 +15,7 @@ from scipy import stats
 from isthmus.errors import ConfigError, ProtocolError, RunError
 from isthmus.privacy.attacks.uniform import uniformity
 from isthmus.privacy.boxes import BOX_OVERHEAD, BoxHolder, fresh_keys, seal_boxes
-from isthmus.privacy.chacha import blocks, expand, expand_sum
+from isthmus.privacy.chacha import Nonce, blocks, expand, expand_sum
 from isthmus.privacy.field import P31, P61, Field
 from isthmus.privacy.fixedpoint import FixedPoint
 from isthmus.privacy.lagrange import LagrangeCode
@@ -23,6 +23,10 @@ from isthmus.privacy.secmp import Exchange, PublicMasks, SecretSums, bucket, dea
 
 FORMAT = FixedPoint(Field(P61), fraction=24, bound=1024.0, terms=1024)
 NONCE = Exchange(3, 1).nonce()
+
+
+def hide(sums: SecretSums, values: np.ndarray, rows: np.ndarray, times: np.ndarray, keys: np.ndarray, nonce: Nonce = NONCE) -> np.ndarray:
+    return sums.hide(sums.encode(values, nonce).values, rows, times, keys, nonce)
 
 
 def whole_protocol(
@@ -33,7 +37,7 @@ def whole_protocol(
     keys = fresh_keys(source.size, threshold)
     slots = deal_slots(target, count)
     padding = fresh_keys(slots.padding.size, threshold)
-    shares = sums.hide(values, source, np.ones(source.size, np.int64), keys, nonce).values
+    shares = hide(sums, values, source, np.ones(source.size, np.int64), keys, nonce)
     everything = np.concatenate([keys, padding])[slots.order]
     others = [sums.held(everything[:, j], slots.sizes, width, nonce)[slots.handle] for j in range(threshold)]
     field = sums.field
@@ -144,13 +148,13 @@ def test_what_cannot_be_summed_is_refused_never_wrapped() -> None:
     one, row = np.ones(1, np.int64), np.zeros(1, np.int64)
     for bad in (np.nan, np.inf):
         with pytest.raises(RunError, match="NaN or infinite"):
-            sums.hide(np.array([[bad]]), row, one, fresh_keys(1, 1), NONCE)
-    clipped = sums.hide(np.array([[5000.0, -5000.0, 3.0]]), row, one, fresh_keys(1, 1), NONCE)
+            sums.encode(np.array([[bad]]), NONCE)
+    clipped = sums.encode(np.array([[5000.0, -5000.0, 3.0]]), NONCE)
     assert clipped.clipped == 2
     with pytest.raises(ConfigError, match="overflow"):
         FixedPoint(Field(P31), 24, 1024.0, 1024)
     keys = fresh_keys(1, 1)
-    share = sums.hide(np.array([[1.0]]), row, one, keys, NONCE).values
+    share = hide(sums, np.array([[1.0]]), row, one, keys)
     held = sums.held(keys[:, 0], one, 1, NONCE)
     assert sums.open(share, [held], 1, NONCE)[0, 0] == 1.0
     for wrong in (sums.field.add(held, np.array([[1, 0]], np.uint64)), sums.field.add(held, np.array([[0, 1]], np.uint64)),
@@ -158,7 +162,7 @@ def test_what_cannot_be_summed_is_refused_never_wrapped() -> None:
         with pytest.raises(ProtocolError, match="lost or changed"):
             sums.open(share, [wrong], 1, NONCE)
     many, keys = np.zeros(3, np.int64), fresh_keys(3, 1)  # three values within the bound, in a format for two
-    shares = sums.hide(np.array([[1000.0]]), many, np.ones(3, np.int64), keys, NONCE).values
+    shares = hide(sums, np.array([[1000.0]]), many, np.ones(3, np.int64), keys)
     with pytest.raises(ProtocolError, match="overflow"):
         sums.open(sums.field.sum(shares)[None], [sums.held(keys[:, 0], np.array([3]), 1, NONCE)], 2, NONCE)
     with pytest.raises(ProtocolError, match="2 share holders are needed, 1 answered"):
@@ -167,7 +171,7 @@ def test_what_cannot_be_summed_is_refused_never_wrapped() -> None:
 
 def test_times_count_arcs() -> None:
     sums, keys = SecretSums(FORMAT, 1), fresh_keys(3, 1)
-    shares = sums.hide(np.array([[2.0], [5.0]]), np.array([0, 1, 1]), np.array([1, 3, 0]), keys, NONCE).values
+    shares = hide(sums, np.array([[2.0], [5.0]]), np.array([0, 1, 1]), np.array([1, 3, 0]), keys)
     assert [
         float(sums.open(shares[e : e + 1], [sums.held(keys[e], np.ones(1, np.int64), 1, NONCE)], 4, NONCE)[0, 0]) for e in range(3)
     ] == [2.0, 15.0, 0.0]
@@ -192,9 +196,7 @@ def test_any_shares_but_all_are_uniform_whatever_the_secret(threshold: int) -> N
 
 def test_shares_of_different_secrets_cannot_be_told_apart() -> None:
     sums, rows = SecretSums(FORMAT, 1), np.zeros(8000, np.int64)
-    drawn = [
-        sums.hide(np.array([[value]]), rows, np.ones(8000, np.int64), fresh_keys(8000, 1), NONCE).values.ravel() for value in (0.0, 1000.0)
-    ]
+    drawn = [hide(sums, np.array([[value]]), rows, np.ones(8000, np.int64), fresh_keys(8000, 1)).ravel() for value in (0.0, 1000.0)]
     assert stats.ks_2samp(*(part.astype(np.float64) for part in drawn)).pvalue > 1e-4
     assert all(uniformity(part, P61) > 1e-6 for part in drawn)
 
@@ -205,7 +207,7 @@ def test_masks_are_fresh_in_every_exchange_and_differences_tell_nothing() -> Non
     streams = np.stack([expand(sums.field, keys[:, 0], order.nonce(), 8) for order in orders])
     assert np.unique(streams).size == streams.size
     values, rows, one = np.ones((50, 8)), np.arange(50), np.ones(50, np.int64)
-    shares = np.stack([sums.hide(values, rows, one, keys, order.nonce()).values for order in orders])
+    shares = np.stack([hide(sums, values, rows, one, keys, order.nonce()) for order in orders])
     field = sums.field
     differences = np.stack([field.sub(a, b) for a, b in itertools.pairwise(shares)])  # the same value in two exchanges
     assert uniformity(differences, P61) > 1e-6 and np.unique(differences).size == differences.size

@@ -370,12 +370,13 @@ class Devices(Client[HiFGLConfig, DeviceState]):
     @handler
     def send_shares(self, order: Pass) -> Mapping[PartyId, ShareRows]:
         """Spec 11.3, steps 1 and 2: fixed point, fresh masks, share 1 to the target."""
-        values, nonce, mail = self._values(order).double().numpy(), order.exchange.nonce(), dict[PartyId, ShareRows]()
+        nonce, mail = order.exchange.nonce(), dict[PartyId, ShareRows]()
+        encoded = self.sums.encode(self._values(order).double().numpy(), nonce)
+        self.scratch.clipped = getattr(self.scratch, "clipped", 0) + encoded.clipped
         for peer, pair in self.where.pairs.items():
             times = pair.against if order.backward else pair.along
-            hidden = self.sums.hide(values, pair.source, times, self.state.keys[peer].numpy(), nonce)
-            mail[devices_of(peer)] = ShareRows(self.config.to_wire(hidden.values))
-        self.scratch.clipped = getattr(self.scratch, "clipped", 0) + int(np.count_nonzero(np.abs(values) > self.sums.format.bound))
+            shares = self.sums.hide(encoded.values, pair.source, times, self.state.keys[peer].numpy(), nonce)
+            mail[devices_of(peer)] = ShareRows(self.config.to_wire(shares))
         return mail
 
     @handler

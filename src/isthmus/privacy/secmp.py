@@ -71,18 +71,21 @@ class SecretSums:
         self.format, self.field, self.threshold = format, format.field, threshold
         self.code = LagrangeCode(format.field, threshold)
 
-    def hide(self, values: Reals, rows: Rows, times: Rows, keys: Bytes, nonce: Nonce) -> Encoded:
+    def encode(self, values: Reals, nonce: Nonce) -> Encoded:
+        """Values of sources in fixed point, with their check: (n, d) -> (n, d + 1)."""
+        encoded = self.format.encode(values)
+        return Encoded(np.concatenate([encoded.values, self.check(encoded.values, nonce)], axis=1), encoded.clipped)
+
+    def hide(self, encoded: Elements, rows: Rows, times: Rows, keys: Bytes, nonce: Nonce) -> Elements:
         """Share 1 of every message, (E, d + 1): the source.
 
         Args:
-            values: (n, d), one row per source.
+            encoded: (n, d + 1), from `encode`, one row per source.
             rows: (E,), row of the source of each edge.
             times: (E,), how often its value counts; 0 sends a sharing of zero.
             keys: (E, T, 32), of each edge with each holder.
         """
-        encoded = self.format.encode(values)
-        checked = np.concatenate([encoded.values, self.check(encoded.values, nonce)], axis=1)
-        return Encoded(self._first(gather(self.field, checked, rows, times), keys, nonce), encoded.clipped)
+        return self._first(gather(self.field, encoded, rows, times), keys, nonce)
 
     def check(self, values: Elements, nonce: Nonce) -> Elements:
         """One element per row, a combination of the others by factors that belong to the exchange: (n, d) -> (n, 1)."""
