@@ -26,6 +26,7 @@ from isthmus.data.scenario import build_scenario
 from isthmus.errors import ConfigError, DataError, RunError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import Experiment
+from isthmus.federation.faults import Fault, FaultyEngine
 from isthmus.federation.ledger import differences
 from isthmus.methods.hifgl import SHEETS
 from isthmus.methods.hifgl_facts import releases
@@ -456,6 +457,23 @@ def test_a_device_that_drops_out_and_shares_that_were_changed_lose_the_round_not
         with pytest.raises(RunError, match=words):
             driver.round()
         monkeypatch.setattr(Devices, "send_shares", send)
+
+
+@pytest.mark.parametrize(
+    "party, handler", [("client-1/devices", "send_shares"), ("client-1/devices", "open_sums"), ("client-2", "send_held")]
+)
+def test_parties_that_crash_in_the_middle_of_a_layer_come_back_and_nothing_changes(party: str, handler: str) -> None:
+    scenario = small()
+    calm = experiment_of(scenario)
+    calm.loop.play()
+    plan = [Fault(party, "train", 2, handler, "crashed"), Fault(party, "setup", 1, handler, "crashed")]
+    settings = resolve("hifgl", {"dataset": "csbm", "seed": 5, "hidden": (6,), "one_neighbour": "allow", "rounds": 3, "precision": "float64",
+                                 "clients": 3})  # fmt: skip
+    shaken = Experiment(settings, scenario, engine=FaultyEngine, plan=plan)
+    shaken.loop.play()
+    assert shaken.engine.rollbacks == 2  # type: ignore[attr-defined]
+    before, after = (each.engine.party("client-0").client.export() for each in (calm, shaken))
+    assert max_difference(before, after) == 0.0
 
 
 def _like(original: Any, replacement: Any) -> Any:

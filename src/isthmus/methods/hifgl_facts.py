@@ -72,9 +72,9 @@ def neighbours(edge_index: Tensor, count: int) -> Tensor:
 
 
 def cost(config: HiFGLConfig, features: int, classes: int, degree: Tensor) -> dict[str, Any]:
-    """Bytes between devices and holders by link, all devices apart (in a simulation, mail inside a silo is not on the ledger).
+    """Bytes by link, every device apart (in a simulation, mail inside a silo is not on the ledger, and devices of a silo share a model).
 
-    ``device_device_round`` and ``holder_device_round``: of one training round. ``setup``: keys, and raw features if they travel.
+    ``..._round``: of one training round, evaluation apart. ``..._setup``: keys, and raw features if they travel.
     """
     edges, slots = int(degree.sum()), int(bucket(degree.numpy()).sum())
     nodes, element = int(degree.numel()), config.element_bytes
@@ -83,12 +83,18 @@ def cost(config: HiFGLConfig, features: int, classes: int, degree: Tensor) -> di
     numbers = sum(widths) + hardened * len(widths)  # a hardened message carries one element to check sums by
     raw = features + hardened * config.parts(features) if config.ways(features, classes)[0] == "cached" else 0
     per_edge = {"hardened": 1, "published": config.threshold + 1, "plain": 1}[config.secmp]
-    size = element if config.secmp != "plain" else np.dtype("float64" if config.precision == "float64" else "float32").itemsize
+    number = np.dtype("float64" if config.precision == "float64" else "float32").itemsize
+    size = element if config.secmp != "plain" else number
     box = 32 + BOX_OVERHEAD
+    matrices = 2 if config.kind == "sage" else 1
+    parameters = sum((matrices * inner + 1) * outer for inner, outer in config.sizes(features, classes))
+    silos = 0 if config.mode == "cross-device" else 2 * parameters * number
     return {
         "directed_edges": edges, "slots": slots if hardened else None,
         "device_device_round": edges * numbers * per_edge * size,
         "holder_device_round": nodes * numbers * config.threshold * element if hardened else 0,
+        "model_device_round": 2 * nodes * parameters * number,  # the model down, a gradient up
+        "server_silo_round": silos,  # of each silo
         "device_device_setup": edges * (raw * per_edge * size + (config.threshold * box if hardened else 0)),
         "device_holder_setup": slots * config.threshold * box if hardened else 0,
         "holder_device_setup": nodes * raw * config.threshold * element if hardened else 0,
