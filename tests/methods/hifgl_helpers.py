@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,8 @@ from isthmus.data.nodes import NodeData
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import Experiment
+from isthmus.federation.engines.local import LocalEngine
+from isthmus.federation.faults import Fault
 from isthmus.methods import hifgl
 from isthmus.methods.hifgl import ServerState
 from isthmus.methods.hifgl_messages import Common, Down
@@ -25,9 +28,11 @@ def small(clients: int = 3, dataset: str = SMALL, seed: int = 5) -> Scenario:
     return build_scenario(dataset=dataset, clients=clients, split="40/20/40", seed=seed)
 
 
-def experiment_of(scenario: Scenario, **settings: Any) -> Experiment:
+def experiment_of(scenario: Scenario, *, engine: type[LocalEngine] = LocalEngine, plan: Sequence[Fault] | None = None,
+                  **settings: Any) -> Experiment:  # fmt: skip
     given = {"hidden": (6,), "one_neighbour": "allow", "rounds": 3, "precision": "float64", "clients": len(scenario.parts)}
-    return Experiment(resolve("hifgl", {"dataset": "csbm", "seed": 5, **given, **settings}), scenario)
+    options: dict[str, Any] = {} if plan is None else {"plan": plan}
+    return Experiment(resolve("hifgl", {"dataset": "csbm", "seed": 5, **given, **settings}), scenario, engine=engine, **options)
 
 
 class Driver:

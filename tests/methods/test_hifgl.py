@@ -467,9 +467,7 @@ def test_parties_that_crash_in_the_middle_of_a_layer_come_back_and_nothing_chang
     calm = experiment_of(scenario)
     calm.loop.play()
     plan = [Fault(party, "train", 2, handler, "crashed"), Fault(party, "setup", 1, handler, "crashed")]
-    settings = resolve("hifgl", {"dataset": "csbm", "seed": 5, "hidden": (6,), "one_neighbour": "allow", "rounds": 3, "precision": "float64",
-                                 "clients": 3})  # fmt: skip
-    shaken = Experiment(settings, scenario, engine=FaultyEngine, plan=plan)
+    shaken = experiment_of(scenario, engine=FaultyEngine, plan=plan)
     shaken.loop.play()
     assert shaken.engine.rollbacks == 2  # type: ignore[attr-defined]
     before, after = (each.engine.party("client-0").client.export() for each in (calm, shaken))

@@ -83,7 +83,7 @@ class HiFGLConfig:
     fraction: int = 24
     bound: float = 1024.0
     max_degree: int = 1024
-    columns: int = 64
+    columns: int = 128
     min_cohort: int = 2
 
     def __post_init__(self) -> None:

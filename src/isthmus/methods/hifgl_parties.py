@@ -105,14 +105,17 @@ class Devices(Client[HiFGLConfig, DeviceState]):
     def setup(self) -> None:
         config, data = self.config, self.data
         self.where: Neighbourhood = neighbourhood(data, silo_of(self.party), inside=config.mode != "cross-silo")
-        if self.where.terms > config.max_degree:
-            raise DataError(f"{self.party}: a device has {self.where.terms} arcs, sums are made for {config.max_degree}: raise max_degree")
+        self.terms = max(1, self.where.terms)
+        if self.terms > config.max_degree:
+            raise DataError(f"{self.party}: a device has {self.terms} arcs, sums are made for {config.max_degree}: raise max_degree")
         self.ways = config.ways(data.num_features, data.num_classes)
         self.factors: Scales = scales(config.kind, self.where, config.k_min if config.one_neighbour == "drop" else 0).to(config.dtype)
         kind: Any = np.float64 if config.dtype == torch.float64 else np.float32
         self.x: Matrix = from_torch_csr(data.x).astype(kind) if data.x.layout == torch.sparse_csr else data.x.to(config.dtype)
         self.inner = None if self.where.inner is None else self.where.inner.astype(kind)
         self.sums = SecretSums(config.format, config.threshold)
+        self._joined_keys: tuple[Any, Any] = None, None
+        self._kept: tuple[Any, Any] = None, None
 
     def initial_state(self) -> DeviceState:
         empty = torch.zeros(0, self.config.threshold, 32, dtype=torch.uint8)
@@ -215,7 +218,7 @@ class Devices(Client[HiFGLConfig, DeviceState]):
     def _cached(self) -> Matrix:
         """The first layer's sums in the form they are multiplied fastest; made once, from state."""
         stored = self.state.first["sums"]
-        if getattr(self, "_kept", (None, None))[0] is not stored:
+        if self._kept[0] is not stored:
             matrix: Matrix = from_torch_csr(stored) if stored.layout == torch.sparse_csr else stored
             self._kept = (
                 stored,
@@ -370,14 +373,29 @@ class Devices(Client[HiFGLConfig, DeviceState]):
     @handler
     def send_shares(self, order: Pass) -> Mapping[PartyId, ShareRows]:
         """Spec 11.3, steps 1 and 2: fixed point, fresh masks, share 1 to the target."""
-        nonce, mail = order.exchange.nonce(), dict[PartyId, ShareRows]()
+        nonce = order.exchange.nonce()
         encoded = self.sums.encode(self._values(order).double().numpy(), nonce)
         self.scratch.clipped = getattr(self.scratch, "clipped", 0) + encoded.clipped
-        for peer, pair in self.where.pairs.items():
-            times = pair.against if order.backward else pair.along
-            shares = self.sums.hide(encoded.values, pair.source, times, self.state.keys[peer].numpy(), nonce)
-            mail[devices_of(peer)] = ShareRows(self.config.to_wire(shares))
-        return mail
+        if not self.where.pairs:
+            return {}
+        source, along, against = self._sources
+        shares = self.sums.hide(encoded.values, source, against if order.backward else along, self._keys, nonce)
+        sizes = [pair.count for pair in self.where.pairs.values()]
+        parts = torch.split_with_sizes(self.config.to_wire(shares), sizes)
+        return {devices_of(peer): ShareRows(part) for peer, part in zip(self.where.pairs, parts, strict=True)}
+
+    @cached_property
+    def _sources(self) -> tuple[np.ndarray[Any, Any], ...]:
+        """Own row of every message that leaves in one exchange, peer after peer, and how often it counts forward and backward."""
+        pairs = self.where.pairs.values()
+        return tuple(np.concatenate([getattr(pair, name) for pair in pairs]) for name in ("source", "along", "against"))
+
+    @property
+    def _keys(self) -> np.ndarray[Any, Any]:
+        """Keys of all these messages; put together once."""
+        if self._joined_keys[0] is not self.state.keys:
+            self._joined_keys = self.state.keys, torch.cat([self.state.keys[peer] for peer in self.where.pairs]).numpy()
+        return self._joined_keys[1]
 
     @handler
     def add_shares(self, mail: Mapping[PartyId, ShareRows]) -> None:
@@ -418,7 +436,7 @@ class Devices(Client[HiFGLConfig, DeviceState]):
                     f"{self.party} has no sums of the share holders {holder} in layer {order.layer}: repeat the round with all holders"
                 )
             shares.append(self.sums.field.check(self.config.from_wire(others[holder][handle]), "sums of shares"))
-        opened = self.sums.open(self.scratch.share_one, shares, max(1, self.where.terms), order.exchange.nonce())
+        opened = self.sums.open(self.scratch.share_one, shares, self.terms, order.exchange.nonce())
         self.scratch.share_one = None
         self._arrived(torch.from_numpy(opened))
 
