@@ -256,7 +256,9 @@ class RunsWatch:
         self.played += 1
         left = (time.monotonic() - self.begun) / self.played * (self.total - self.count)
         if outcome.result is not None:
-            score = outcome.result.get(self.scores.get(outcome.job.folder, "score"))
+            from isthmus.papers.cells import measured
+
+            score = measured(outcome.result, self.scores.get(outcome.job.folder, "score"))
             seconds = sum(outcome.result["seconds"].values())
             told = f"{'-' if score is None else f'{100 * score:.2f} %'} in {seconds:.1f} s"
         else:

@@ -46,9 +46,7 @@ class OptimizerState(Record):
         return OptimizerState(self.steps, first, second)
 
 
-def step_plan(
-    optimizer: str, steps: Sequence[int], epochs: int, lr: float, weight_decay: float, dtype: torch.dtype
-) -> StepPlan:
+def step_plan(optimizer: str, steps: Sequence[int], epochs: int, lr: float, weight_decay: float, dtype: torch.dtype) -> StepPlan:
     """The constants of the next ``epochs`` steps of clients that have taken ``steps``: step size, bias corrections, weight decay."""
     if optimizer not in _OPTIMIZERS:
         raise unknown("optimizer", optimizer, _OPTIMIZERS)
@@ -72,6 +70,17 @@ def take_step(weights: Weights, grads: Weights, state: OptimizerState, plan: Ste
     for name, grad in grads.items():
         step_dense(grad, StepTensors(weights[name], weights[name], state.first.get(name), state.second.get(name)), plan)
     return replace(state, steps=tuple(step + 1 for step in state.steps))
+
+
+def stepped(
+    weights: Weights, grads: Weights, state: OptimizerState, *, optimizer: str, lr: float, weight_decay: float
+) -> tuple[dict[str, Tensor], OptimizerState]:
+    """One step that leaves what it was given as it is: new weights, new state."""
+    fresh = {name: tensor.clone() for name, tensor in weights.items()}
+    moments = [{name: tensor.clone() for name, tensor in part.items()} for part in (state.first, state.second)]
+    dtype = next(iter(fresh.values())).dtype
+    plan = step_plan(optimizer, state.steps, 1, lr, weight_decay, dtype)
+    return fresh, take_step(fresh, grads, OptimizerState(state.steps, *moments), plan)
 
 
 def optimizers() -> tuple[str, ...]:

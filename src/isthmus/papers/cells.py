@@ -20,6 +20,13 @@ Unit = Literal["%", "s", "GB"]
 UNITS: tuple[Unit, ...] = ("%", "s", "GB")
 
 
+def measured(result: Mapping[str, Any], score: str) -> Any:
+    """What a result says under a key, or under a key of its facts; None if nothing."""
+    name, dot, inner = score.partition(".")
+    found = result.get(name)
+    return found if not dot else found.get(inner) if isinstance(found, Mapping) else None
+
+
 @dataclass(frozen=True)
 class Published:
     """A number as printed, in the unit of its cell (accuracies in percent, whatever the paper prints).
@@ -92,7 +99,7 @@ class Cell:
         parts: Labels of the parts of the column it stands for: one, or all where a number spans them; empty without parts.
         published: The number.
         run: Method and settings of its runs, without the seed.
-        score: Key of ``result.json`` that is compared.
+        score: Key of ``result.json`` that is compared; ``facts.eps_p`` is a key of its ``facts``.
         unit: Of both numbers. Only accuracies are judged.
         skip: Why it is not run at all.
         notes: Those that name this cell.

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from isthmus.metrics.spread import Spread, mean_of_client_stds, spread
-from isthmus.papers.cells import Cell
+from isthmus.papers.cells import Cell, measured
 from isthmus.papers.tables import Table
 
 FACTORS = {"%": 100.0, "s": 1.0, "GB": 1e-3}
@@ -130,7 +130,7 @@ def _comparison(table: Table, cell: Cell, results: Results, values: Callable[[Ce
 
 def _values(cell: Cell, results: Results) -> dict[int, float]:
     """Our score by seed, in the unit of the cell; empty unless every seed has one, since a mean over the lucky seeds would flatter."""
-    found = {seed: result.get(cell.score) for seed, result in sorted(results.items())}
+    found = {seed: measured(result, cell.score) for seed, result in sorted(results.items())}
     numbers = {seed: value * FACTORS[cell.unit] for seed, value in found.items() if isinstance(value, int | float)}
     return numbers if len(numbers) == len(found) else {}
 

@@ -6,6 +6,8 @@
 ``masks``           sums of which the server learns only the total; ``leaves`` turns messages into words and back,
                     ``sparse`` sums over an announced support, ``guard`` refuses pairs of sums that give one party away
 ``keys``            session keys signed by long-term ones; ``envelope`` is sealed mail under them
+``secmp``           sums over neighbours of which the neighbours' parts stay hidden (HiFGL), with ``chacha`` (a stream per
+                    edge) and ``boxes`` (mail from nobody in particular)
 ``homomorphic``     sums of ciphertexts (extra ``he``)
 ``dp``              clip and noise; ``accountant`` says what it is worth (extra ``dp``)
 ``attacks``         what a named party can compute from what it saw

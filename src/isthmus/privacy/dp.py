@@ -73,16 +73,13 @@ class Mechanism:
         result = {name: part.reshape(tensor.shape).to(tensor.dtype) for (name, tensor), part in zip(weights.items(), parts, strict=True)}
         return Release(result, clipped, 1)
 
-    def release_rows(
-        self, rows: Tensor, *, secret: bytes | None = None, purpose: tuple[str | int, ...] = ()
-    ) -> tuple[Tensor, int]:
+    def release_rows(self, rows: Tensor, *, secret: bytes | None = None, purpose: tuple[str | int, ...] = ()) -> tuple[Tensor, int]:
         """Embeddings or gradients per node, each row clipped on its own: (n, d) -> (n, d) and how many rows were clipped.
 
-        ``secret`` and ``purpose`` as in `release_update`.
+        ``secret`` and ``purpose`` as in :meth:`release_update`.
         """
         kept, clipped = self._clip(rows.detach().reshape(rows.shape[0], -1).double())
-        noisy = self._noisy(kept, None if secret is None else _derived(secret, purpose, kept))
-        return noisy.reshape(rows.shape).to(rows.dtype), clipped
+        return self._noisy(kept, None if secret is None else _derived(secret, purpose, kept)).reshape(rows.shape).to(rows.dtype), clipped
 
     def _clip(self, rows: Tensor) -> tuple[Tensor, int]:
         if not bool(torch.isfinite(rows).all()):

@@ -78,6 +78,11 @@ class LagrangeCode:
         streams = [Keystream(seed) for seed in seeds]  # read in order, they give what `expand` gives at once
         return self._blocks(self._complete, secret, lambda size: [self.field.random(size, stream) for stream in streams])[0], seeds
 
+    def complete(self, secret: Elements, others: Elements) -> Elements:
+        """Share 1 from the secret and shares 2 .. T + 1 that were drawn first: (...), (T, ...) -> (...)."""
+        share: Elements = self.field.combine(self._complete, np.concatenate([secret[None], others]))[0]
+        return share
+
     def expand(self, seed: bytes, shape: tuple[int, ...]) -> Elements:
         """The share a seed stands for."""
         if len(seed) != KEY_BYTES:

@@ -1,0 +1,345 @@
+r"""FedPerGNN -- Wu et al., Nature Communications 2022, https://doi.org/10.1038/s41467-022-30714-9, for node classification.
+
+The original recommends items: users encrypt the items they know under a common key, a third party matches them and hands every user the
+anonymous embeddings of others who know the same items; gradients are clipped and noisy. HiFGL compares with it on citation graphs and does
+not say how (baselines spec, section 16). Here:
+
+    original                       here
+    users                          silos
+    encrypted item ids             keyed hashes of node ids; the key is known to silos, not to the server
+    third party                    the server: it matches hashes and passes embeddings on
+    neighbour users' embeddings    hidden values of foreign neighbours, constants in layer 2
+    clipped noisy gradients        clipped updates with Laplace noise (``clip``, ``epsilon``)
+    pseudo-interacted items        none: a node's features have no items to hide among
+
+A silo's first layer sees its own edges only; its second layer sees all, with foreign neighbours as they were at the round's start. Factors
+of GCN are split between the two ends, so that no degree is sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from isthmus.errors import ConfigError, ProtocolError
+from isthmus.federation.interface import Federation, PerClient, Replies, View
+from isthmus.federation.ledger import Disclosure
+from isthmus.federation.messages import Count, Embedding, Identifier, Message, Model, PartyId
+from isthmus.federation.roles import Role, handler
+from isthmus.graph.normalise import from_torch_csr, gcn_norm
+from isthmus.methods import fedavg
+from isthmus.methods.evaluation import Evaluation, tally
+from isthmus.methods.fedavg import FedAvgConfig, Update
+from isthmus.methods.hifgl_layers import Matrix, Scales, Tape, neighbourhood, residuals, scales
+from isthmus.methods.registry import Log, Method, Phase, register
+from isthmus.methods.training import Deployed, ModelState, NoisyState, Size, WeightedClient, total_samples
+from isthmus.nn.dropout import DropoutSource
+from isthmus.nn.kernels import spmm
+from isthmus.nn.optim import stepped
+from isthmus.privacy.dp import Mechanism, noise_warning
+from isthmus.records import Record
+from isthmus.seeds import Stream
+from isthmus.tensors import Weights, num_values, scaled
+
+
+@dataclass(frozen=True)
+class FedPerGNNConfig(FedAvgConfig):
+    """Knobs of FedPerGNN.
+
+    Args:
+        clip: L1 norm to which an update is clipped; 0 = not at all.
+        epsilon: Of the Laplace noise on one clipped update; 0 = no noise (the upper bound of accuracy).
+    """
+
+    clip: float = 0.0
+    epsilon: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.backbone != "gcn" or len(self.hidden) != 1 or self.head or self.input_norm:
+            raise ConfigError(
+                "fedpergnn is a GCN of two layers: set backbone=gcn, one hidden width, head=false, input_norm=false (or --preset hifgl)"
+            )
+        if self.loss != "ce" or self.class_weight != "none" or self.dp_clip or self.fraction < 1.0:
+            raise ConfigError(
+                "fedpergnn trains cross entropy at all clients with noise of its own (clip, epsilon): leave loss, class_weight, fraction "
+                "and dp_clip as they are"
+            )
+        if self.clip < 0.0 or self.epsilon < 0.0 or (self.epsilon and not self.clip):
+            raise ConfigError(
+                f"epsilon is that of updates clipped to clip: both at least 0, and clip above 0 with noise; got {self.clip}, {self.epsilon}"
+            )
+        if self.clip and self.weighting != "uniform":
+            raise ConfigError(f"clip protects clients that count the same: set weighting=uniform, got {self.weighting}")
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """Replacing all data of a client moves a clipped update by at most 2 clip in L1: scale 2 clip / epsilon."""
+        return Mechanism(self.clip, 2.0 / self.epsilon if self.epsilon else 0.0, "laplace")
+
+
+ConfigT = TypeVar("ConfigT", bound=FedPerGNNConfig)
+
+
+@dataclass(frozen=True)
+class HashKey(Message):
+    """One client to all others: the key of the hashes, which the server must not know."""
+
+    key: Identifier[bytes]
+
+
+@dataclass(frozen=True)
+class Offer(Message):
+    """C->S, once: hashes of own nodes that have neighbours elsewhere, and of foreign nodes one has arcs from."""
+
+    offered: Identifier[Tensor]
+    wanted: Identifier[Tensor]
+
+
+@dataclass(frozen=True)
+class Boundary(Message):
+    """C->S: source-scaled hidden values of the offered nodes, in that order. The server reads them."""
+
+    rows: Embedding[Tensor]
+
+
+@dataclass(frozen=True)
+class Expanded(Message):
+    """S->C: the common model, and the values of the nodes it wanted."""
+
+    weights: Model[Weights]
+    total: Count[float]
+    rows: Embedding[Tensor]
+
+
+@dataclass(frozen=True)
+class ServerState(Record):
+    """The common model, and who is to be sent which rows (positions among all offered ones)."""
+
+    round: int
+    weights: Weights
+    total: float
+    routes: Mapping[str, Tensor]
+
+
+class FedPerGNNClient(WeightedClient[ConfigT], Generic[ConfigT]):
+    """One silo: its graph, and constant values of foreign neighbours."""
+
+    def setup(self) -> None:
+        super().setup()
+        data = self.data
+        kind: Any = np.float64 if self.config.precision == "float64" else np.float32
+        where = neighbourhood(data, self.party, inside=False)
+        self.factors: Scales = scales("gcn", where, 0).to(self.config.dtype)
+        assert where.inner is not None
+        self.inner = where.inner.astype(kind)
+        x = from_torch_csr(data.x) if data.x.layout == torch.sparse_csr else sp.csr_matrix(data.x.numpy())
+        self.own: Matrix = sp.csr_matrix(gcn_norm(data.edge_index, data.num_nodes).astype(kind) @ x.astype(kind))
+        columns = [(pair.source, pair.target_id, pair.along, pair.against) for pair in where.pairs.values()]
+        near, far, along, against = (
+            np.concatenate([np.empty(0, np.int64), *part]) for part in (zip(*columns, strict=True) if columns else [()] * 4)
+        )
+        self.boundary = np.unique(near[along > 0])
+        self.wanted, place = np.unique(far[against > 0], return_inverse=True)
+        self.outer = sp.csr_matrix(
+            (against[against > 0].astype(kind), (near[against > 0], place)), shape=(data.num_nodes, self.wanted.size)
+        )
+
+    def initial_state(self) -> ModelState:
+        state = super().initial_state()
+        return NoisyState(state.weights, state.optimizer, secrets.token_bytes(32))
+
+    # matching
+
+    @handler
+    def give_key(self, everybody: Roster) -> Mapping[PartyId, HashKey]:
+        """The first client draws the key."""
+        if self.party != everybody.clients[0]:
+            return {}
+        self.scratch.key = secrets.token_bytes(32)
+        return {party: HashKey(self.scratch.key) for party in everybody.clients[1:]}
+
+    @handler
+    def take_key(self, mail: Mapping[PartyId, HashKey]) -> None:
+        for sent in mail.values():
+            self.scratch.key = sent.key
+
+    @handler
+    def offer(self) -> Offer:
+        return Offer(self._hashes(self.data.node_id.numpy()[self.boundary]), self._hashes(self.wanted))
+
+    def _hashes(self, ids: np.ndarray[Any, Any]) -> Tensor:
+        """64 bits of HMAC-SHA256; two of a million nodes share one with probability 2^-25."""
+        digests = [hmac.digest(self.scratch.key, int(node).to_bytes(8, "big"), hashlib.sha256)[:8] for node in ids]
+        return torch.tensor([int.from_bytes(digest, "big", signed=True) for digest in digests], dtype=torch.int64)
+
+    # training
+
+    def _tape(self, weights: Weights, rows: Tensor, masks: list[Tensor] | None = None) -> Tape:
+        if rows.shape != (self.wanted.size, weights["layers.1.weight"].shape[0]):
+            raise ProtocolError(f"{self.party} wanted {self.wanted.size} rows, was sent {tuple(rows.shape)}: repeat the round")
+        tape = Tape("gcn", ("cached", "aggregate"), weights, self.own, self.factors, cached=self.own, inner=self.inner, masks=masks or ())
+        tape.receive(1, None)
+        tape.receive(2, spmm(self.outer, rows.to(self.config.dtype).contiguous()))
+        tape.returned[2] = torch.zeros(self.data.num_nodes, rows.shape[1], dtype=self.config.dtype)  # constants: nothing comes back
+        return tape
+
+    @handler
+    def publish(self, common: Deployed) -> Boundary:
+        """Hidden values of boundary nodes under the common model."""
+        hidden = torch.relu(_first(self.own, common.weights))
+        rows = torch.from_numpy(self.boundary)
+        return Boundary((self.factors.source * hidden)[rows])
+
+    @handler
+    def local_update(self, common: Expanded) -> Update:
+        """FedAvg's local epochs on the expanded graph; what leaves is clipped and noisy if asked for."""
+        self.state = replace(self.state, weights={**self.state.weights, **common.weights})
+        tape = self._tape(self.state.weights, common.rows, self._dropout())
+        weight = 1.0 / max(1, self.data.num_train)
+        for epoch in range(self.config.local_epochs):
+            if epoch:
+                tape = tape.again(self.state.weights)
+            tape.start_backward(residuals(tape.logits, self.data.y, self.data.train, weight)[0])
+            for layer in (2, 1):
+                tape.back_receive(layer, None)
+            self.state = self._stepped(tape.gradients)
+        weights: Weights = {name: self.state.weights[name] for name in common.weights}
+        if self.config.clip:
+            assert isinstance(self.state, NoisyState)
+            update = {name: weights[name] - received for name, received in common.weights.items()}
+            release = self.config.mechanism.release_update(update, secret=self.state.secret, purpose=self.stream("noise").path)
+            weights = {name: received + release.weights[name] for name, received in common.weights.items()}
+        share = self.samples() / common.total
+        return Update(scaled(weights, share), share)
+
+    def _dropout(self) -> list[Tensor] | None:
+        if self.config.dropout == 0.0:
+            return None
+        source, rows = DropoutSource([self.stream("dropout").torch()]), self.data.num_nodes
+        return [source.mask([rows], rows, self.config.hidden[0], self.config.dropout, self.config.dtype)]
+
+    def _stepped(self, gradients: Weights) -> ModelState:
+        config = self.config
+        weights, optimizer = stepped(self.state.weights, gradients, self.state.optimizer, optimizer=config.optimizer, lr=config.lr,
+                                     weight_decay=config.weight_decay)  # fmt: skip
+        return replace(self.state, weights=weights, optimizer=optimizer)
+
+    @handler
+    def score(self, common: Expanded) -> Evaluation:
+        self.state = replace(self.state, weights={**self.state.weights, **common.weights})
+        logits = self._tape(self.state.weights, common.rows).logits
+        return Evaluation({part: tally(logits, self.learner.y, mask) for part, mask in self.learner.masks.items()})
+
+
+@dataclass(frozen=True)
+class Roster(Message):
+    """S->C: all clients, in order."""
+
+    clients: Identifier[tuple[str, ...]]
+
+
+def _first(own: Matrix, weights: Weights) -> Tensor:
+    assert isinstance(own, sp.csr_matrix)
+    return spmm(own, weights["layers.0.weight"].contiguous()) + weights["layers.0.bias"]
+
+
+def init(view: View, config: FedPerGNNConfig, common: Stream) -> ServerState:
+    begun = fedavg.init(view, config, common)
+    return ServerState(0, begun.weights, 0.0, {})
+
+
+def setup_round(state: ServerState, federation: Federation, config: FedPerGNNConfig) -> tuple[ServerState, Log]:
+    """n, a key the server does not learn, and which rows go where."""
+    total = total_samples(federation)
+    federation.exchange(FedPerGNNClient.give_key, FedPerGNNClient.take_key, Roster(federation.clients))
+    offers = federation.call(FedPerGNNClient.offer)
+    return replace(state, total=total, routes=match(offers)), {}
+
+
+def match(offers: Mapping[str, Offer]) -> dict[str, Tensor]:
+    """For every client the positions of its wanted nodes among all offered ones."""
+    offered = torch.cat([offers[client].offered for client in sorted(offers)])
+    place = {value: at for at, value in enumerate(offered.tolist())}
+    if len(place) < offered.numel():
+        raise ProtocolError("two offered nodes have the same hash: start the run again for another key")
+    routes = {}
+    for client in sorted(offers):
+        missing = [value for value in offers[client].wanted.tolist() if value not in place]
+        if missing:
+            raise ProtocolError(f"{client} has arcs from {len(missing)} nodes that nobody offers: make the edge lists symmetric")
+        routes[client] = torch.tensor([place[value] for value in offers[client].wanted.tolist()], dtype=torch.int64)
+    return routes
+
+
+def expand(state: ServerState, federation: Federation) -> PerClient[Expanded]:
+    """Graph expansion: fresh values of boundary nodes, to whoever wanted them."""
+    replies = federation.call(FedPerGNNClient.publish, Deployed(state.weights))
+    rows = torch.cat([replies[client].rows for client in sorted(replies)])
+    return PerClient({client: Expanded(state.weights, state.total, rows[route]) for client, route in state.routes.items()})
+
+
+def train_round(state: ServerState, federation: Federation, config: FedPerGNNConfig) -> tuple[ServerState, Log]:
+    """FedAvg on expanded graphs."""
+    total = federation.sum(FedPerGNNClient.local_update, expand(state, federation))
+    return replace(state, round=state.round + 1, weights=total.weights), {}
+
+
+def evaluate(state: ServerState, federation: Federation, config: FedPerGNNConfig) -> Replies[Evaluation]:
+    return federation.call(FedPerGNNClient.score, expand(state, federation))
+
+
+def privacy(state: ServerState, config: FedPerGNNConfig, rounds: int, clients: int, masked: bool) -> dict[str, Any] | None:
+    """Laplace noise adds up over rounds. Embeddings of boundary nodes leave without any."""
+    if not config.clip:
+        return None
+    values = num_values(state.weights)
+    warning: str | None = "clipping without noise guarantees no privacy: set epsilon above 0"
+    if config.epsilon:
+        warning = noise_warning(config.mechanism, values, clients)
+    return {
+        "epsilon": config.epsilon * rounds if config.epsilon else None, "epsilon_round": config.epsilon or None, "delta": 0.0,
+        "unit": "client", "neighbours": "all data of one client replaced", "mechanism": "laplace", "clip": config.clip, "releases": rounds,
+        "values": values, "not_covered": "hidden values of boundary nodes, sent in the clear in every round", "warning": warning,
+    }  # fmt: skip
+
+
+METHOD = register(
+    Method(
+        name="fedpergnn",
+        summary="FedAvg on silos expanded by hidden values of foreign neighbours, matched by keyed hashes",
+        reference="Wu et al., A federated graph neural network framework for privacy-preserving personalization, Nat. Commun. 2022",
+        config=FedPerGNNConfig,
+        init=init,
+        phases=(Phase("setup", setup_round, rounds=1, setup=True), Phase("train", train_round)),
+        evaluate=evaluate,
+        roles={"client": Role(FedPerGNNClient)},
+        discloses=(
+            Disclosure("setup", "client", "server", Size, "summed"),
+            Disclosure("setup", "server", "client", Roster),
+            Disclosure("setup", "client", "client", HashKey),
+            Disclosure("setup", "client", "server", Offer),
+            Disclosure("train", "server", "client", Deployed),
+            Disclosure("train", "client", "server", Boundary),
+            Disclosure("train", "server", "client", Expanded),
+            Disclosure("train", "client", "server", Update, "summed"),
+            Disclosure("evaluation", "server", "client", Deployed),
+            Disclosure("evaluation", "client", "server", Boundary),
+            Disclosure("evaluation", "server", "client", Expanded),
+            Disclosure("evaluation", "client", "server", Evaluation),
+        ),
+        preset="hifgl",
+        cross_edges=True,
+        shared_values=lambda state: num_values(state.weights),
+        privacy=privacy,
+    )
+)
