@@ -138,6 +138,8 @@ def prepare(settings: Settings, out: Path | None) -> tuple[Path, Settings]:
 def resume(path: Path, settings: Settings, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Continue such a run with a new federation; sites find their checkpoints in the run folder."""
     require_nvflare()
+    if settings.run.nvflare_sites is None:
+        raise ConfigError(f"{path} belongs to a federation: go on with `isthmus submit --federation DIR --again {path.name}`")
     return _play(path, settings, callbacks)
 
 

@@ -134,6 +134,7 @@ def play_run(path: Path, run: str, attempt: int, carrier: Carrier, callbacks: Se
         joined = _begin(run, attempt, folder.config, carrier)
         clients = _clients(joined, settings)
         _introduce(run, joined, carrier)
+        _note_sizes(path, clients)
         places = {site: tuple(sorted(one.clients or {})) for site, one in joined.items() if one.clients}
         engine = SitesEngine(places, settings.method.table, carrier, run)
         described = Described(*next((one.dataset, one.source) for one in joined.values() if one.clients))
@@ -183,6 +184,14 @@ def _clients(joined: Mapping[Site, Joined], settings: Settings) -> dict[ClientId
         raise ConfigError(f"the run is for {wanted} clients, but {len(clients)} joined ({', '.join(sorted(clients)) or 'none'}): "
                           "start the missing organisations, or set clients")  # fmt: skip
     return dict(sorted(clients.items()))
+
+
+def _note_sizes(path: Path, clients: Mapping[ClientId, Client]) -> None:
+    """Where nobody saw all data, the report is told at least how much each client has."""
+    file = path / "scenario.json"
+    known = json.loads(file.read_text()) if file.exists() else {}
+    if "sizes" not in known:
+        file.write_text(json.dumps(known | {"sizes": {client: facts.samples for client, facts in clients.items()}}))
 
 
 def _view(clients: Mapping[ClientId, Client]) -> View:

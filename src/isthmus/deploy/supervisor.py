@@ -7,11 +7,11 @@ itself. The engine never continues a job by itself; a job of a killed server may
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +33,8 @@ NEVER_BEGAN = 120.0
 STUCK = 3
 """So many attempts in a row that add no round, and the run is given up."""
 GIVE_UP_ABORT = 25.0
+STOPPED = "stopped"
+"""File in a run folder: somebody wants this run to stop."""
 
 
 class Admin:
@@ -53,7 +55,7 @@ class Admin:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
         try:
-            with contextlib.redirect_stdout(sys.stderr):  # the library prints; our standard output may be somebody's JSON
+            with contextlib.redirect_stdout(io.StringIO()):  # the library prints; our standard output may be somebody's JSON
                 if self._session is None:
                     self._session = new_secure_session(self.kit.name, str(self.kit.path), timeout=5.0, auto_login_max_tries=1)
                 return getattr(self._session, name)(*arguments, **named)
@@ -96,6 +98,7 @@ class Supervisor:
         stuck, before = 0, -1
         try:
             while not self._finished(runs):
+                self._check_stopped(runs)
                 steps = sum(committed_steps(self.runs / run) for run in runs)
                 stuck = 0 if steps > before else stuck + 1
                 if stuck >= STUCK:
@@ -107,6 +110,11 @@ class Supervisor:
 
     def _finished(self, runs: Sequence[str]) -> bool:
         return all((self.runs / run / "result.json").exists() for run in runs)
+
+    def _check_stopped(self, runs: Sequence[str]) -> None:
+        for run in runs:
+            if (self.runs / run / STOPPED).exists():
+                raise RunError(f"{run} was stopped: `isthmus submit --again {run}` goes on with it")
 
     def _attempt(self, runs: Sequence[str]) -> None:
         number = self._next_number(runs[0])
@@ -133,6 +141,7 @@ class Supervisor:
             self.tick()
             if self._finished(runs):
                 return "finished"
+            self._check_stopped(runs)
             status = self._status(job_id)
             if status is not None and status.startswith("FINISHED"):
                 if "FAILED_TO_RUN" in status or "SCHEDULE" in status:
