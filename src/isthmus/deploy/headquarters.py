@@ -90,7 +90,7 @@ class Headquarters:
         pid = self.server_pid()
         if pid is None:
             return False
-        os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGTERM)
         until = time.monotonic() + 15.0
         while is_alive(pid) and time.monotonic() < until:
             time.sleep(0.1)
@@ -183,6 +183,10 @@ def _steps(path: Path) -> int | None:
 
 
 def interrupt_on_terminate() -> None:
-    """Let a service manager's stop end us as Ctrl-C does: with everything we started."""
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    """Let a service manager's stop end us as Ctrl-C does, with everything we started; also where a shell has us ignore Ctrl-C."""
 
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, interrupt)
