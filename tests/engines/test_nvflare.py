@@ -7,7 +7,6 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,22 +15,11 @@ pytest.importorskip("nvflare", reason="the engine nvflare is an extra")
 
 from nvflare_helpers import add_run, at_round, client_job, local_hashes, server_job, settings_of, site_hashes, wait_until
 
-from isthmus.deploy.alive import is_alive
 from isthmus.deploy.loopback import Loopback
 from isthmus.deploy.project import SERVER_KIT
 from isthmus.methods.registry import all_methods
 
 ROUNDS = 40
-
-
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
-    folder = tmp_path_factory.mktemp("federation")
-    (folder / "runs").mkdir()
-    with Loopback(3, folder / "runs", folder / "state") as federation:
-        yield federation
-        pids = [keeper.pid for keeper in federation.keepers.values()]
-    assert not any(is_alive(pid) for pid in pids if pid is not None)
 
 
 def test_all_methods_in_one_job(federation: Loopback, tmp_path: Path) -> None:

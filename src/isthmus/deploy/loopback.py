@@ -12,7 +12,7 @@ import logging
 import shutil
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,16 +45,17 @@ class Loopback:
     Args:
         runs: Folder that holds run folders.
         state: What sites keep, a folder each.
+        extra: Further participants that get a kit but are not started (for tests).
     """
 
-    def __init__(self, sites: int, runs: Path, state: Path, names: Sequence[str] = ()) -> None:
+    def __init__(self, sites: int, runs: Path, state: Path, extra: Sequence[Mapping[str, Any]] = ()) -> None:
         require_nvflare()
-        self.names = tuple(names) or tuple(f"site-{number}" for number in range(1, sites + 1))
+        self.names = tuple(f"site-{number}" for number in range(1, sites + 1))
         self.runs, self.state = runs.absolute(), state.absolute()
         self.folder = Path(tempfile.mkdtemp(prefix="isthmus-"))
         self.keepers: dict[str, Keeper] = {}
         try:
-            self.kits = make_kits(Project("loopback", self.names, port=free_port()), self.folder / "federation")
+            self.kits = make_kits(Project("loopback", self.names, port=free_port()), self.folder / "federation", extra)
             self._configure()
         except BaseException:
             self.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ class Project:
         ]
 
 
-def make_kits(project: Project, folder: Path, extra: Sequence[dict[str, Any]] = ()) -> dict[str, Kit]:
+def make_kits(project: Project, folder: Path, extra: Sequence[Mapping[str, Any]] = ()) -> dict[str, Kit]:
     """Make the kits of a project in a new folder. ``extra``: further participants, as the provisioner takes them (for tests)."""
     require_nvflare()
     from nvflare.lighter.constants import CtxKey
@@ -91,7 +91,7 @@ def make_kits(project: Project, folder: Path, extra: Sequence[dict[str, Any]] = 
         raise ConfigError(f"cannot make {folder}: {error.strerror}; choose another folder") from None
     plan = Provisioned(name=project.name, description="", props={"api_version": 3, "gen_scripts": False})
     for participant in [*project.participants(), *extra]:
-        plan.add_participant(participant_from_dict(participant))
+        plan.add_participant(participant_from_dict(dict(participant)))
     builders = [WorkspaceBuilder(), StaticFileBuilder(config_folder="config", scheme="grpc"), CertBuilder(root_valid_days=project.days),
                 SignatureBuilder()]  # fmt: skip
     context = Provisioner(str(folder / "root"), builders).provision(plan, logger=logger)
@@ -106,6 +106,8 @@ def make_kits(project: Project, folder: Path, extra: Sequence[dict[str, Any]] = 
         shutil.move(path, kits / name)
         found[name] = Kit.read(kits / name)
         found[name].close_down()
+        for script in found[name].startup.glob("*.sh"):  # they would start a site without our launcher
+            script.unlink()
     made.rmdir()
     return found
 
