@@ -235,7 +235,7 @@ def test_a_call_that_arrives_twice_is_answered_from_memory(scenario: Scenario) -
     sealed.exchange(Writer.write, Writer.read)
     asked, answered = engine.frames[-2:]
     assert engine.hosts["site-client-2"].handle("call", asked) == answered
-    engine.hosts["site-client-2"]._answers.clear()
+    engine.hosts["site-client-2"]._read.clear()
     again = engine.hosts["site-client-2"].handle("call", asked)
     with pytest.raises(ProtocolError):
         decode_outcomes(again, decode_calls(asked, TABLE), TABLE)

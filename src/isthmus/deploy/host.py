@@ -7,7 +7,6 @@ sums: an order to mask for a roster of parties whose keys nobody signed is refus
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,18 +20,16 @@ from isthmus.federation.codec import LIMITS, Limits
 from isthmus.federation.host import PartyHost
 from isthmus.federation.interface import Failure
 from isthmus.federation.messages import SERVER, ClientId, Message, PartyId
-from isthmus.federation.party import Invocation, Outcome, Parcel
+from isthmus.federation.party import Invocation, Outcome, Parcel, Turn
 from isthmus.federation.roles import RoleTable
 from isthmus.federation.secure import Masked, MaskOrder, Sealed
 from isthmus.federation.session import Export
-from isthmus.federation.wire import Frame
 from isthmus.privacy.envelope import Envelope, Header, Mailbox
 from isthmus.privacy.keys import Identity, Roster, SignedKey
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights
 
 MAIL, SUMS = "mail", "sums"
-REMEMBERED = 2
 
 
 class SiteHost(PartyHost):
@@ -51,7 +48,8 @@ class SiteHost(PartyHost):
         self._run, self._identity, self._organisations, self._keep = run, identity, organisations, keep
         self._sum_keys: dict[PartyId, bytes] = {}
         self._mailboxes: dict[PartyId, Mailbox] = {}
-        self._answers: dict[bytes, Frame] = {}
+        self._turn: Turn | None = None
+        self._read: dict[tuple[PartyId, int], tuple[tuple[Parcel, ...], tuple[Parcel, ...]]] = {}
         self._met = False
 
     # -- keys --------------------------------------------------------------------------------------------------------------------
@@ -99,17 +97,6 @@ class SiteHost(PartyHost):
 
     # -- mail --------------------------------------------------------------------------------------------------------------------
 
-    def handle(self, kind: str, frame: Frame) -> Frame:
-        """A call that arrives twice, byte for byte, is answered from memory: mail in it can be opened only once."""
-        if kind != "call":
-            return super().handle(kind, frame)
-        digest = hashlib.sha256(b"".join(frame)).digest()
-        if digest not in self._answers:
-            while len(self._answers) >= REMEMBERED:
-                del self._answers[next(iter(self._answers))]
-            self._answers[digest] = super().handle(kind, frame)
-        return self._answers[digest]
-
     def admit(self, calls: list[Invocation]) -> list[Invocation]:
         """Calls with their mail opened, and no order to mask for strangers among them."""
         opened = []
@@ -119,9 +106,19 @@ class SiteHost(PartyHost):
                 if order is not None:
                     self._check_order(order)
             if call.parcels is not None:
-                call = replace(call, parcels=tuple(self._opened(call, parcel) for parcel in call.parcels))
+                call = replace(call, parcels=self._inbox(call, call.parcels))
             opened.append(call)
         return opened
+
+    def _inbox(self, call: Invocation, parcels: tuple[Parcel, ...]) -> tuple[Parcel, ...]:
+        """Mail can be opened once. A call whose answer was lost brings the same mail again: that is remembered for its round."""
+        if self._turn != call.turn:
+            self._turn = call.turn
+            self._read.clear()
+        key = call.party, call.sequence
+        if key not in self._read or self._read[key][0] != parcels:
+            self._read[key] = parcels, tuple(self._opened(call, parcel) for parcel in parcels)
+        return self._read[key][1]
 
     def release(self, outcomes: Mapping[PartyId, Outcome], calls: list[Invocation]) -> dict[PartyId, Outcome]:
         """Outcomes with their mail sealed; what is for the server is not mail."""

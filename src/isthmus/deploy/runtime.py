@@ -139,4 +139,4 @@ def _facts(data: Any) -> Client:
 def _only(frame: Frame) -> bytes:
     if len(frame) != 1:
         raise ProtocolError("malformed request: it has parts")
-    return frame[0]
+    return bytes(frame[0])
