@@ -5,7 +5,8 @@
 - **rounds**: FedAvg, two-layer GCN (hidden 64), Cora (a generated graph of its size where its files are missing), 3 clients, one local
   epoch, no evaluation in between; median milliseconds per round, and bytes per round as the ledger counts them.
 - **calls**: one small message to one client and back, `federation.call` (ledger and all) and the engine's part of it (`dispatch`), beside
-  the raw call of the same transport with the same bytes (ray: a method of an actor that returns its numpy argument; nvflare: a published function that returns its bytes; local: two copies).
+  the raw call of the same transport with the same bytes (ray: a method of an actor that returns its numpy argument; nvflare: a published
+  function that returns its bytes; local: two copies).
   Ours and raw take turns, so both see the same machine; the smallest of many is given with the median, because other work on the machine
   only ever adds. Goal: at most 1.5 times the raw call.
 - **messages**: the same with 1, 10 and 50 MB.

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import secrets
 import signal
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -132,8 +134,9 @@ class Headquarters:
         warn_dates([coordinator])
         (folder.path / STOPPED).unlink(missing_ok=True)
         follower = Follower(folder.path, settings_from_toml(folder.config), callbacks)
-        follower.begin()
-        Supervisor(coordinator, self.runs, self.project.organisations, follower.tick).play([name])
+        with _alone(folder.path / ".submit"):
+            follower.begin()
+            Supervisor(coordinator, self.runs, self.project.organisations, follower.tick).play([name])
         follower.tick()
         result = folder.result()
         assert result is not None
@@ -173,6 +176,17 @@ class Headquarters:
             else f"failed: {failure.text}" if failure is not None and not failure.again else "waiting"
         )  # fmt: skip
         return {"run": path.name, "state": state, "rounds": committed_steps(path), "of": _steps(path)}
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Two that submit one run would take its jobs from each other."""
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"somebody else is with run {path.parent.name} already: wait for it, or stop it") from None
+        yield
 
 
 def _steps(path: Path) -> int | None:

@@ -26,6 +26,8 @@ from isthmus.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 WARN_DAYS = 30
+SILENT = 60
+"""Seconds after which a server takes an organisation it does not hear of for gone (the library: ten minutes)."""
 GATE = "isthmus.deploy.gate.ConfigOnly"
 RIGHTS = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate", "shell_commands", "byoc", "server-predeployed-flwr")
 GRANTED = {"submit_job": "any", "manage_job": "n:submitter", "view": "any"}
@@ -126,6 +128,7 @@ class Kit:
         unwanted = ("site_log_streamer", "log_receiver")
         resources["components"] = [part for part in resources["components"] if part["id"] not in unwanted]
         if self.kind == "server":
+            resources["servers"][0]["heart_beat_timeout"] = SILENT
             resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(self.path / "snapshots")
             for part in resources["components"]:
                 if part["id"] == "job_manager":

@@ -29,10 +29,14 @@ PING_EVERY, PING_TIMEOUT, PINGS = 2.0, 4.0, 2
 
 
 class CollabCarrier:
-    """Requests through the Collab API: one thread and one call per site, the same bytes never twice."""
+    """Requests through the Collab API: one thread and one call per site, the same bytes never twice.
+
+    A site that was lost stays lost: the library lets nobody back into a job. The next job has it again.
+    """
 
     def __init__(self, proxies: Mapping[Site, Any]) -> None:
         self._proxies = dict(sorted(proxies.items()))
+        self._lost: dict[Site, Failure] = {}
         self._pool = ThreadPoolExecutor(max_workers=2 * max(1, len(self._proxies)), thread_name_prefix="isthmus-call")
 
     @property
@@ -41,9 +45,12 @@ class CollabCarrier:
 
     def ask(self, run: str, kind: str, requests: Mapping[Site, bytes], timeout: float | None) -> dict[Site, bytes | Failure]:
         limit = LONGEST if timeout is None else timeout
-        calls = {site: self._pool.submit(self._one, site, run, kind, data, limit) for site, data in requests.items()}
-        lost = self._watch(calls)
-        return {site: lost[site] if site in lost else call.result() for site, call in calls.items()}
+        there = {site: data for site, data in requests.items() if site not in self._lost}
+        calls = {site: self._pool.submit(self._one, site, run, kind, data, limit) for site, data in there.items()}
+        self._lost |= self._watch(calls)
+        answers = {site: self._lost[site] if site in self._lost else calls[site].result() for site in requests}
+        self._lost |= {site: one for site, one in answers.items() if isinstance(one, Failure) and one.kind == "unavailable"}
+        return answers
 
     def _one(self, site: Site, run: str, kind: str, data: bytes, timeout: float) -> bytes | Failure:
         try:

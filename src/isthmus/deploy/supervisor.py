@@ -30,9 +30,12 @@ EVERY = 0.5
 FROZEN = 20.0
 """A server job whose heartbeat is older than this is stuck, and aborted."""
 NEVER_BEGAN = 120.0
-STUCK = 3
-"""So many attempts in a row that add no round, and the run is given up."""
+STUCK = 6
+"""So many attempts in a row that add no round, and the run is given up; before each the pause doubles."""
+PAUSE, LONGEST_PAUSE = 2.0, 30.0
 GIVE_UP_ABORT = 25.0
+GATE = "isthmus gate"
+"""How a refusal by a site's gate begins; another attempt would meet it too."""
 STOPPED = "stopped"
 """File in a run folder: somebody wants this run to stop."""
 
@@ -43,6 +46,7 @@ class Admin:
     def __init__(self, kit: Kit) -> None:
         self.kit = kit
         self._session: Any = None
+        logging.getLogger("nvflare").setLevel(logging.CRITICAL)  # what it warns of, we say ourselves
 
     def __enter__(self) -> Admin:
         return self
@@ -90,6 +94,7 @@ class Supervisor:
     def __init__(self, kit: Kit, runs: Path, sites: Sequence[str], tick: Callable[[], None] = lambda: None) -> None:
         self.admin = Admin(kit)
         self.runs, self.sites, self.tick = runs, tuple(sites), tick
+        self._sign = 0.0  # when the job was last seen to work
         self.attempts: list[dict[str, Any]] = []
         """What happened, attempt by attempt."""
 
@@ -102,7 +107,10 @@ class Supervisor:
                 steps = sum(committed_steps(self.runs / run) for run in runs)
                 stuck = 0 if steps > before else stuck + 1
                 if stuck >= STUCK:
-                    raise RunError(f"{STUCK} attempts in a row added no round; see {self.runs / runs[0] / 'log.txt'}, then submit again")
+                    log = self.runs / runs[0] / "log.txt"
+                    raise RunError(f"{STUCK} attempts in a row added no round ({self.attempts[-1]['ended']}); see {log}, then submit again")
+                if stuck:
+                    self._pause(min(LONGEST_PAUSE, PAUSE * 2 ** (stuck - 1)))
                 before = steps
                 self._attempt(runs)
         finally:
@@ -110,6 +118,12 @@ class Supervisor:
 
     def _finished(self, runs: Sequence[str]) -> bool:
         return all((self.runs / run / "result.json").exists() for run in runs)
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.tick()
+            time.sleep(EVERY)
 
     def _check_stopped(self, runs: Sequence[str]) -> None:
         for run in runs:
@@ -136,7 +150,7 @@ class Supervisor:
 
     def _follow(self, runs: Sequence[str], job_id: str) -> str:
         """Until the job is over, one way or another; returns how."""
-        begun = time.monotonic()
+        self._sign = time.monotonic()
         while True:
             self.tick()
             if self._finished(runs):
@@ -144,10 +158,11 @@ class Supervisor:
             self._check_stopped(runs)
             status = self._status(job_id)
             if status is not None and status.startswith("FINISHED"):
-                if "FAILED_TO_RUN" in status or "SCHEDULE" in status:
-                    raise RunError(f"the job was refused: {self._refusal(job_id, status)}")
-                return status
-            reason = self._lost(runs, time.monotonic() - begun) if status is not None else None
+                why = self._refusal(job_id, status)
+                if GATE in why:
+                    raise RunError(f"the job was refused: {why}")
+                return why
+            reason = self._lost(runs) if status is not None else None
             if reason is not None:
                 logger.warning("job %s: %s", job_id, reason)
                 self._abort(job_id)
@@ -162,12 +177,12 @@ class Supervisor:
             logger.info("the server does not answer (%s)", type(error).__name__)
             return None
 
-    def _lost(self, runs: Sequence[str], seconds: float) -> str | None:
+    def _lost(self, runs: Sequence[str]) -> str | None:
         """Why a job that is said to run does not."""
         beats = [beat for run in runs if (beat := last_beat(self.runs / run / BEAT)) is not None]
         if not beats:
-            working = any(not (self.runs / run / "result.json").exists() for run in runs)
-            return "it never began" if working and seconds > NEVER_BEGAN else None
+            return "it never began" if time.monotonic() - self._sign > NEVER_BEGAN else None
+        self._sign = time.monotonic()
         pid, age = min(beats, key=lambda beat: beat[1])
         if not is_alive(pid):
             return "its server process is gone"
@@ -193,12 +208,12 @@ class Supervisor:
             details = self.admin.ask("get_job_meta", job_id).get("job_deploy_detail") or []
         except Exception:
             details = []
-        wrong = [str(line) for line in details if "ERROR" in str(line) or "isthmus gate" in str(line)]
-        return "; ".join(wrong or map(str, details)) or status
+        wrong = [str(line) for line in details if "ERROR" in str(line) or GATE in str(line)]
+        return f"{status}: {'; '.join(wrong)}" if wrong else status
 
     def _wait_for_sites(self) -> None:
         """Until every organisation is connected."""
-        told = 0.0
+        told = time.monotonic() - 15.0
         while True:
             try:
                 missing = sorted(set(self.sites) - set(self.admin.sites()))
