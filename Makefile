@@ -31,7 +31,7 @@ test: setup
 ENGINES := $(VENV)/.engines
 
 $(ENGINES): $(READY)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,ray]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,ray,nvflare]'
 	touch $(ENGINES)
 
 test-engines: $(ENGINES)

@@ -5,7 +5,8 @@
 - **rounds**: FedAvg, two-layer GCN (hidden 64), Cora (a generated graph of its size where its files are missing), 3 clients, one local
   epoch, no evaluation in between; median milliseconds per round, and bytes per round as the ledger counts them.
 - **calls**: one small message to one client and back, `federation.call` (ledger and all) and the engine's part of it (`dispatch`), beside
-  the raw call of the same transport with the same bytes (ray: a method of an actor that returns its numpy argument; local: two copies).
+  the raw call of the same transport with the same bytes (ray: a method of an actor that returns its numpy argument; nvflare: a published
+  function that returns its bytes; local: two copies).
   Ours and raw take turns, so both see the same machine; the smallest of many is given with the median, because other work on the machine
   only ever adds. Goal: at most 1.5 times the raw call.
 - **messages**: the same with 1, 10 and 50 MB.
@@ -175,7 +176,27 @@ def ray_rows(options: Options) -> Iterator[Row]:
             yield Row("ray", f"many: {options.clients} clients, 2 actors, {execution}", spent, note=f"built in {built:.1f} s")
 
 
-ENGINES: dict[str, Callable[[Options], Iterator[Row]]] = {"local": local_rows, "ray": ray_rows}
+def nvflare_rows(options: Options) -> Iterator[Row]:
+    """Three sites on loopback for rounds; calls are measured inside a job of one site (`engine_flare`)."""
+    import tempfile
+    from pathlib import Path
+
+    from engine_flare import measure
+
+    from isthmus.experiments.run import start
+
+    flags = {"dataset": cora().dataset, "clients": 3, "seed": 0, "backbone": "gcn", "hidden": 64, "rounds": options.rounds,
+             "local_epochs": 1, "eval_every": options.rounds, "execution": "each", "engine": "nvflare"}  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        result = start(resolve("fedavg", flags), Path(folder) / "run")
+    sent = (result["bytes"]["up"] + result["bytes"]["down"]) / options.rounds
+    spent = 1e3 * result["seconds_per_round"]
+    yield Row("nvflare", "rounds: FedAvg-GCN, Cora, 3 clients", spent, note=f"{sent / 1e6:.2f} MB per round")
+    for row in measure(options):
+        yield Row(**row)
+
+
+ENGINES: dict[str, Callable[[Options], Iterator[Row]]] = {"local": local_rows, "ray": ray_rows, "nvflare": nvflare_rows}
 
 
 def main() -> None:

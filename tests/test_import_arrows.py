@@ -20,6 +20,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "federation": frozenset({"privacy", "data"}),
     "methods": frozenset({"graph", "privacy", "metrics", "data", "nn", "federation"}),
     "experiments": frozenset({"methods", "federation", "data", "metrics"}),
+    "deploy": frozenset({"experiments", "methods", "federation", "privacy", "data"}),
     "papers": frozenset({"experiments", "metrics"}),
     "report": frozenset({"metrics"}),
 }

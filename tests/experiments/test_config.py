@@ -154,7 +154,8 @@ OUT_OF_RANGE: dict[str, tuple[Any, ...]] = {
     "hidden": ("0", "-3", "8,0", 10**18), "dropout": (-0.1, 1.0, 1.5), "lr": (0.0, -1.0), "weight_decay": (-1e-9,), "local_epochs": (0, -2),
     "batch_size": (0, -1), "hops": (-1,), "heads": (0,), "alpha": (2.0,), "dprate": (1.5,), "attention_dropout": (-1.0,),
     "fraction": (0.0, 1.01, -0.5), "mu": (-0.1,), "personal_layers": (-1,), "dp_clip": (-1.0,), "dp_noise": (-0.5,),
-    "dp_delta": (0.0, 1.0, -1e-5), "ray.actors": (0, -2), "lambda1": (-1.0,), "lambda2": (-0.1,), "proxy_width": (0, -4),
+    "dp_delta": (0.0, 1.0, -1e-5), "ray.actors": (0, -2), "nvflare.sites": (0, -1), "lambda1": (-1.0,), "lambda2": (-0.1,),
+    "proxy_width": (0, -4),
     "encoder_lr": (0.0,), "proxy_lr": (0.0, -1.0), "kd_confidence": (-0.1, 1.1), "min_class_count": (0,), "mixing": (-0.1, 1.1),
     "alpha_lr": (-1.0,), "types": (0,),
 }  # fmt: skip

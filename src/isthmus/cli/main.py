@@ -11,7 +11,24 @@ from typing import Annotated, Any
 import typer
 
 from isthmus import __version__
-from isthmus.cli import audit, compare, data, demo, disclose, listing, report, reproduce, resume, run, sweep
+from isthmus.cli import (
+    audit,
+    client,
+    compare,
+    data,
+    demo,
+    disclose,
+    listing,
+    report,
+    reproduce,
+    resume,
+    run,
+    server,
+    status,
+    stop,
+    submit,
+    sweep,
+)
 from isthmus.errors import IsthmusError
 
 # typer carries click inside since 0.26 and depended on it before: its public exceptions lead to the base class in both.
@@ -34,12 +51,13 @@ def _options(
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, stream=sys.stderr, format="%(levelname)s: %(message)s")
 
 
-for module in (run, resume, compare, reproduce, sweep, report, disclose, audit, demo):
+for module in (run, resume, compare, reproduce, sweep, report, disclose, audit, demo, submit, status, stop):
     app.command(module.NAME)(module.command)
 app.command("methods")(listing.methods)
 app.command("datasets")(data.datasets)
 app.command("partitions")(data.partitions)
-app.add_typer(data.app, name=data.NAME)
+for group in (data, server, client):
+    app.add_typer(group.app, name=group.NAME)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -47,13 +47,14 @@ def command(
     show(watch, lambda: start(settings, out, [watch]), json_)
 
 
-def show(watch: Watch, play: Any, as_json: bool) -> None:
-    """Play a run under a progress display, then print its result; Ctrl-C says how to go on."""
+def show(watch: Watch, play: Any, as_json: bool, again: str | None = None) -> None:
+    """Play a run under a progress display, then print its result; Ctrl-C says how to go on (``again``, or by resuming the folder)."""
     try:
         result = play()
     except KeyboardInterrupt:
         watch.stop()
-        how = "nothing was written" if watch.folder is None else f"continue with: isthmus resume {shlex.quote(str(watch.folder))}"
+        again = again or f"isthmus resume {shlex.quote(str(watch.folder))}"
+        how = "nothing was written" if watch.folder is None else f"continue with: {again}"
         print(f"\nstopped; {how}", file=sys.stderr)
         raise typer.Exit(130) from None
     finally:

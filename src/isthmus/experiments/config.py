@@ -21,7 +21,7 @@ from isthmus.data.graphscenario import dataset_name, task_of
 from isthmus.errors import ConfigError, unknown
 from isthmus.experiments.presets import Preset, load_preset
 from isthmus.experiments.scoring import SCORE_RULES
-from isthmus.federation.engines import ENGINES
+from isthmus.federation.engines import ELSEWHERE, ENGINES
 from isthmus.methods.registry import Method, get_method
 from isthmus.methods.training import TrainConfig
 from isthmus.metrics.named import parse_metric
@@ -60,6 +60,7 @@ class RunConfig:
         engine: Where parties run: in this process, on many cores (``ray``), between organisations (``nvflare``). Keys that begin with an
             engine's name are its options.
         ray_address: An existing ray cluster; not given = one of the run's own on this machine, ended with it.
+        nvflare_sites: Simulated organisations on this machine that share the clients; not given = three, resolved. Never more than clients.
         ray_actors: Processes that share the clients; not given = one per core, resolved. Never more than clients.
     """
 
@@ -86,6 +87,7 @@ class RunConfig:
     tensorboard: bool = False
     ray_address: str | None = field(default=None, metadata={"key": "ray.address"})
     ray_actors: int | None = field(default=None, metadata={"key": "ray.actors"})
+    nvflare_sites: int | None = field(default=None, metadata={"key": "nvflare.sites"})
 
     def __post_init__(self) -> None:
         for key, low, value in (
@@ -95,11 +97,12 @@ class RunConfig:
             if value < low:
                 raise ConfigError(f"{key} must be at least {low}, got {value}")
         parse_metric(self.metric)
-        if self.ray_actors is not None and self.ray_actors < 1:
-            raise ConfigError(f"ray.actors must be at least 1, got {self.ray_actors}")
+        for key, number in (("ray.actors", self.ray_actors), ("nvflare.sites", self.nvflare_sites)):
+            if number is not None and number < 1:
+                raise ConfigError(f"{key} must be at least 1, got {number}")
         for option in dataclasses.fields(self):
             owner, dot, _ = option.metadata.get("key", "").partition(".")
-            if dot and owner in ENGINES and owner != self.engine and getattr(self, option.name) != option.default:
+            if dot and owner in (*ENGINES, *ELSEWHERE) and owner != self.engine and getattr(self, option.name) != option.default:
                 raise ConfigError(f"{option.metadata['key']} is an option of engine {owner}: add --engine {owner}, or leave it out")
         if self.seed >= 2**63:
             raise ConfigError(f"seed must be below 2^63, got {self.seed}")

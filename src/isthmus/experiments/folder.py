@@ -42,6 +42,13 @@ def write_whole(path: Path, data: bytes) -> None:
     temporary.rename(path)
 
 
+def write_model(folder: Path, party: PartyId, weights: Weights) -> None:
+    """What a party ends with, under ``models/`` of a folder."""
+    (folder / "models").mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().contiguous().clone() for name, tensor in weights.items()}
+    write_whole(folder / "models" / f"{party.replace('/', '.')}.safetensors", safetensors.torch.save(tensors))
+
+
 class FileStore:
     """A party's tags on its own disk, one file per tag: checksum, id of the run, state. Satisfies ``federation.party.Store``."""
 
@@ -230,9 +237,7 @@ class RunFolder:
         write_whole(self.path / name, (json.dumps(value, indent=2) + "\n").encode())
 
     def write_model(self, party: PartyId, weights: Weights) -> None:
-        (self.path / "models").mkdir(exist_ok=True)
-        tensors = {name: tensor.detach().contiguous().clone() for name, tensor in weights.items()}
-        write_whole(self.path / "models" / f"{party.replace('/', '.')}.safetensors", safetensors.torch.save(tensors))
+        write_model(self.path, party, weights)
 
     def result(self) -> dict[str, Any] | None:
         path = self.path / "result.json"

@@ -6,6 +6,7 @@ import platform
 import resource
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -13,10 +14,17 @@ from typing import Any
 import isthmus
 from isthmus.experiments.config import Settings
 from isthmus.experiments.loop import Totals
-from isthmus.experiments.scenarios import AnyScenario
 from isthmus.experiments.scoring import SCORE_RULES, selected_line
 
 PACKAGES = ("torch", "torch_geometric", "numpy", "scipy")
+
+
+@dataclass(frozen=True)
+class Described:
+    """What the data of a run is called, and where it came from."""
+
+    dataset: str
+    source: str
 
 
 def versions() -> dict[str, str]:
@@ -31,7 +39,7 @@ def versions() -> dict[str, str]:
 
 
 def form_result(
-    settings: Settings, scenario: AnyScenario, nodes: Mapping[str, int], lines: Sequence[Mapping[str, Any]], totals: Totals,
+    settings: Settings, described: Described, nodes: Mapping[str, int], lines: Sequence[Mapping[str, Any]], totals: Totals,
     seconds: Mapping[str, float], round_seconds: Sequence[float], parameters: Mapping[str, int], run_dir: str,
     privacy: Mapping[str, Any] | None = None, facts: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
@@ -41,7 +49,7 @@ def form_result(
     column, when, sentence = SCORE_RULES[settings.score]
     means = selected.get("test_group_client_means", {})  # absent in lines of a run begun before there were any
     return {
-        "method": run.method, "dataset": scenario.dataset, "partition": run.partition, "clients": run.clients, "split": run.split,
+        "method": run.method, "dataset": described.dataset, "partition": run.partition, "clients": run.clients, "split": run.split,
         "seed": run.seed, "engine": run.engine, "preset": run.preset, "profile": run.profile, "execution": run.execution,
         "rounds": run.rounds, "selected_round": selected["round"], "metric": run.metric,
         "val": selected["val"], "test": selected["test"], "test_last": last["test"],
@@ -66,7 +74,7 @@ def form_result(
         "seconds": {name: round(value, 6) for name, value in seconds.items()},
         "seconds_per_round": statistics.median(round_seconds) if round_seconds else None,
         "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-        "run_dir": run_dir, "versions": versions(), "source": scenario.source,
+        "run_dir": run_dir, "versions": versions(), "source": described.source,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import logging
 import os
@@ -18,10 +19,10 @@ from isthmus.experiments.callbacks import Callback, TensorBoard
 from isthmus.experiments.config import Settings, resolve, settings_from_toml
 from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.loop import Loop
-from isthmus.experiments.result import form_result
+from isthmus.experiments.result import Described, form_result
 from isthmus.experiments.scenarios import AnyScenario, parts_for, report_statistics, samples_of, scenario_of, view_of
-from isthmus.federation.engines import engine_class
-from isthmus.federation.interface import QuorumError
+from isthmus.federation.engines import ELSEWHERE, engine_class
+from isthmus.federation.interface import QuorumError, View
 from isthmus.federation.ledger import PROTECTIONS
 from isthmus.federation.session import Engine
 from isthmus.seeds import Stream
@@ -52,6 +53,9 @@ def run(method: str, *, out: str | os.PathLike[str] | None = None, config: str |
 
 def start(settings: Settings, out: Path | None = None, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Run resolved settings in a new folder. Everything is checked and loaded before the folder is made."""
+    if settings.run.engine in ELSEWHERE:
+        played: dict[str, Any] = importlib.import_module(ELSEWHERE[settings.run.engine]).start(settings, out, callbacks)
+        return played
     if out is not None:
         RunFolder(out).refuse_taken()  # before anything is loaded
     with _threads(settings.run.threads):
@@ -71,56 +75,43 @@ def resume(path: str | os.PathLike[str], callbacks: Sequence[Callback] = ()) -> 
             folder.drop_checkpoints()  # of a process that was killed right after its result
             return finished
         settings = settings_from_toml(folder.config)
+        if settings.run.engine in ELSEWHERE:
+            folder.close()
+            played: dict[str, Any] = importlib.import_module(ELSEWHERE[settings.run.engine]).resume(Path(path), settings, callbacks)
+            return played
         with _threads(settings.run.threads), Experiment(settings, scenario_of(settings), callbacks=callbacks) as experiment:
             return experiment.play(folder, resumed=True)
     finally:
         folder.close()
 
 
-class Experiment:
-    """Settings and a scenario, brought together on an engine. Use it in a ``with`` block, or :meth:`close` it: engines have processes.
+class Play:
+    """Resolved settings on an engine, wherever its parties are.
 
     Args:
-        engine: What makes the engine, instead of the one the settings name; ``engine_options`` are handed to it.
+        view: What the server may know of the parties.
+        nodes: Number of samples per client, for weighted scores.
+        described: What the data is called.
+        scenario: All of it, where the run is a simulation and somebody can see it all.
     """
 
-    def __init__(self, settings: Settings, scenario: AnyScenario, *, callbacks: Sequence[Callback] = (),
-                 engine: Callable[..., Engine] | None = None, **engine_options: Any) -> None:  # fmt: skip
-        self.scenario = scenario
-        self.parts = parts_for(settings, scenario)
-        self.nodes = samples_of(self.parts)
+    def __init__(self, settings: Settings, engine: Engine, view: View, nodes: Mapping[str, int], described: Described, *,
+                 scenario: AnyScenario | None = None, callbacks: Sequence[Callback] = ()) -> None:  # fmt: skip
+        self.settings, self.engine, self.view, self.nodes = settings, engine, view, nodes
+        self.described, self.scenario = described, scenario
         run = settings.run
-        self.engine = (engine or engine_class(run.engine))(
-            self.parts, settings.method.table, settings.method_config, Stream(run.seed, ("party",)), wire=run.wire,
-            cohort=run.execution != "each" and not (run.wire or run.secure_sum or run.transcript),
-            **(engine_options if engine is not None else run.engine_options),
-        )  # fmt: skip
-        try:
-            resolved: dict[str, Any] = {name: getattr(scenario, name) for name in ("clients", "partition", "split")}
-            resolved |= {"execution": self.engine.execution, **(self.engine.resolved if engine is None else {})}
-            self.settings = replace(settings, run=replace(run, **resolved))
-            self.callbacks = [*callbacks, *([TensorBoard()] if run.tensorboard else [])]
-            self.loop = self.new_loop(None)
-            privacy = settings.method.privacy  # asked before anything runs: an extra may be missing
-            clients = len(self.engine.parties("client"))
-            self.privacy = privacy and privacy(self.loop.state, settings.method_config, run.rounds, clients, run.secure_sum)
-        except BaseException:
-            self.close()
-            raise
+        self.callbacks = [*callbacks, *([TensorBoard()] if run.tensorboard else [])]
+        self.loop = self.new_loop(None)
+        privacy = settings.method.privacy  # asked before anything runs: an extra may be missing
+        clients = len(engine.parties("client"))
+        self.privacy = privacy and privacy(self.loop.state, settings.method_config, run.rounds, clients, run.secure_sum)
 
     def close(self) -> None:
         """End what the engine started."""
         self.engine.close()
 
-    def __enter__(self) -> Experiment:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def new_loop(self, folder: RunFolder | None, incarnation: int = 0) -> Loop:
-        view = view_of(self.parts)
-        return Loop(self.settings, self.engine, view, self.nodes, folder=folder, callbacks=self.callbacks, incarnation=incarnation)
+        return Loop(self.settings, self.engine, self.view, self.nodes, folder=folder, callbacks=self.callbacks, incarnation=incarnation)
 
     def play(self, folder: RunFolder, *, resumed: bool) -> dict[str, Any]:
         """Play the whole run in a folder and leave its result there. However it ends, the folder is free again afterwards."""
@@ -172,12 +163,46 @@ class Experiment:
         facts = self.settings.method.facts
         told = facts and facts(loop.kept_state, self.settings.method_config, self.scenario)
         result = form_result(
-            self.settings, self.scenario, self.nodes, loop.lines, loop.totals, loop.seconds, loop.round_seconds, parameters,
+            self.settings, self.described, self.nodes, loop.lines, loop.totals, loop.seconds, loop.round_seconds, parameters,
             str(folder.path), self.privacy, told,
         )  # fmt: skip
         folder.write_json("result.json", result)
         folder.drop_checkpoints()
         return result
+
+
+class Experiment(Play):
+    """Settings and a scenario, brought together on an engine. Use it in a ``with`` block, or :meth:`close` it: engines have processes.
+
+    Args:
+        engine: What makes the engine, instead of the one the settings name; ``engine_options`` are handed to it.
+    """
+
+    def __init__(self, settings: Settings, scenario: AnyScenario, *, callbacks: Sequence[Callback] = (),
+                 engine: Callable[..., Engine] | None = None, **engine_options: Any) -> None:  # fmt: skip
+        self.parts = parts_for(settings, scenario)
+        run = settings.run
+        made = (engine or engine_class(run.engine))(
+            self.parts, settings.method.table, settings.method_config, Stream(run.seed, ("party",)), wire=run.wire,
+            cohort=run.execution != "each" and not (run.wire or run.secure_sum or run.transcript),
+            **(engine_options if engine is not None else run.engine_options),
+        )  # fmt: skip
+        try:
+            resolved: dict[str, Any] = {name: getattr(scenario, name) for name in ("clients", "partition", "split")}
+            resolved |= {"execution": made.execution, **(made.resolved if engine is None else {})}
+            super().__init__(
+                replace(settings, run=replace(run, **resolved)), made, view_of(self.parts), samples_of(self.parts),
+                Described(scenario.dataset, scenario.source), scenario=scenario, callbacks=callbacks,
+            )  # fmt: skip
+        except BaseException:
+            made.close()
+            raise
+
+    def __enter__(self) -> Experiment:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def default_folder(settings: Settings) -> Path:

@@ -116,7 +116,7 @@ class PartyHost(LocalEngine):
         return (codec.encode(answer),)
 
     def _call(self, frame: Frame) -> Frame:
-        calls = decode_calls(frame, self._table, self._limits)
+        calls = self.admit(decode_calls(frame, self._table, self._limits))
         here = self._parties[calls[0].role]
         for call in calls:
             if call.party not in here:
@@ -129,7 +129,15 @@ class PartyHost(LocalEngine):
             outcomes = {party: found.row(k) for k, party in enumerate(found.parties)}
         else:
             outcomes = found
-        return encode_outcomes(outcomes, explain=self._explain)
+        return encode_outcomes(self.release(outcomes, calls), explain=self._explain)
+
+    def admit(self, calls: list[Invocation]) -> list[Invocation]:
+        """Calls as they are played here. An organisation's host opens mail that came sealed."""
+        return calls
+
+    def release(self, outcomes: Mapping[str, Outcome], calls: list[Invocation]) -> Mapping[str, Outcome]:
+        """Outcomes as they leave. An organisation's host seals mail."""
+        return outcomes
 
     def _enter(self, call: Invocation) -> Invocation:
         """Decoded messages belong to this process already: only what several parties share is copied."""

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from isthmus.errors import ProtocolError
-from isthmus.federation.messages import Identifier, Message, PartyId, Share, Structure
+from isthmus.federation.messages import Ciphertext, Count, Identifier, Message, PartyId, Share, Structure
 from isthmus.federation.schema import Json, Sink, Source, schema
 from isthmus.privacy.leaves import Leaf, LeafTemplate, decode_leaves, template_of_leaves
 from isthmus.privacy.masks import SumParty, SumRoster, SumServer, SumTag
@@ -55,6 +55,19 @@ class Masked(Message):
 
     words: Share[Tensor]
     layout: Identifier[str]
+
+
+@dataclass(frozen=True)
+class Sealed(Message):
+    """Mail that only its receiver can open. What it is of is said in clear and authenticated with it: type, size, bytes by kind, and the
+    call it was sent by."""
+
+    message_type: Identifier[str]
+    size: Count[int]
+    kinds: Count[Mapping[str, int]]
+    sequence: Count[int]
+    handler: Identifier[str]
+    body: Ciphertext[bytes]
 
 
 @dataclass(frozen=True)

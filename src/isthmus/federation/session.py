@@ -19,8 +19,21 @@ from isthmus.federation.ledger import Entry, Ledger, Protection
 from isthmus.federation.messages import SERVER, ClientId, Kind, Message, PartyId, role_of
 from isthmus.federation.party import Combine, Invocation, Outcome, Parcel, Store, Turn
 from isthmus.federation.roles import RoleTable
-from isthmus.federation.secure import KEYS_PHASE, MailOrder, MailOrders, MailPlan, Masked, MaskOrder, SumKey, SumKeys, join_supports, unmask
+from isthmus.federation.secure import (
+    KEYS_PHASE,
+    MailOrder,
+    MailOrders,
+    MailPlan,
+    Masked,
+    MaskOrder,
+    Sealed,
+    SumKey,
+    SumKeys,
+    join_supports,
+    unmask,
+)
 from isthmus.federation.transcript import Transcript
+from isthmus.privacy.envelope import OVERHEAD
 from isthmus.privacy.masks import SumRoster, SumTag
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights
@@ -280,11 +293,13 @@ class Session:
         parcels = [parcel for party, sent in outcome.items() for parcel in _sent_by(party, sent)]
         by_role: dict[str, list[Parcel]] = {}
         for parcel in parcels:
-            if not isinstance(parcel.content, Masked) or parcel.receiver not in own[parcel.sender]:
+            content = parcel.content
+            masked = isinstance(content, Masked) or (isinstance(content, Sealed) and content.message_type == Masked.__name__)
+            if not masked or parcel.receiver not in own[parcel.sender]:
                 raise ProtocolError(f"mail of {parcel.sender} to {parcel.receiver} is not masked, or not what it said it would send")
             by_role.setdefault(role_of(parcel.receiver), []).append(parcel)
         for batch in by_role.values():
-            sizes = [codec.size(parcel.content) for parcel in batch]
+            sizes = [_measured(parcel.content)[0] for parcel in batch]
             self._entry(self._mail_type(name), name, "masked", [p.sender for p in batch], [p.receiver for p in batch], sizes,
                         {Kind.SHARE: sum(sizes)})  # fmt: skip
         return parcels
@@ -444,23 +459,36 @@ class Session:
                 roles = role_of(parcel.sender), role_of(parcel.receiver)
                 by_roles.setdefault(roles, []).append((parcel.sender, parcel.receiver, parcel.content))
         for batch in by_roles.values():
-            self._note_batch(name, protection, batch)
+            sealed = all(isinstance(message, Sealed) for _, _, message in batch)
+            self._note_batch(name, "sealed" if sealed and combine == "each" else protection, batch, self._mail_type(name))
 
     def _note_alike(self, name: str, protection: Protection, message: Message, sender: Sequence[PartyId], receiver: Sequence[PartyId],
                     n: int) -> None:  # fmt: skip
         size, by_kind = codec.measure(message)
         self._entry(type(message), name, protection, sender, receiver, [size] * n, {kind: value * n for kind, value in by_kind.items()})
 
-    def _note_batch(self, name: str, protection: Protection, batch: Sequence[tuple[PartyId, PartyId, Message]]) -> None:
+    def _note_batch(self, name: str, protection: Protection, batch: Sequence[tuple[PartyId, PartyId, Message]],
+                    declared: type[Message] | None = None) -> None:  # fmt: skip
         if not batch:
             return
         sizes, by_kind = [], dict[str, int]()
         for _, _, message in batch:
-            size, kinds = codec.measure(message)
+            size, kinds = _measured(message)
             sizes.append(size)
             for kind, value in kinds.items():
                 by_kind[kind] = by_kind.get(kind, 0) + value
-        self._entry(type(batch[0][2]), name, protection, [s for s, _, _ in batch], [r for _, r, _ in batch], sizes, by_kind)
+        message_type = declared or type(batch[0][2])
+        self._entry(message_type, name, protection, [s for s, _, _ in batch], [r for _, r, _ in batch], sizes, by_kind)
+
+
+def _measured(message: Message) -> tuple[int, Mapping[str, int]]:
+    """Bytes of a message and what kinds they carry. Of sealed mail its sender says so; changed on the way, it could not be opened."""
+    if not isinstance(message, Sealed):
+        return codec.measure(message)
+    kinds = message.kinds.values()
+    if len(message.body) != message.size + OVERHEAD or min(kinds, default=0) < 0 or sum(kinds) > message.size:
+        raise ProtocolError(f"sealed mail of {message.handler} says it is of another size than it is")
+    return message.size, message.kinds
 
 
 def _told(orders: Mapping[PartyId, MaskOrder]) -> MailOrders:

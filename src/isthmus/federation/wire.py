@@ -8,8 +8,8 @@ Nothing here is pickled, and what is read is decided by the receiver:
   looked at, and a message is decoded as exactly the type its handler declares;
 - a server reads outcomes against the calls it made: who must answer, and with which type, is known before the bytes arrive.
 
-Besides declared messages the house sends a few of its own (:data:`HOUSE`): masked numbers, and plans of mail. A frame is a tuple, so that
-an engine may carry its parts apart; :func:`pack` and :func:`unpack` make one buffer of it and back.
+Besides declared messages the house sends a few of its own (:data:`HOUSE`): masked numbers, sealed mail, and plans of mail. A frame is a
+tuple, so that an engine may carry its parts apart; :func:`pack` and :func:`unpack` make one buffer of it and back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from isthmus.federation.interface import Failure, FailureKind
 from isthmus.federation.messages import Message, PartyId
 from isthmus.federation.party import Combine, Invocation, Outcome, Parcel, Turn
 from isthmus.federation.roles import RoleTable, Signature
-from isthmus.federation.secure import MailOrder, MailPlan, Masked, MaskOrder
+from isthmus.federation.secure import MailOrder, MailPlan, Masked, MaskOrder, Sealed
 from isthmus.privacy.masks import SumRoster, SumTag
 from isthmus.records import Record
 
@@ -36,7 +36,7 @@ Frame = tuple[Buffer, ...]
 R = TypeVar("R", bound=Record)
 S = TypeVar("S")
 
-HOUSE: dict[str, type[Message]] = {"Masked": Masked, "MailPlan": MailPlan}
+HOUSE: dict[str, type[Message]] = {"Masked": Masked, "MailPlan": MailPlan, "Sealed": Sealed}
 """Messages of the house that may stand where a handler declares one of the method's, by the name a header gives them."""
 MAGIC = b"isthmus1"
 NONE = -1

@@ -87,6 +87,11 @@ class Mailbox:
             raise ProtocolError(f"{other.party} came with a second session key: start a new session")
         self._out[other.party] = self._key.agree(key, "isthmus/envelope/1", self.run, self.party, other.party)
 
+    def meet_self(self) -> None:
+        """Let this party write to itself: somebody else may carry that mail too."""
+        key = self._key.agree(self._key.public, "isthmus/envelope/1", self.run, self.party, self.party)
+        self._in[self.party] = self._out[self.party] = key
+
     def seal(self, header: Header, message: bytes) -> Envelope:
         """Close a message under its header."""
         if header.sender != self.party or header.run != self.run:

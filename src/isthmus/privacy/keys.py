@@ -62,6 +62,11 @@ class Identity:
         """What the others put on their roster."""
         return self._private.public_key().public_bytes_raw()
 
+    @property
+    def seed(self) -> bytes:
+        """The secret half, for its owner's own disk and nobody else."""
+        return self._private.private_bytes_raw()
+
     def sign(self, party: str, run: str, key: bytes) -> SignedKey:
         """Vouch for a session key."""
         unsigned = SignedKey(party, run, key, b"")

@@ -1,0 +1,103 @@
+"""Many rounds between organisations: do memory and threads stay flat?
+
+    python benchmarks/soak.py [--rounds 2000] [--sites 3]
+
+A federation on loopback (real kits and processes) plays FedAvg on a small generated graph; resident memory and threads of every process are
+read twenty times on the way. Flat means: from a quarter of the run to its end neither grows by more than a tenth plus 20 MB, or 40 threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from isthmus.deploy.alive import last_beat
+from isthmus.deploy.loopback import Loopback, prepare
+from isthmus.deploy.play import BEAT, committed_steps
+from isthmus.deploy.processes import descendants
+from isthmus.experiments.config import resolve
+
+READINGS = 20
+Reading = dict[str, tuple[float, int]]
+
+
+def usage(pid: int) -> tuple[float, int] | None:
+    """Resident megabytes and threads of a process."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
+        return int(lines["VmRSS"].split()[0]) / 1024, int(lines["Threads"])
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def read(federation: Loopback, run: str) -> Reading:
+    found: Reading = {}
+    beat = last_beat(federation.runs / run / BEAT)
+    pids = {"server job": beat[0] if beat is not None else -1}
+    for name, keeper in federation.keepers.items():
+        if keeper.pid is not None:
+            pids[f"{name} parent"] = keeper.pid
+            if name != "server":
+                pids |= {f"{name} job": pid for pid in descendants(keeper.pid)[-1:]}
+    for name, pid in pids.items():
+        used = usage(pid)
+        if used is not None:
+            found[name] = used
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--sites", type=int, default=3)
+    given = parser.parse_args()
+    flags = {"dataset": "csbm:nodes=300,classes=3,features=16", "clients": given.sites, "rounds": given.rounds, "hidden": 16,
+             "eval_every": max(1, given.rounds // 20), "seed": 0}  # fmt: skip
+    settings = resolve("fedavg", flags, {"engine": "nvflare", "checkpoint.every": 50, "nvflare.sites": given.sites})
+    with tempfile.TemporaryDirectory() as folder:
+        runs = Path(folder) / "runs"
+        runs.mkdir()
+        with Loopback(given.sites, runs, Path(folder) / "state") as federation:
+            prepare(settings, runs / "soak")
+            supervisor = federation.supervisor()
+            playing = threading.Thread(target=supervisor.play, args=(["soak"],))
+            playing.start()
+            readings = follow(federation, playing, given.rounds)
+            playing.join()
+            attempts = len(supervisor.attempts)
+    report(readings, attempts)
+
+
+def follow(federation: Loopback, playing: threading.Thread, rounds: int) -> list[tuple[int, float, Reading]]:
+    readings: list[tuple[int, float, Reading]] = []
+    begun = 0.0
+    while playing.is_alive():
+        step = committed_steps(federation.runs / "soak")
+        begun = begun or (time.monotonic() if step else 0.0)
+        if step >= len(readings) * rounds / READINGS and step and step < rounds:
+            readings.append((step, time.monotonic() - begun, read(federation, "soak")))
+            shown = "  ".join(f"{name} {mb:.0f} MB {threads} t" for name, (mb, threads) in readings[-1][2].items())
+            print(f"round {step:6d}  {readings[-1][1]:7.1f} s  {shown}", flush=True)
+        time.sleep(0.1)
+    return readings
+
+
+def report(readings: list[tuple[int, float, Reading]], attempts: int) -> None:
+    quarter, last = readings[len(readings) // 4], readings[-1]
+    (first_step, first_time, _), (last_step, last_time, _) = quarter, last
+    spent = 1e3 * (last_time - first_time) / (last_step - first_step)
+    print(f"\n{attempts} attempt(s), {spent:.1f} ms per round from round {first_step} on")
+    print(f"{'process':16s} {'MB at ' + str(first_step):>12s} {'MB at ' + str(last_step):>12s} {'threads':>10s} {'threads':>10s}")
+    flat = True
+    for name in sorted(quarter[2].keys() & last[2].keys()):
+        (mb, threads), (mb_end, threads_end) = quarter[2][name], last[2][name]
+        flat = flat and mb_end <= 1.1 * mb + 20 and threads_end <= threads + 40
+        print(f"{name:16s} {mb:12.0f} {mb_end:12.0f} {threads:10d} {threads_end:10d}")
+    print("flat" if flat else "NOT FLAT")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Who the organisations are: long-term keys, agreed outside the federation.
+
+Each organisation makes its own identity (``isthmus client identity``) and tells the others the line it prints; ``roster.toml`` holds those
+lines, the same file at every organisation::
+
+    [bank-a]
+    client = "client-0"
+    key = "9f3c..."
+
+With it a site knows that mail and masks are for that organisation's party and for nobody the server made up.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from isthmus.errors import ConfigError
+from isthmus.federation.messages import client_of
+from isthmus.privacy.keys import PUBLIC_BYTES, Identity
+
+EVERYBODY = "*"
+"""As a client: all that are not named. For simulations, where one key does for all."""
+
+
+def make_identity(path: Path) -> Identity:
+    """Make an identity and keep its secret half in a file only its owner can read. An existing one is not replaced."""
+    identity = Identity()
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise ConfigError(f"{path} exists already; others know you by it: keep it, or delete it and tell them your new key") from None
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    with os.fdopen(descriptor, "w") as file:
+        file.write(identity.seed.hex() + "\n")
+    return identity
+
+
+def read_identity(path: Path) -> Identity:
+    try:
+        return Identity(bytes.fromhex(path.read_text().strip()))
+    except OSError as error:
+        raise ConfigError(f"cannot read the identity {path}: {error.strerror}; make one with `isthmus client identity`") from None
+    except ValueError:
+        raise ConfigError(f"{path} is not an identity: make one with `isthmus client identity`") from None
+
+
+@dataclass(frozen=True)
+class Organisations:
+    """The roster: organisation and public key of every client."""
+
+    keys: Mapping[str, bytes]
+    organisations: Mapping[str, str]
+
+    @classmethod
+    def read(cls, path: Path) -> Organisations:
+        try:
+            raw = tomllib.loads(path.read_text())
+        except OSError as error:
+            raise ConfigError(f"cannot read the roster {path}: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}") from None
+        keys: dict[str, bytes] = {}
+        organisations: dict[str, str] = {}
+        for organisation, entry in raw.items():
+            try:
+                key = bytes.fromhex(entry["key"])
+                clients = [entry["client"]] if "client" in entry else list(entry["clients"])
+            except (KeyError, TypeError, ValueError):
+                raise ConfigError(f"[{organisation}] in {path} must hold client = \"...\" and key = \"64 hexadecimal digits\"") from None
+            if len(key) != PUBLIC_BYTES:
+                raise ConfigError(f"the key of [{organisation}] in {path} has {len(key)} bytes instead of {PUBLIC_BYTES}: ask for it again")
+            for client in clients:
+                if client in keys:
+                    raise ConfigError(f"{path} gives {client!r} to two organisations ({organisations[client]} and {organisation})")
+                keys[client], organisations[client] = key, organisation
+        return cls(keys, organisations)
+
+    def of(self, party: str) -> bytes:
+        """The long-term key of a party's organisation; devices are their client's."""
+        client = client_of(party)
+        if client not in self.keys and EVERYBODY in self.keys:
+            return self.keys[EVERYBODY]
+        if client not in self.keys:
+            raise ConfigError(f"the roster has no organisation for {client!r}: agree on one with all organisations")
+        return self.keys[client]

@@ -1,0 +1,142 @@
+"""What a site does with a request: the organisation's side of every rule.
+
+The site decides what it takes part with (`settings`), builds only its own client's part of the data, and puts it behind a
+:class:`~isthmus.deploy.host.SiteHost`. Checkpoints and final models stay under ``state/<run>/``. Whatever arrives, the answer is a frame:
+an error of ours as one line, of anybody else's code as its type alone, because a text could carry data across the wall.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from isthmus.data.graphs import GraphSetData
+from isthmus.deploy.host import SiteHost
+from isthmus.deploy.job import check_run_id
+from isthmus.deploy.roster import Organisations, read_identity
+from isthmus.deploy.settings import SiteSettings
+from isthmus.deploy.talk import BEGIN, MEET, Begin, Client, Joined, Meet
+from isthmus.errors import ConfigError, IsthmusError, ProtocolError
+from isthmus.experiments.config import Settings, settings_from_toml
+from isthmus.experiments.folder import FileStore, write_model
+from isthmus.experiments.result import versions
+from isthmus.experiments.scenarios import parts_for, scenario_of
+from isthmus.federation import codec
+from isthmus.federation.codec import Limits
+from isthmus.federation.host import Answer
+from isthmus.federation.wire import Frame, pack, unpack
+from isthmus.seeds import Stream
+
+logger = logging.getLogger(__name__)
+
+SITE_SETTINGS = "ISTHMUS_SITE"
+"""Environment variable of a site's processes: its ``client.toml``."""
+LIMITS = Limits(max_bytes=2**30)
+BEGIN_LIMITS = Limits(max_bytes=2**22, max_tensors=100)
+
+
+def refused(error: Exception) -> bytes:
+    """The answer to a request that cannot be read or may not be made."""
+    logger.warning("refused: %s", error)
+    kind = type(error).__name__
+    answer = Answer(kind, str(error)) if isinstance(error, IsthmusError) else Answer("RunError", f"a site failed ({kind}): see its log")
+    return pack((codec.encode(answer),))
+
+
+@dataclass
+class _Open:
+    """The run a site is in."""
+
+    begin: Begin
+    host: SiteHost
+    joined: Joined
+
+
+class SiteRuntime:
+    """One site, for the time of a job."""
+
+    def __init__(self, settings: SiteSettings, limits: Limits = LIMITS) -> None:
+        self.settings, self.limits = settings, limits
+        self._open: _Open | None = None
+
+    def handle(self, run: object, kind: object, data: object) -> bytes:
+        """The one door. Never raises."""
+        try:
+            if type(run) is not str or type(kind) is not str or type(data) is not bytes:
+                raise ProtocolError("a request is a run, a kind and bytes")
+            check_run_id(run)
+            if kind == BEGIN:
+                return pack((codec.encode(self._begin(run, unpack(data, BEGIN_LIMITS))),))
+            if self._open is None or run != self._open.begin.run:
+                raise ProtocolError(f"run {run!r} is not open here: begin it first")
+            frame = unpack(data, self.limits)
+            if kind == MEET:
+                self._open.host.meet(codec.decode(_only(frame), Meet, self.limits))
+                return pack((codec.encode(Answer()),))
+            return pack(self._open.host.handle(kind, frame))
+        except Exception as error:
+            return refused(error)
+
+    # -- a run begins ------------------------------------------------------------------------------------------------------------
+
+    def _begin(self, run: str, frame: Frame) -> Joined:
+        begin = codec.decode(_only(frame), Begin, BEGIN_LIMITS)
+        if begin.run != run:
+            raise ProtocolError("a run was begun under two names")
+        if self._open is not None and self._open.begin == begin:
+            return self._open.joined
+        self._open = None
+        try:
+            self._check_versions(begin.versions)
+            settings = settings_from_toml(begin.settings)
+            self.settings.check(settings)
+            self._open = self._join(begin, settings)
+        except IsthmusError as error:
+            logger.warning("does not take part in %s: %s", run, error)
+            return Joined(error=type(error).__name__, text=str(error))
+        return self._open.joined
+
+    def _check_versions(self, server: Mapping[str, str]) -> None:
+        own = versions()
+        for package in sorted(server.keys() | own.keys()):
+            if _release(package, server.get(package)) != _release(package, own.get(package)):
+                here, there = own.get(package, "none"), server.get(package, "none")
+                raise ConfigError(f"{package} is {here} here and {there} at the server: install the same version")
+
+    def _join(self, begin: Begin, settings: Settings) -> _Open:
+        torch.set_num_threads(settings.run.threads)
+        scenario = scenario_of(settings)
+        parts: dict[str, Any] = parts_for(settings, scenario)
+        mine = {client: parts[client] for client in self.settings.clients_of(sorted(parts))}
+        folder = self.settings.state / begin.run
+        host = SiteHost(
+            mine, settings.method.table, settings.method_config, Stream(settings.run.seed, ("party",)), run=begin.run,
+            identity=read_identity(self.settings.identity) if self.settings.identity is not None else None,
+            organisations=Organisations.read(self.settings.roster) if self.settings.roster is not None else None,
+            keep=lambda client, weights: write_model(folder, client, weights), limits=self.limits,
+        )  # fmt: skip
+        host.keep_tags(lambda party: FileStore(folder / "checkpoints" / party.replace("/", ".")))
+        facts = {client: _facts(data) for client, data in mine.items()}
+        return _Open(begin, host, Joined(clients=facts, keys=host.announce(), dataset=scenario.dataset, source=scenario.source))
+
+
+def _release(package: str, version: str | None) -> str | None:
+    """What must agree: of Python the minor version, of packages all of it but the build (``2.13.0+cpu`` is ``2.13.0``)."""
+    if version is None:
+        return None
+    return ".".join(version.split(".")[:2]) if package == "python" else version.partition("+")[0]
+
+
+def _facts(data: Any) -> Client:
+    graphs = isinstance(data, GraphSetData)
+    return Client(data.num_features, data.num_classes, data.num_graphs if graphs else data.num_nodes, "graph" if graphs else "node")
+
+
+def _only(frame: Frame) -> bytes:
+    if len(frame) != 1:
+        raise ProtocolError("malformed request: it has parts")
+    return bytes(frame[0])

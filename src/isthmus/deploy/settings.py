@@ -1,0 +1,132 @@
+"""A site's own settings, ``client.toml``: what it takes part with. They stay with the organisation; a run cannot change them.
+
+::
+
+    client = "client-0"          # which client of the runs this organisation is
+    state = "state"              # checkpoints and final models, beside this file
+    roster = "roster.toml"       # long-term keys of all organisations, agreed outside
+    identity = "identity.key"    # this organisation's own
+    methods = ["fedavg"]         # optional: nothing else is run here
+
+    [data]                       # a run about anything else is refused
+    dataset = "cora"
+    partition = "louvain"
+    clients = 3
+    split = "10/10/80"
+    seed = 0
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from isthmus.errors import ConfigError, unknown
+from isthmus.experiments.config import RunConfig, Settings, coerce
+
+SCENARIO = ("dataset", "partition", "clients", "split", "seed", "undirected")
+_TOP = ("client", "state", "roster", "identity", "methods", "data")
+
+
+@dataclass(frozen=True)
+class Share:
+    """A simulated site: it takes every ``of``-th client of whatever a run is about, beginning with ``number``."""
+
+    number: int
+    of: int
+
+
+@dataclass(frozen=True)
+class SiteSettings:
+    """``client.toml``, read and checked."""
+
+    path: Path
+    client: str | None
+    state: Path
+    roster: Path | None
+    identity: Path | None
+    methods: tuple[str, ...]
+    data: Mapping[str, Any]
+    share: Share | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> SiteSettings:
+        """Read a file; unknown keys and wrong types are named."""
+        path = path.absolute()
+        try:
+            raw = tomllib.loads(path.read_text())
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}") from None
+        for key in raw:
+            if key not in _TOP:
+                raise unknown(f"key in {path.name}", key, _TOP)
+        data = raw.get("data")
+        if not isinstance(data, dict):
+            raise ConfigError(f"{path.name} has no table [data]: say which dataset, partition, clients, split and seed it has")
+        simulated = data.pop("simulated", None)
+        share = Share(*_pair(simulated, path)) if simulated is not None else None
+        for key in data:
+            if key not in SCENARIO:
+                raise unknown(f"key in [data] of {path.name}", key, SCENARIO)
+        if share is None and not {"dataset", "clients"} <= data.keys():
+            raise ConfigError(f"[data] of {path.name} must say at least dataset and clients")
+        types = {"dataset": str, "partition": str, "clients": int, "split": str, "seed": int, "undirected": bool}
+        checked = {key: coerce(value, types[key], f"{key} in [data] of {path.name}") for key, value in data.items()}
+        client = raw.get("client")
+        if share is None and not isinstance(client, str):
+            raise ConfigError(f"{path.name} does not say which client this organisation is: add e.g. client = \"client-0\"")
+        methods = coerce(raw.get("methods", ()), tuple[str, ...], f"methods in {path.name}")
+        return cls(path, client, _beside(path, raw.get("state", "state")) or path.parent, _beside(path, raw.get("roster")),
+                   _beside(path, raw.get("identity")), methods, checked, share)  # fmt: skip
+
+    def check(self, settings: Settings) -> None:
+        """Raise unless this organisation takes part in such a run; what differs is named."""
+        run = settings.run
+        if self.methods and run.method not in self.methods:
+            raise ConfigError(f"method {run.method!r} is not among those run here ({', '.join(self.methods)})")
+        if run.transcript:
+            raise ConfigError("transcript=true keeps what protections hide: it is for simulations")
+        if self.share is not None:
+            return
+        if settings.method.pooled:
+            raise ConfigError(f"{run.method} needs all data at one place: run it without organisations")
+        for key, own in self.data.items():
+            asked = getattr(run, key)
+            if asked != own:
+                raise ConfigError(f"{key} is {own!r} in its {self.path.name}, but {asked!r} in the run: agree on one")
+        for key in SCENARIO:
+            if key not in self.data and getattr(run, key) != _DEFAULTS[key]:
+                raise ConfigError(f"{key} is {getattr(run, key)!r} in the run, but its {self.path.name} does not give it: agree on one")
+
+    def clients_of(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Which of a run's clients live here."""
+        if self.share is not None:
+            return tuple(sorted(names))[self.share.number :: self.share.of]
+        if self.client not in names:
+            raise unknown(f"client in {self.path.name}", str(self.client), names)
+        return (str(self.client),)
+
+
+_DEFAULTS: dict[str, Any] = {"dataset": None, "partition": "random", "clients": None, "split": "10/10/80", "seed": 0, "undirected": False}
+
+
+def _beside(path: Path, given: object) -> Path | None:
+    if given is None:
+        return None
+    if not isinstance(given, str) or not given:
+        raise ConfigError(f"{path.name}: state, roster and identity are paths, got {given!r}")
+    return (path.parent / given).absolute()
+
+
+def _pair(given: object, path: Path) -> tuple[int, int]:
+    if isinstance(given, list) and len(given) == 2 and all(type(one) is int for one in given) and 0 <= given[0] < given[1]:
+        return given[0], given[1]
+    raise ConfigError(f"simulated in [data] of {path.name} must be [number, sites], e.g. [0, 3]")
+
+
+assert set(SCENARIO) <= set(RunConfig.__dataclass_fields__)

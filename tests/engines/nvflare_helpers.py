@@ -1,0 +1,72 @@
+"""Shared by the tests of real federations on loopback."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from isthmus.deploy.alive import last_beat
+from isthmus.deploy.loopback import Loopback, prepare
+from isthmus.deploy.play import BEAT, committed_steps
+from isthmus.deploy.processes import descendants
+from isthmus.experiments.config import Settings, resolve
+from isthmus.experiments.run import start
+
+NODES: dict[str, Any] = {"dataset": "csbm:nodes=90,classes=3,features=8", "clients": 3, "seed": 3}
+PATIENCE = 120.0
+
+
+def settings_of(method: str, engine: str, set: Mapping[str, Any] | None = None, **more: Any) -> Settings:
+    given = {**NODES, "rounds": 2, "hidden": 8, **more}
+    return resolve(method, {key: value for key, value in given.items() if value is not None}, {"execution": "each", **(set or {})}
+                   | {"engine": engine})  # fmt: skip
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of every client's final model."""
+    return {path.stem: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.safetensors"))}
+
+
+def local_hashes(settings: Settings, folder: Path) -> dict[str, str]:
+    start(settings, folder)
+    return hashes(folder / "models")
+
+
+def site_hashes(federation: Loopback, run: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in federation.names:
+        found |= hashes(federation.state / name / run / "models")
+    return dict(sorted(found.items()))
+
+
+def add_run(federation: Loopback, run: str, settings: Settings) -> Path:
+    return prepare(settings, federation.runs / run)[0]
+
+
+def wait_until(what: Callable[[], Any], patience: float = PATIENCE) -> Any:
+    until = time.monotonic() + patience
+    while time.monotonic() < until:
+        if found := what():
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"waited {patience} s in vain")
+
+
+def at_round(federation: Loopback, run: str, step: int) -> None:
+    wait_until(lambda: committed_steps(federation.runs / run) >= step)
+
+
+def server_job(federation: Loopback, run: str) -> int:
+    beat = last_beat(federation.runs / run / BEAT)
+    assert beat is not None
+    return beat[0]
+
+
+def client_job(federation: Loopback, site: str) -> int:
+    """The newest job process of a site."""
+    parent = federation.keepers[site].pid
+    assert parent is not None
+    return max(descendants(parent))

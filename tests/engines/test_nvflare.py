@@ -1,0 +1,153 @@
+"""A federation of three simulated organisations on loopback: real kits, certificates and processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nvflare", reason="the engine nvflare is an extra")
+
+from nvflare_helpers import (
+    NODES,
+    PATIENCE,
+    add_run,
+    at_round,
+    client_job,
+    hashes,
+    local_hashes,
+    server_job,
+    settings_of,
+    site_hashes,
+    wait_until,
+)  # fmt: skip
+
+from isthmus.deploy.alive import is_alive
+from isthmus.deploy.loopback import Loopback, free_port
+from isthmus.deploy.play import committed_steps
+from isthmus.deploy.processes import descendants
+from isthmus.deploy.project import SERVER_KIT
+from isthmus.experiments.run import resume
+from isthmus.methods.registry import all_methods
+
+ROUNDS = 40
+
+
+def test_all_methods_in_one_job(federation: Loopback, tmp_path: Path) -> None:
+    wanted = {}
+    for method in all_methods():
+        name = f"all-{method.name}"
+        wanted[name] = local_hashes(settings_of(method.name, "local"), tmp_path / name)
+        add_run(federation, name, settings_of(method.name, "nvflare"))
+    supervisor = federation.supervisor()
+    supervisor.play(list(wanted))
+    assert len(supervisor.attempts) == 1
+    assert {name: site_hashes(federation, name) for name in wanted} == wanted
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return local_hashes(settings_of("fedavg", "local", rounds=ROUNDS), tmp_path_factory.mktemp("local") / "run")
+
+
+@pytest.mark.parametrize("victim", ["client job", "client parent", "server job", "server parent"])
+def test_a_kill_at_a_random_round_changes_nothing(federation: Loopback, victim: str, undisturbed: dict[str, str]) -> None:
+    run = f"kill-{victim.replace(' ', '-')}"
+    add_run(federation, run, settings_of("fedavg", "nvflare", {"checkpoint.every": 1}, rounds=ROUNDS))
+    supervisor = federation.supervisor()
+    playing = threading.Thread(target=supervisor.play, args=([run],))
+    playing.start()
+    killed_at = random.randint(3, ROUNDS - 10)
+    at_round(federation, run, killed_at)
+    site = random.choice(federation.names)
+    keeper = federation.keepers[SERVER_KIT if "server" in victim else site]
+    jobs = {"client job": lambda: client_job(federation, site), "server job": lambda: server_job(federation, run)}
+    pid = jobs[victim]() if victim in jobs else keeper.pid
+    assert pid is not None
+    begun = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: len(supervisor.attempts) > 1)
+    seconds = time.monotonic() - begun
+    playing.join(timeout=120.0)
+    assert not playing.is_alive()
+    print(f"{victim}: killed at round {killed_at}, next job after {seconds:.1f} s, done after {time.monotonic() - begun:.1f} s")  # noqa: T201
+    assert len(supervisor.attempts) == 2
+    assert site_hashes(federation, run) == undisturbed
+
+
+def test_ctrl_c_ends_everything_and_resume_goes_on(tmp_path: Path) -> None:
+    """`isthmus run --engine nvflare`, interrupted in the middle of a round."""
+    wanted = local_hashes(settings_of("fedper", "local", rounds=60), tmp_path / "local")
+    out = tmp_path / "out"
+    options = [f"{key}={value}" for key, value in {**NODES, "rounds": 60, "hidden": 8, "checkpoint.every": 1, "engine": "nvflare"}.items()]
+    command = [sys.executable, "-m", "isthmus.cli.main", "run", "fedper", "--out", str(out)]
+    process = subprocess.Popen([*command, *(part for option in options for part in ("--set", option))], stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: committed_steps(out) >= 5)
+    started = descendants(process.pid)
+    assert len(started) >= 7, "server and three sites, and the job of each"
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60.0)[1]
+    assert process.returncode == 130 and f"continue with: isthmus resume {out}" in said
+    wait_until(lambda: not any(map(is_alive, started)), 10.0)
+    assert committed_steps(out) < 60
+    assert resume(out)["rounds"] == 60
+    assert hashes(out / "models") == wanted
+
+
+def test_organisations_by_their_commands(tmp_path: Path) -> None:
+    """What a newcomer types, on one machine: two organisations with long-term keys of their own, a server, a run."""
+    home, port = tmp_path / "federation", free_port()
+    isthmus("server", "init", home, "--organisation", "bank-a", "--organisation", "bank-b", "--port", port)
+    roster = ""
+    for n, x in enumerate("ab"):
+        roster += isthmus("client", "identity", f"bank-{x}", "--client", f"client-{n}", "--out", tmp_path / f"{x}.key")
+    (tmp_path / "roster.toml").write_text(roster)
+    data = "".join(f"{key} = {json.dumps(value)}\n" for key, value in {**NODES, "clients": 2}.items())
+    for n, x in enumerate("ab"):
+        (tmp_path / f"{x}.toml").write_text(
+            f'client = "client-{n}"\nstate = "state-{x}"\nroster = "roster.toml"\nidentity = "{x}.key"\n[data]\n{data}'
+        )
+    (tmp_path / "run.toml").write_text(f'method = "fedavg"\nrounds = 3\nhidden = 8\n{data}')
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(running("server", "start", home))
+        for x in "ab":
+            stack.enter_context(running("client", "start", "--kit", home / "kits" / f"bank-{x}", "--config", tmp_path / f"{x}.toml"))
+        result = json.loads(isthmus("submit", tmp_path / "run.toml", "--federation", home, "--json"))
+        assert result["rounds"] == 3 and result["engine"] == "nvflare" and result["clients"] == 2
+        status = json.loads(isthmus("status", home, "--json"))
+        assert status["organisations"] == {"bank-a": "connected", "bank-b": "connected"}
+        assert [(run["state"], run["rounds"]) for run in status["runs"]] == [("finished", 4)]
+        isthmus("stop", home)
+        assert server.wait(timeout=20.0) is not None
+    wanted = local_hashes(settings_of("fedavg", "local", rounds=3, clients=2), tmp_path / "local")
+    (run,) = (home / "runs").iterdir()
+    assert hashes(tmp_path / "state-a" / run.name / "models") | hashes(tmp_path / "state-b" / run.name / "models") == wanted
+    assert not (run / "models").exists(), "models stay with their owners"
+
+
+def isthmus(*arguments: object) -> str:
+    """Standard output of a command that must succeed."""
+    command = [sys.executable, "-m", "isthmus.cli.main", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@contextlib.contextmanager
+def running(*arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-m", "isthmus.cli.main", *map(str, arguments)], stderr=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(timeout=20.0)
