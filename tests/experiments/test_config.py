@@ -10,6 +10,7 @@ import pytest
 from run_helpers import small
 
 from isthmus.data.datasets import canonical_name
+from isthmus.data.graphsets import SETTINGS
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import RunConfig, Settings, coerce, parse_override, read_file, resolve, settings_from_toml
 from isthmus.experiments.presets import CONDITIONS, load_preset, preset_names
@@ -55,7 +56,7 @@ def test_presets_know_a_data_set_under_all_its_names(spelling: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_config_toml_round_trip(method: str, tmp_path: Path) -> None:
-    settings = resolve(method, {"dataset": "cora", "seed": 5, "clients": 4}, {"hidden": "7,5", "checkpoint.every": 3})
+    settings = resolve(method, {"dataset": "cora", "seed": 5, "clients": 4}, {"hidden": "7", "checkpoint.every": 3})
     assert settings_from_toml(settings.to_toml()) == settings
     file = tmp_path / "config.toml"
     file.write_text(settings.to_toml())
@@ -155,9 +156,16 @@ OUT_OF_RANGE: dict[str, tuple[Any, ...]] = {
     "batch_size": (0, -1), "hops": (-1,), "heads": (0,), "alpha": (2.0,), "dprate": (1.5,), "attention_dropout": (-1.0,),
     "fraction": (0.0, 1.01, -0.5), "mu": (-0.1,), "personal_layers": (-1,), "dp_clip": (-1.0,), "dp_noise": (-0.5,),
     "dp_delta": (0.0, 1.0, -1e-5), "ray.actors": (0, -2), "nvflare.sites": (0, -1), "lambda1": (-1.0,), "lambda2": (-0.1,),
-    "proxy_width": (0, -4),
-    "encoder_lr": (0.0,), "proxy_lr": (0.0, -1.0), "kd_confidence": (-0.1, 1.1), "min_class_count": (0,), "mixing": (-0.1, 1.1),
-    "alpha_lr": (-1.0,), "types": (0,),
+    "proxy_width": (0, -4), "encoder_lr": (0.0,), "proxy_lr": (0.0, -1.0), "kd_confidence": (-0.1, 1.1), "min_class_count": (0,),
+    "mixing": (-0.1, 1.1), "alpha_lr": (-1.0,), "types": (0,), "eps1": (-1.0,), "eps2": (-0.1,), "warmup": (-1,), "window": (0,),
+    "degrees": (0, -1), "steps": (0, -1), "clip": (-1.0,), "epsilon": (-1.0,),
+    "structure_hops": (0, -1), "betas": ("0.5",), "beta0": ("x",), "prune": (-1,), "nsf_dim": (0,), "structure_hidden": ("0",),
+    "nsf_lr": (0.0,), "nsf_weight_decay": (-1.0,),
+    "local_width": (0,), "global_width": (0,), "joint_dropout": (-0.1, 1.0), "k": (0, -1), "refresh": (0,), "server_hidden": (0,),
+    "input_dropout": (-0.1, 1.0), "server_lr": (0.0, -1.0), "encoder_hidden": (0,), "embedding_width": (0,), "encoder_epochs": (-1,),
+    "encoder_every": (0,), "quorum": (0.0, 1.5), "gradient_clip": (-1.0,), "gradient_noise": (-1.0,), "embedding_bits": (-1,),
+    "lr_decay": (0.0, -1.0), "lr_step": (0,), "threshold": (0, -1), "k_min": (0,), "message_clip": (0.0,), "message_noise": (-1.0,),
+    "horizon": (0,), "prime": (0, 4), "bound": (0.0,), "max_degree": (0,), "columns": (0,), "min_cohort": (0,), "fraction_bits": (-1, 80),
 }  # fmt: skip
 
 
@@ -247,13 +255,21 @@ def test_every_layer_of_a_preset_can_apply(name: str) -> None:
             assert set(wanted if isinstance(wanted, list) else [wanted]) <= set(known)
         wanted = layer.get("dataset", [])
         names = wanted if isinstance(wanted, list) else [wanted]
-        assert not names or {canonical_name(dataset) for dataset in names} & set(names)
+        assert not names or set(names) <= set(SETTINGS) or {canonical_name(dataset) for dataset in names} & set(names)
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("profile", ["paper", "reference"])
 @pytest.mark.parametrize("dataset", ["cora", "chameleon", "csbm"])
-def test_every_preset_gives_valid_settings(method: str, profile: str, dataset: str) -> None:
+def test_a_method_runs_as_it_comes(method: str, profile: str, dataset: str) -> None:
+    settings = resolve(method, {"dataset": dataset, "profile": profile})
+    assert settings.run.preset == (get_method(method).preset or "fedstruct")
+
+
+@pytest.mark.parametrize("method", ["local", "central", "fedavg", "fedsgd", "fedprox", "fedper", "apfl", "gcfl", "gcflplus"])
+@pytest.mark.parametrize("profile", ["paper", "reference"])
+@pytest.mark.parametrize("dataset", ["cora", "chameleon", "csbm"])
+def test_every_preset_gives_baselines_valid_settings(method: str, profile: str, dataset: str) -> None:
     for preset in preset_names():
         for backbone in ("sage", "gcn", "mlp"):
             settings = resolve(method, {"dataset": dataset, "profile": profile, "preset": preset, "backbone": backbone})
