@@ -54,8 +54,6 @@ class PowerConfig(WeightedConfig):
             raise ConfigError(f"betas must name one weight per power: structure_hops={self.structure_hops}, got {len(self.betas)}")
         if self.dp_clip:
             raise ConfigError("fedstruct has no differential privacy: leave dp_clip out, or use fedsgd")
-        if self.protocol == "hardened" and self.prune and self.prune_mode == "block":
-            raise ConfigError("prune_mode=block is the published protocol's: use prune_mode=row, or protocol=published")
 
     @property
     def power_weights(self) -> tuple[float, ...]:
