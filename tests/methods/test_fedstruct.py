@@ -18,6 +18,7 @@ from isthmus.data.scenario import Scenario
 from isthmus.errors import ConfigError, RunError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import Experiment
+from isthmus.federation.messages import Kind
 from isthmus.graph.normalise import row_norm
 from isthmus.graph.powers import combined_adjacency
 from isthmus.methods.structure.client import FedStructClient, Task, fingerprint
@@ -292,6 +293,16 @@ def test_an_unlucky_partition_works() -> None:
     run = experiment(graph(60, clients=20, train=0.1), structure_hops=2, rounds=2, dropout=0.3)
     run.loop.play()
     assert run.loop.lines[-1]["test"] is not None
+
+
+def test_a_round_moves_theta_and_s_once_in_each_direction() -> None:
+    where, width = graph(40, clients=3), 12
+    run = experiment(where, structure_hops=2, nsf_dim=width, rounds=1)
+    run.loop.play()
+    values = sum(tensor.numel() for tensor in run.loop.state.weights.values()) + 40 * width  # type: ignore[attr-defined]
+    batch = {entry.message: entry for _, entries in run.loop._entries for entry in entries if entry.phase == "train"}
+    assert batch["Task"].by_kind[Kind.MODEL] + batch["Task"].by_kind[Kind.EMBEDDING] == 3 * 8 * values
+    assert batch["Step"].by_kind[Kind.GRADIENT] == 3 * 8 * values
 
 
 def test_a_fingerprint_sees_every_value() -> None:

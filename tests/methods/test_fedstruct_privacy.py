@@ -14,9 +14,12 @@ import torch
 from fedstruct_helpers import experiment, graph, states
 from numpy.typing import NDArray
 
+import isthmus
+from isthmus.cli.recover import Recovered, recover
 from isthmus.data.nodes import NodeData
 from isthmus.data.scenario import Scenario
 from isthmus.experiments.folder import RunFolder
+from isthmus.federation.audit import NEIGHBOURS
 from isthmus.federation.messages import Message
 from isthmus.federation.secure import Masked
 from isthmus.federation.transcript import Line, received
@@ -164,3 +167,23 @@ def test_masked_gradients_tell_the_server_nothing_of_one_client(sparse_labels: S
         read = labels_from_signs(words)
         assert np.mean([read.labels[node] == label for node, label in alone.items()]) < 0.75
     assert isinstance(run.loop.state.nsf, torch.Tensor)
+
+
+@pytest.mark.parametrize(("protocol", "masked"), [("published", False), ("hardened", True)])
+def test_an_audit_of_the_kept_messages_says_so(protocol: str, masked: bool, tmp_path: Path) -> None:
+    found = run_and_recover(tmp_path / "run", protocol, masked)
+    lists = [each for each in found if each.attack == NEIGHBOURS]
+    gradients = [each for each in found if each.on == "gradients of structure features"]
+    if masked:
+        assert not lists and not gradients
+    else:
+        assert lists[0].numbers["correct"] == lists[0].numbers["claimed"] > 10
+        assert 0 < gradients[0].numbers["reached"] < gradients[0].numbers["of"]
+
+
+def run_and_recover(folder: Path, protocol: str, masked: bool) -> list[Recovered]:
+    mode = {"prune_mode": "block"} if protocol == "published" else {}
+    small = {"nsf_dim": 8, "structure_hidden": (6,), "structure_hops": 2, "hidden": (8,), "rounds": 1, "split": "10/10/80", **mode}
+    isthmus.run("fedstruct", dataset="csbm:nodes=80,classes=3", clients=3, transcript=True, secure_sum=masked, protocol=protocol,
+                out=folder, **small)  # fmt: skip
+    return recover(RunFolder(folder))

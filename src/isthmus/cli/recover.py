@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from isthmus.cli.recover_structure import neighbour_lists, reach
 from isthmus.errors import DataError
 from isthmus.experiments.config import Settings, settings_from_toml
 from isthmus.experiments.folder import RunFolder
@@ -51,12 +52,16 @@ def recover(folder: RunFolder) -> list[Recovered]:
     """Run what applies. The data of the run is made again from its settings: the truth the attacks are scored against."""
     settings = settings_from_toml(folder.config)
     table = settings.method.table
-    engine = LocalEngine(parts_for(settings, scenario_of(settings)), table, settings.method_config, Stream(settings.run.seed, ("party",)))
+    parts = parts_for(settings, scenario_of(settings))
+    engine = LocalEngine(parts, table, settings.method_config, Stream(settings.run.seed, ("party",)))
     clients: dict[PartyId, Any] = {name: engine.party(name).client for name in engine.parties("client")}
     server = list(received(folder.path, SERVER, table))
     learners = {name: client for name, client in clients.items() if isinstance(client, ModelClient)}
     found = [*_inputs(server, folder, settings), *_classes(server, folder, settings, learners), *_masks(server)]
     found += _members(folder, learners)
+    found += [Recovered(*each) for each in reach(server, parts)]
+    if settings.method.cross_edges:
+        found += [Recovered(*each) for each in neighbour_lists(folder.path, parts, table)]
     return found or [Recovered("none", "-", "-", "no kept message is of a kind these attacks read", {})]
 
 
@@ -173,7 +178,9 @@ def _members(folder: RunFolder, clients: Mapping[PartyId, ModelClient[Any]]) -> 
     only what goes beyond that was learnt by training.
     """
     final = {name: weights for name in clients if (weights := _final_model(folder, name)) is not None}
-    if not final:
+    # A model that is more than its learner (FedStruct needs Abar and S too) cannot be tried on records here.
+    alone = (clients[name].state.weights.keys() == dict(clients[name].learner.model.named_parameters()).keys() for name in final)
+    if not final or not all(alone):
         return
     try:
         trained = _told_apart({name: (clients[name].learner, weights) for name, weights in final.items()})

@@ -16,6 +16,8 @@ from isthmus.tensors import Weights
 FEATURE, STRUCTURE = "feature.", "structure."
 """Prefixes of theta_f and theta_s in the names of weights."""
 NSF = "nsf"
+DIRECT_LR = 0.5
+"""Learning rate of S in the direct form: the best on validation of 0.05, 0.1, 0.2, 0.5 and 1 (Cora)."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,6 @@ class PowerConfig(WeightedConfig):
             raise ConfigError(f"betas must name one weight per power: structure_hops={self.structure_hops}, got {len(self.betas)}")
         if self.dp_clip:
             raise ConfigError("fedstruct has no differential privacy: leave dp_clip out, or use fedsgd")
-        if self.protocol == "hardened" and self.prune and self.prune_mode == "block":
-            raise ConfigError("prune_mode=block is the published protocol's: use prune_mode=row, or protocol=published")
 
     @property
     def power_weights(self) -> tuple[float, ...]:
@@ -75,7 +75,7 @@ class FedStructConfig(PowerConfig):
         form: HOP2VEC with the MLP g on top (``headed``, what the published numbers come from) or without (``direct``, the paper's Eq. 15).
         structure_hidden: Hidden widths of g.
         nsf_at: Where HOP2VEC's S lives: ``server``, or a replica at all ``clients``.
-        nsf_lr, nsf_weight_decay: Of S; not given = those of theta, and in the direct form 0.2 and 0.
+        nsf_lr, nsf_weight_decay: Of S; not given = those of theta, and in the direct form 0.5 and 0 (docs/methods/fedstruct.md).
         algorithm: ``fedsgd`` (the paper), or ``fedavg``: local optimiser steps, averaged weights.
         inference: ``structure`` predicts with z alone.
     """
@@ -123,7 +123,7 @@ class FedStructConfig(PowerConfig):
     def nsf_rates(self) -> tuple[float, float]:
         """Learning rate and weight decay of S."""
         direct = self.form == "direct"
-        lr = self.nsf_lr if self.nsf_lr is not None else 0.2 if direct else self.lr
+        lr = self.nsf_lr if self.nsf_lr is not None else DIRECT_LR if direct else self.lr
         decay = self.nsf_weight_decay if self.nsf_weight_decay is not None else 0.0 if direct else self.weight_decay
         return lr, decay
 

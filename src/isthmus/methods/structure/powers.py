@@ -12,7 +12,7 @@
 
 Where powers are cut (``prune``):
 
-    block    by the sender: the ceil(p/K) n_i largest entries of B_ijk (the paper's protocol); never at l = 1
+    block    by the sender: the ceil(p/K) n_i largest entries of B_ijk (the paper's choice); never at l = 1
     row      by the owner: the p largest entries of each of its rows, before they are multiplied into anything that leaves
     global   by all: the p n largest entries of Ah^l (the reference code, also at l = 1), by counting digits (`graph.powers.Selection`)
 
@@ -131,19 +131,35 @@ class PowerClient(DirectoryClient[ConfigT], Generic[ConfigT]):
 
     @handler
     def multiply(self, stripe: Stripe) -> Mapping[PartyId, Product]:
-        """Step 1 to 3: B_ijk for every client i, cut, and sent; k = i is mail to oneself."""
-        factor, owner = self._factor(stripe), self.state.owner.numpy()[self._columns_of(stripe)]
-        mail = {}
-        for client, arcs in {**self.state.entering, self.party: None}.items():
-            left = self.inner.astype(self.kind) if arcs is None else from_torch_csr(arcs)
-            product: Block = left @ factor
-            if isinstance(product, sp.csr_matrix | sp.csr_array):
-                product = as_csr(product)
-            if self.config.prunes and self.config.prune_mode == "block" and stripe.power > 1:
-                product = keep_largest_by_owner(as_csr(product), owner, self._block_limit(client))
-            if self.hardened or client == self.party or entries(product):
-                mail[client] = Product(tensor_of(as_csr(product) if self.hardened else _smaller(product)))
+        """Steps 1 to 3: B_ijk for every client i, cut, and sent; k = i is mail to oneself."""
+        factor, mail = self._factor(stripe), {}
+        for client in (*self.state.entering, self.party):
+            product = self._product(client, factor, stripe)
+            if client == self.party or entries(product):
+                mail[client] = Product(tensor_of(_smaller(product)))
         return mail
+
+    @handler
+    def multiply_for_sum(self, stripe: Stripe) -> Mapping[PartyId, Product]:
+        """The same for delivery as a sum: everybody writes to everybody, so that who writes tells nothing."""
+        factor = self._factor(stripe)
+        return {client: Product(tensor_of(as_csr(self._product(client, factor, stripe)))) for client in self.state.entering}
+
+    @handler
+    def own_product(self, stripe: Stripe) -> None:
+        """k = i of a hardened exchange: its rows are all own nodes, not slots, so it is no part of the sum."""
+        self._add(self._product(self.party, self._factor(stripe), stripe), own=True)
+
+    def _product(self, client: PartyId, factor: Block, stripe: Stripe) -> Block:
+        """B_ijk for i = ``client`` and all j of a stripe, cut where the sender cuts."""
+        left = self.inner.astype(self.kind) if client == self.party else from_torch_csr(self.state.entering[client])
+        product: Block = left @ factor
+        if not isinstance(product, np.ndarray):
+            product = as_csr(product)
+        if self.config.prunes and self.config.prune_mode == "block" and stripe.power > 1:
+            owner = self.state.owner.numpy()[self._columns_of(stripe)]
+            product = keep_largest_by_owner(as_csr(product), owner, self._block_limit(client))
+        return product
 
     def _block_limit(self, receiver: str) -> int:
         """ceil(p / K) n_i."""
@@ -157,16 +173,6 @@ class PowerClient(DirectoryClient[ConfigT], Generic[ConfigT]):
         for sender in sorted(mail):
             self._add(block_of(mail[sender].rows), own=sender == self.party)
         self._close_stripe()
-
-    @handler
-    def own_product(self, stripe: Stripe) -> None:
-        """k = i of a hardened exchange: it must not be mixed with slots of others."""
-        self._add(as_csr(self.inner.astype(self.kind) @ self._factor(stripe)), own=True)
-
-    @handler
-    def multiply_for_sum(self, stripe: Stripe) -> Mapping[PartyId, Product]:
-        """Steps 1 and 3 for delivery as a sum: everybody writes to everybody, so that who writes tells nothing."""
-        return {client: product for client, product in self.multiply(stripe).items() if client != self.party}
 
     @handler
     def gather_sum(self, mail: Product | None) -> None:
