@@ -74,7 +74,7 @@ def bytes_of(experiment: Experiment) -> dict[str, int]:
 
 
 def test_general_properties_on_nodes() -> None:
-    check_method("fedstar", settings={"common_start": True, "degrees": 4, "steps": 4, "hidden": (8, 8)}, skip={
+    check_method("fedstar", settings={"first_weights": "common", "degrees": 4, "steps": 4, "hidden": (8, 8)}, skip={
         "one_client_equals_local": "its model has two channels; see the test against sharing=none",
         "cohort_equals_each": "clients are trained one by one",
     })  # fmt: skip
@@ -145,7 +145,7 @@ def test_all_shared_by_identical_clients_is_one_run(motifs: GraphScenario) -> No
     """Same data, start and batches (one for all); no dropout, because its draws belong to the client."""
     data = motifs.parts["client-0"]
     same = replace(motifs, parts={client: data for client in motifs.parts})
-    settings = {"sharing": "all", "common_start": True, "dropout": 0.0, "batch_size": 10_000, "precision": "float64"}
+    settings = {"sharing": "all", "first_weights": "common", "dropout": 0.0, "batch_size": 10_000, "precision": "float64"}
     found = models(play(same, **settings))
     alone = models(play(only(same, "client-0"), **settings))["client-0"]
     assert all(max_difference(model, alone) < 1e-9 for model in found.values())

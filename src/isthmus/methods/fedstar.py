@@ -59,7 +59,7 @@ class FedStarConfig(FedAvgConfig):
         decoupled: False puts s_v beside the features of a single-channel model.
         se: Structure embedding: ``dse+rwse``, ``dse``, ``rwse`` or ``ones``.
         degrees, steps: k_1 and k_2, sizes of the two embeddings.
-        common_start: Feature encoders and classifiers start from common weights too; otherwise each client draws its own, as published.
+        first_weights: ``own``: the structure encoder starts the same everywhere, of the rest each client draws its own, as published.
     """
 
     backbone: str = "gin"
@@ -70,7 +70,7 @@ class FedStarConfig(FedAvgConfig):
     se: Kind = "dse+rwse"
     degrees: int = 16
     steps: int = 16
-    common_start: bool = False
+    first_weights: Literal["common", "own"] = "own"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,7 +125,7 @@ class FedStarClient(FedAvgClient[FedStarConfig]):
         config, data = self.config, _checked(self.data)
         s = structure_embedding(data, config.se, config.degrees, config.steps)  # depends on the edges alone: once, not per round
         common = self.common.child("init")
-        own = common if config.common_start else self.stream("init")
+        own = common if config.first_weights == "common" else self.stream("init")
         graphs = isinstance(data, GraphSetData)
         shape: dict[str, Any] = {"num_features": data.num_features, "num_classes": data.num_classes, "stream": own}
         learner: Any
