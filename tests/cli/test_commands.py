@@ -51,7 +51,7 @@ def test_json_is_one_object_with_the_agreed_keys(tmp_path: Path, capsys: pytest.
     out, err = capsys.readouterr()
     told = json.loads(out)
     assert out.count("\n") == 1 and told == json.loads((tmp_path / "r" / "result.json").read_text())
-    assert set(told) == KEYS | {"source", "finished", "groups"}
+    assert set(told) == KEYS | {"source", "finished", "groups", "test_minority_last"}
     assert set(told["bytes"]) - {"evaluation_up", "evaluation_down"} == {"setup_up", "setup_down", "up", "down", "peer", "device"}
     assert set(told["seconds"]) == {"setup", "train", "eval"} and set(told["parameters"]) == {"trainable", "shared"}
     assert all(0.0 <= told[key] <= 1.0 for key in ("val", "test", "test_last", "test_client_mean", "test_client_mean_last", "score"))

@@ -54,7 +54,7 @@ def form_result(
         "rounds": run.rounds, "selected_round": selected["round"], "metric": run.metric,
         "val": selected["val"], "test": selected["test"], "test_last": last["test"],
         "test_client_mean": selected["test_client_mean"], "test_client_mean_last": last["test_client_mean"],
-        "test_minority": _share(selected["test_groups"].get("minority")),
+        "test_minority": _share(selected["test_groups"].get("minority")), "test_minority_last": _share(last["test_groups"].get("minority")),
         "score": (last if when == "last" else selected)[column],
         "score_rule": sentence.replace("accuracies", f"{run.metric} scores").replace("accuracy", run.metric)
         if run.metric != "accuracy" else sentence,
