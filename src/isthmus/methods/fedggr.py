@@ -44,6 +44,7 @@ from isthmus.federation.roles import Role, handler
 from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.fedavg import Update
 from isthmus.methods.global_graph import Channel, GlobalModule
+from isthmus.methods.graph_facts import graph_facts
 from isthmus.methods.learners import NodeLearner, dropout_source
 from isthmus.methods.noise import statement
 from isthmus.methods.registry import Log, Method, Phase, register
@@ -88,7 +89,6 @@ class FedGGRConfig(WeightedConfig):
         scale_gradients: Multiply returned gradients by |V_i| / |V|.
         reset_optimizer: Start the clients' optimiser afresh in every round, as FederatedScope does.
         quorum: Share of the clients that must answer a round.
-        share_head: False keeps the classifier at home: the server then cannot solve returned gradients for labels.
         dummy_gradients: Nodes without a training label return the gradient of a label drawn from the model's own prediction, whose mean
             is zero: which nodes are labelled is no longer plain to see.
         gradient_clip, gradient_noise: Clip the gradient of each node's own loss to this length and add Gaussian noise of this many
@@ -120,7 +120,6 @@ class FedGGRConfig(WeightedConfig):
     scale_gradients: bool = True
     reset_optimizer: bool = False
     quorum: float = 1.0
-    share_head: bool = True
     dummy_gradients: bool = False
     gradient_clip: float = 0.0
     gradient_noise: float = 0.0
@@ -287,9 +286,11 @@ class FedGGRClient(WeightedClient[FedGGRConfig]):
         return self._embedded(common.weights)
 
     def _embedded(self, encoder: Weights) -> Uploaded:
-        config = self.config
         with torch.no_grad():
-            rows = encode(encoder, self.task) if encoder else project(self.task, config.embedding_width, self.common, config.dtype)
+            if encoder:
+                rows = encode(encoder, self.task)
+            else:
+                rows = project(self.task, self.config.embedding_width, self.common, self.config.dtype)
         self._task = None
         self.state = replace(self.state, encoder={}, encoder_optimizer=fresh_state("adam", {}))
         return Uploaded(quantised(rows, self.config.embedding_bits))
@@ -423,8 +424,7 @@ def init(view: View, config: FedGGRConfig, common: Stream) -> ServerState:
         raise ConfigError("fedggr compares nodes of all clients: they must have the same features and classes; try fedavg")
     widths = config.embedding_width, config.server_hidden, config.global_width
     module = config.module.first_weights(*widths, common.child("server"), config.dtype)
-    head = config.first_head(view.num_classes, common) if config.share_head else {}
-    weights = {**get_weights(config.first_model(view, common)), **head}
+    weights = {**get_weights(config.first_model(view, common)), **config.first_head(view.num_classes, common)}
     optimizer = fresh_state(config.optimizer, {name: module[name] for name in config.module.trained(module)})
     encoder = config.first_autoencoder(view.num_features, common) if config.encoder == "federated" else {}
     return ServerState(0, weights, 0.0, encoder, module, optimizer, torch.empty(0, config.embedding_width, dtype=config.dtype),
@@ -520,6 +520,13 @@ def privacy(state: ServerState, config: FedGGRConfig, rounds: int, clients: int,
     }  # fmt: skip
 
 
+def facts(state: ServerState, config: FedGGRConfig, scenario: Any) -> dict[str, Any]:
+    """What the learned graph is like; which edges were lost, only an onlooker knows."""
+    if not config.module.has_graph:
+        return {"graph": config.channel}
+    return {"learned_graph": graph_facts(state.neighbours, state.sizes, scenario)}
+
+
 DISCLOSES = (
     Disclosure("setup", "client", "server", Size, "summed"),
     Disclosure("setup", "server", "client", Encoder),
@@ -547,5 +554,6 @@ METHOD = register(
         preset="fedggr",
         shared_values=lambda state: num_values(state.weights),
         privacy=privacy,
+        facts=facts,
     )
 )

@@ -8,6 +8,7 @@ it must succeed without the protection it belongs to and fail with it.
 attack                                                     what the party saw                     protection
 =========================================================  =====================================  ===========================
 ``gradients.inputs_from_linear_gradient``                  one record's gradient of a layer       secure sum, clip and noise
+``features.learn_decoder``, ``features.words_from_scores``  embeddings, and a decoder or an ally    independent encoders, few bits
 ``labels.labels_from_embedding_gradient``                  gradients per node, output layer       clip and noise
 ``labels.labels_from_signs``                               residuals per node (up to a factor)    secure sum, clip and noise
 ``membership.membership_by_loss``                          a model                                noise in training
