@@ -114,8 +114,8 @@ class Devices(Client[HiFGLConfig, DeviceState]):
         self.x: Matrix = from_torch_csr(data.x).astype(kind) if data.x.layout == torch.sparse_csr else data.x.to(config.dtype)
         self.inner = None if self.where.inner is None else self.where.inner.astype(kind)
         self.sums = SecretSums(config.format, config.threshold)
-        self._joined_keys: tuple[Any, Any] = None, None
-        self._kept: tuple[Any, Any] = None, None
+        self._joined_keys: tuple[Any, np.ndarray[Any, Any]] = None, np.empty(0, np.uint8)
+        self._kept: tuple[Tensor | None, Matrix] = None, torch.empty(0)
 
     def initial_state(self) -> DeviceState:
         empty = torch.zeros(0, self.config.threshold, 32, dtype=torch.uint8)
