@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -89,9 +90,9 @@ def measure(options: Any) -> Iterator[dict[str, Any]]:
             for file, ours, bench in ((SERVER_CONFIG, SERVER_APP, SERVER), (CLIENT_CONFIG, SITE_APP, SITE)):
                 path = job / "app" / "config" / file
                 path.write_text(path.read_text().replace(ours, bench))
-            supervisor = made.supervisor()
-            supervisor._wait_for_sites()
             with Admin(made.coordinator) as admin:
+                while "site-1" not in _connected(admin):
+                    time.sleep(0.5)
                 job_id = admin.ask("submit_job", str(job))
                 status = str(admin.ask("wait_for_job", job_id, timeout=1200.0))
             if not (folder / "done").exists():
@@ -99,6 +100,13 @@ def measure(options: Any) -> Iterator[dict[str, Any]]:
             yield from (json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines())
         finally:
             made.close()
+
+
+def _connected(admin: Admin) -> list[str]:
+    try:
+        return admin.sites()
+    except Exception:  # the server is not up yet
+        return []
 
 
 def _let_in(kit: Kit) -> None:

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,20 +40,29 @@ from isthmus.deploy.processes import descendants
 from isthmus.deploy.project import SERVER_KIT
 from isthmus.experiments.run import resume
 from isthmus.methods.registry import all_methods
+from isthmus.testing import small_runs
 
 ROUNDS = 40
 
 
 def test_all_methods_in_one_job(federation: Loopback, tmp_path: Path) -> None:
+    """Every registered method, on each task it takes, ends with the bits it ends with in one process."""
     wanted = {}
     for method in all_methods():
-        name = f"all-{method.name}"
-        wanted[name] = local_hashes(settings_of(method.name, "local"), tmp_path / name)
-        add_run(federation, name, settings_of(method.name, "nvflare"))
+        for task, (settings, scenario) in small_runs(method.name).items():
+            name = f"{method.name}-{task}"
+            run = replace(settings.run, partition=scenario.partition, split=scenario.split, clients=scenario.clients)
+            wanted[name] = local_hashes(replace(settings, run=run), tmp_path / name)
+            add_run(federation, name, replace(settings, run=replace(run, engine="nvflare")))
+    assert {name.rpartition("-")[0] for name in wanted} == {method.name for method in all_methods()}
     supervisor = federation.supervisor()
     supervisor.play(list(wanted))
+    found = {name: site_hashes(federation, name) for name in wanted}
+    for name in wanted:
+        first = next(iter(wanted[name].values()))[:12]
+        print(f"{name:20s} {len(wanted[name])} models, local {first}, nvflare {'equal' if found[name] == wanted[name] else 'DIFFERENT'}")  # noqa: T201
+    assert found == wanted
     assert len(supervisor.attempts) == 1
-    assert {name: site_hashes(federation, name) for name in wanted} == wanted
 
 
 @pytest.fixture(scope="module")

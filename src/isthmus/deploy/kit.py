@@ -113,6 +113,7 @@ class Kit:
         roles = {role: dict.fromkeys(RIGHTS, "none") for role in ("project_admin", "org_admin", "lead", "member")}
         roles["lead"] |= GRANTED
         self._write("authorization.json", {"format_version": "1.0", "permissions": roles})
+        self._write("log_config.json", self._logging())
         # Without this the server gains a thread that waits a minute with every reply.
         self._write("comm_config.json", {"streaming_retry_timeout": 3.0})
 
@@ -134,6 +135,15 @@ class Kit:
                 if part["id"] == "job_manager":
                     part["args"]["uri_root"] = str(self.job_store)
         return resources
+
+    def _logging(self) -> dict[str, Any]:
+        """As the kit says, but of the library only what went wrong: it writes several lines for every call."""
+        try:
+            config: dict[str, Any] = json.loads((self.local / "log_config.json.default").read_text())
+        except (OSError, ValueError):
+            raise ConfigError(f"{self.local / 'log_config.json.default'} is missing or damaged: ask for the kit again") from None
+        config["loggers"] |= {"nvflare": {"level": "WARNING"}, "isthmus": {"level": "INFO"}}
+        return config
 
     def _write(self, name: str, content: Any) -> None:
         temporary = self.local / f".{name}.tmp"

@@ -40,6 +40,7 @@ HOUSE: dict[str, type[Message]] = {"Masked": Masked, "MailPlan": MailPlan, "Seal
 """Messages of the house that may stand where a handler declares one of the method's, by the name a header gives them."""
 MAGIC = b"isthmus1"
 NONE = -1
+LARGE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -414,8 +415,9 @@ def unpack(data: bytes, limits: Limits = LIMITS) -> Frame:
     at = start + 8 * count
     if at + sum(lengths) != len(data):
         raise ProtocolError("frame is truncated or has bytes left over")
-    parts = []
+    parts: list[Buffer] = []
+    view = memoryview(data)
     for length in lengths:
-        parts.append(data[at : at + length])
+        parts.append(view[at : at + length] if length > LARGE else data[at : at + length])  # a large part is not copied
         at += length
     return tuple(parts)
