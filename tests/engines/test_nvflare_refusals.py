@@ -120,7 +120,8 @@ class Dishonest:
             wait_until(lambda: _quiet(admin.sites) == list(self.federation.names))
             job_id = admin.ask("submit_job", str(job))
             status = wait_until(lambda: (s := str(admin.ask("get_job_status", job_id))).startswith("FINISHED") and s)
-            return status, str(admin.ask("get_job_meta", job_id).get("job_deploy_detail"))
+            # The server says that it failed a little before it says why.
+            return status, str(wait_until(lambda: admin.ask("get_job_meta", job_id).get("job_deploy_detail")))
 
     def order(self, site: str, topic: str, body: str) -> str:
         """What a site's parent process answers to the server."""

@@ -204,10 +204,15 @@ class Supervisor:
             time.sleep(EVERY)
 
     def _refusal(self, job_id: str, status: str) -> str:
-        try:
-            details = self.admin.ask("get_job_meta", job_id).get("job_deploy_detail") or []
-        except Exception:
-            details = []
+        details: Sequence[Any] = ()
+        for _ in range(5 if "FAILED_TO_RUN" in status else 1):  # the server says that it failed a little before it says why
+            try:
+                details = self.admin.ask("get_job_meta", job_id).get("job_deploy_detail") or ()
+            except Exception as error:
+                logger.info("no details of job %s (%s)", job_id, type(error).__name__)
+            if details:
+                break
+            time.sleep(EVERY)
         wrong = [str(line) for line in details if "ERROR" in str(line) or GATE in str(line)]
         return f"{status}: {'; '.join(wrong)}" if wrong else status
 
