@@ -339,7 +339,6 @@ def test_embeddings_only_is_an_mlp_of_the_embeddings() -> None:
 @pytest.mark.parametrize(("settings", "text"), [
     ({"local_width": 0}, "local_width must be at least 1"), ({"global_width": 0}, "global_width"), ({"server_hidden": 0}, "server_hidden"),
     ({"embedding_width": 0}, "embedding_width"), ({"k": 0}, "k must be at least 1"), ({"refresh": 0}, "refresh"),
-    ({"head": True}, "head=false"),
     ({"quorum": 0.0}, "quorum"), ({"gradient_noise": 1.0}, "set gradient_clip"), ({"embedding_bits": 9}, "embedding_bits"),
     ({"joint_dropout": 1.0}, "joint_dropout"), ({"encoder_lr": 0.0}, "lr above 0"), ({"server_lr": 0.0}, "server_lr"),
 ], ids=str)  # fmt: skip

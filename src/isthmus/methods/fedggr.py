@@ -65,7 +65,7 @@ from isthmus.tensors import Weights, get_weights, num_values, scaled
 
 @dataclass(frozen=True)
 class FedGGRConfig(WeightedConfig):
-    """Knobs of FedGGR; ``hidden`` are the widths of f_theta before Z_loc.
+    """Knobs of FedGGR; ``hidden`` are the widths of f_theta before Z_loc, ``head`` changes nothing: the classifier is always there.
 
     Args:
         local_width, global_width: F_l and F_g.
@@ -130,8 +130,6 @@ class FedGGRConfig(WeightedConfig):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         super().__post_init__()
-        if self.head:
-            raise ConfigError("fedggr's classifier reads both channels and is always there: leave head=false")
         if self.encoder_epochs < 0 or self.encoder_lr <= 0.0:
             raise ConfigError(f"the encoder needs epochs of at least 0 and lr above 0, got {self.encoder_epochs} and {self.encoder_lr}")
         if self.server_lr is not None and self.server_lr <= 0.0:
