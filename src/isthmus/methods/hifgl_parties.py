@@ -29,7 +29,7 @@ from isthmus.federation.roles import Client, handler
 from isthmus.graph.normalise import from_torch_csr, to_torch_csr
 from isthmus.methods.evaluation import Evaluation, tally
 from isthmus.methods.hifgl_config import HiFGLConfig
-from isthmus.methods.hifgl_layers import Matrix, Neighbourhood, Scales, Tape, neighbourhood, residuals, scales
+from isthmus.methods.hifgl_layers import Matrix, Neighbourhood, Scales, Tape, dense, neighbourhood, residuals, scales
 from isthmus.methods.hifgl_messages import (
     CodedRows,
     CodedSums,
@@ -290,9 +290,7 @@ class Devices(Client[HiFGLConfig, DeviceState]):
         self.scratch.order = order
         if order.layer == 1 and self.ways[0] == "cached":
             if order.part == 0:
-                self.scratch.raw = self._noisy(
-                    order, self.factors.source * (torch.from_numpy(self.x.toarray()) if isinstance(self.x, sp.csr_matrix) else self.x)
-                )
+                self.scratch.raw = self._noisy(order, self.factors.source * dense(self.x))
             begin = order.part * self.config.columns
             part: Tensor = self.scratch.raw[:, begin : begin + self.config.columns]
             return part
@@ -324,7 +322,7 @@ class Devices(Client[HiFGLConfig, DeviceState]):
         self.scratch.parts = [*parts, sums]
         if order.part + 1 < self.config.parts(self.data.num_features):
             return
-        features = torch.from_numpy(self.x.toarray()) if isinstance(self.x, sp.csr_matrix) else self.x
+        features = dense(self.x)
         whole = self.factors.target * torch.cat(self.scratch.parts, dim=1) + self.factors.own * features
         if self.inner is not None:
             whole = whole + self.factors.inner * torch.from_numpy(np.asarray(self.inner @ (self.factors.source * features).numpy()))
