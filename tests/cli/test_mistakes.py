@@ -22,7 +22,7 @@ USAGE = [
     (["run"], ["Missing argument", "isthmus run --help"]),
     (["resume"], ["Missing argument"]),
     ([*RUN, "--rounds", "many"], ["--rounds", "integer"]),
-    (["run", "fedavgg", *SCENARIO], ["unknown method 'fedavgg': did you mean 'fedavg'? allowed: central, "]),
+    (["run", "fedavgg", *SCENARIO], ["unknown method 'fedavgg': did you mean 'fedavg'? allowed: apfl, central, "]),
     (["disclose", "fedsg"], ["unknown method 'fedsg': did you mean 'fedsgd'?"]),
     (["run", "fedavg", "--dataset", "corra"], ["unknown data set 'corra': did you mean 'cora'?", "citeseer"]),
     (["run", "fedavg", "--dataset", "csbm:nods=60"], ["unknown csbm parameter 'nods': did you mean 'nodes'?"]),

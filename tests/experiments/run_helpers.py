@@ -19,7 +19,8 @@ TIMES = {"seconds", "peak_rss_mb", "run_dir", "finished", "seconds_per_round"}
 
 
 def small(method: str = "fedavg", set: Mapping[str, Any] | None = None, **changes: Any) -> Settings:
-    return resolve(method, {**SMALL, **changes}, set)
+    fixed = {"backbone": "sage"} if method == "fedsage" else {}
+    return resolve(method, {**SMALL, **fixed, **changes}, set)
 
 
 def play(settings: Settings, path: Path, **options: Any) -> Experiment:

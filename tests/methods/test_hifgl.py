@@ -127,7 +127,7 @@ def losses(scenario: Any, **settings: Any) -> tuple[list[float], float]:
     return [line["train_loss"] for line in experiment.loop.lines], experiment.loop.lines[-1]["test"]
 
 
-@pytest.mark.parametrize("field", [{"prime": 2**31 - 1, "fraction": 16, "bound": 60.0, "max_degree": 128}, {}])
+@pytest.mark.parametrize("field", [{"prime": 2**31 - 1, "fraction_bits": 16, "bound": 60.0, "max_degree": 128}, {}])
 def test_twenty_rounds_track_the_plain_curve(field: dict[str, Any]) -> None:
     scenario = small(dataset="csbm:nodes=200,classes=3,features=20,degree=5")
     plain, accuracy = losses(scenario, secmp="plain")
@@ -386,8 +386,8 @@ def test_cost_model() -> None:
 
 def test_settings_that_cannot_work_are_refused() -> None:
     for settings, words in (
-        ({"prime": 12}, "prime"), ({"prime": 2**31 - 1}, "overflow"), ({"fraction": 60}, "overflow"), ({"threshold": 0}, "threshold"),
-        ({"prime": 11, "fraction": 0, "bound": 1.0, "max_degree": 4, "threshold": 5}, "distinct points"),
+        ({"prime": 12}, "prime"), ({"prime": 2**31 - 1}, "overflow"), ({"fraction_bits": 60}, "overflow"), ({"threshold": 0}, "threshold"),
+        ({"prime": 11, "fraction_bits": 0, "bound": 1.0, "max_degree": 4, "threshold": 5}, "distinct points"),
         ({"mode": "cross-device", "threshold": 2}, "two share holders"),
         ({"mode": "cross-silo", "secmp": "published"}, "hierarchical"), ({"backbone": "gat"}, "backbone of hifgl"), ({"k_min": 0}, "k_min"),
         ({"secmp": "hardend"}, "hardened"), ({"one_neighbour": "dpp"}, "dp"), ({"lr": 0.0}, "lr"), ({"dp_delta": 1.0}, "dp_delta"),

@@ -50,7 +50,7 @@ class HiFGLConfig:
         message_clip, message_noise, dp_delta: For ``dp``: L2 clip per message, noise in units of it, delta of the statement.
         first_layer: Raw features once (``raw``), or projected ones in every round (``project``); ``auto`` takes what sends less over
             ``horizon`` rounds.
-        prime, fraction, bound, max_degree: Fixed point in a field: values up to ``bound``, sums of up to ``max_degree`` of them.
+        prime, fraction_bits, bound, max_degree: Fixed point in a field: values up to ``bound``, sums of up to ``max_degree`` of them.
         columns: Features per message while raw ones travel.
         min_cohort: Fewest devices of a silo whose gradients may be summed (a silo that is a single device is that device).
     """
@@ -80,7 +80,7 @@ class HiFGLConfig:
     first_layer: Literal["auto", "raw", "project"] = "auto"
     horizon: int = 50
     prime: int = P61
-    fraction: int = 24
+    fraction_bits: int = 24
     bound: float = 1024.0
     max_degree: int = 1024
     columns: int = 128
@@ -116,7 +116,7 @@ class HiFGLConfig:
 
     @cached_property
     def format(self) -> FixedPoint:
-        return FixedPoint(Field(self.prime), self.fraction, self.bound, self.max_degree)
+        return FixedPoint(Field(self.prime), self.fraction_bits, self.bound, self.max_degree)
 
     @property
     def mechanism(self) -> Mechanism:
