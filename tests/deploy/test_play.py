@@ -17,7 +17,8 @@ from isthmus.deploy import play as playing
 from isthmus.deploy.play import committed_steps, read_failure
 from isthmus.deploy.runtime import SiteRuntime
 from isthmus.deploy.talk import BEGIN, Begin, Joined
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, DataError
+from isthmus.experiments.folder import NO_RUN as MARK
 from isthmus.experiments.result import versions
 from isthmus.experiments.run import start
 from isthmus.federation import codec
@@ -53,7 +54,7 @@ def test_the_same_bits_and_models_stay_at_home(tmp_path: Path) -> None:
     assert models(tmp_path / "bank-0") | models(tmp_path / "bank-1") == expected
     assert not (folder.path / "models").exists()
     assert set(models(tmp_path / "bank-0")) == {"client-0"}
-    assert not (folder.path / "checkpoints").exists(), "a finished run keeps none"
+    assert not list(tmp_path.rglob("checkpoints")), "a finished run needs none, here and at the sites"
     assert json.loads((folder.path / "scenario.json").read_text())["sizes"].keys() == {"client-0", "client-1"}
 
 
@@ -71,6 +72,19 @@ def test_a_lost_site_is_another_attempt_and_ends_alike(tmp_path: Path) -> None:
     anew = Wires({site: SiteRuntime(runtime.settings) for site, runtime in wires.runtimes.items()})  # new processes
     play(tmp_path, anew, settings, attempt=1)
     assert models(tmp_path / "bank-0") | models(tmp_path / "bank-1") == expected
+
+
+def test_checkpoints_of_another_run_of_the_name_are_refused(tmp_path: Path) -> None:
+    settings = settings_of(rounds=4)
+    settings = replace(settings, run=replace(settings.run, checkpoint_every=1))
+    wires = federation(tmp_path)
+    wires.after = 31
+    with pytest.raises(QuorumError):
+        play(tmp_path, wires, settings)
+    (tmp_path / "runs" / "r" / "run-id").write_text("00" * 16)
+    anew = Wires({site: SiteRuntime(runtime.settings) for site, runtime in wires.runtimes.items()})
+    with pytest.raises(DataError, match="is of another run"):
+        play(tmp_path, anew, settings, attempt=1)
 
 
 def test_a_half_written_checkpoint_goes_back_one(tmp_path: Path) -> None:
@@ -136,7 +150,7 @@ def test_another_version_is_named(tmp_path: Path, package: str, monkeypatch: pyt
 @pytest.mark.parametrize("run", ["../up", "a/b", "", "x" * 101, ".hidden", "a b"])
 def test_a_name_that_could_be_a_path(tmp_path: Path, run: str) -> None:
     runtime = SiteRuntime(organisation(tmp_path, 0, tmp_path / "roster.toml"))
-    begin = pack((codec.encode(Begin(run, 0, settings_of().to_toml(), versions())),))
+    begin = pack((codec.encode(Begin(run, MARK, 0, settings_of().to_toml(), versions())),))
     assert "cannot be called" in _said(runtime.handle(run, BEGIN, begin))
     assert not (tmp_path / "bank-0" / "state").exists()
 
@@ -147,7 +161,7 @@ def _said(data: bytes) -> str:
 
 def test_oversized_and_senseless_requests_are_refused(tmp_path: Path) -> None:
     runtime = SiteRuntime(organisation(tmp_path, 0, tmp_path / "roster.toml"), Limits(max_bytes=1000))
-    begin = pack((codec.encode(Begin("r", 0, settings_of().to_toml(), versions())),))
+    begin = pack((codec.encode(Begin("r", MARK, 0, settings_of().to_toml(), versions())),))
     joined = codec.decode(unpack(runtime.handle("r", BEGIN, begin))[0], Joined)
     assert not joined.error and joined.clients is not None
     assert "exceeds the limit of 1000" in _said(runtime.handle("r", "call", b"isthmus1" + b"0" * 1000))

@@ -11,6 +11,7 @@ from nvflare.collab import collab
 
 from isthmus.deploy.alive import end_with_parent
 from isthmus.deploy.talk import BEGIN, CALL, ORDER, Begin
+from isthmus.experiments.folder import NO_RUN as MARK
 from isthmus.experiments.result import versions
 from isthmus.federation import codec
 from isthmus.federation.host import Answer, Order
@@ -39,10 +40,10 @@ class HostileServer:
         def call(party: PartyId, handler: str, role: str = "client") -> bytes:
             return pack(encode_calls([Invocation(party, role, handler, Turn(0, "train", 1, 1), 1)]))
 
-        begin = Begin("hostile", 0, settings, versions())
+        begin = Begin("hostile", MARK, 0, settings, versions())
         ask("a call before the run began", CALL, call("client-0", "evaluate"))
-        ask("another version", BEGIN, pack((codec.encode(Begin("hostile", 0, settings, {**versions(), "isthmus": "9.9"})),)))
-        ask("a damaged config", BEGIN, pack((codec.encode(Begin("hostile", 0, "[run", versions())),)))
+        ask("another version", BEGIN, pack((codec.encode(Begin("hostile", MARK, 0, settings, {**versions(), "isthmus": "9.9"})),)))
+        ask("a damaged config", BEGIN, pack((codec.encode(Begin("hostile", MARK, 0, "[run", versions())),)))
         ask("a path for a name", BEGIN, pack((codec.encode(begin),)), run="../../etc")
         ask("begin", BEGIN, pack((codec.encode(begin),)))
         ask("unknown handler", CALL, call("client-0", "initial_state"))

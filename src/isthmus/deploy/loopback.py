@@ -180,6 +180,8 @@ def _collect(path: Path) -> dict[str, Any]:
     models.mkdir(exist_ok=True)
     for model in sorted((path / "sites").glob(f"*/{RUN}/models/*.safetensors")):
         shutil.copyfile(model, models / model.name)
+    for left in (path / "sites").glob(f"*/{RUN}/checkpoints"):
+        shutil.rmtree(left, ignore_errors=True)
     folder = RunFolder(path)
     result = folder.result()
     assert result is not None

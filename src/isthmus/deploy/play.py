@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from isthmus.deploy.talk import BEGIN, MEET, Begin, Carrier, Client, Joined, Keys, Meet, Site
+from isthmus.deploy.talk import BEGIN, END, MEET, Begin, Carrier, Client, Joined, Keys, Meet, Site
 from isthmus.errors import ConfigError, DataError, IsthmusError, ProtocolError, RunError
 from isthmus.experiments.callbacks import Callback, Progress
 from isthmus.experiments.config import Settings, settings_from_toml
@@ -131,7 +131,7 @@ def play_run(path: Path, run: str, attempt: int, carrier: Carrier, callbacks: Se
             return
         settings = settings_from_toml(folder.config)
         torch.set_num_threads(settings.run.threads)
-        joined = _begin(run, attempt, folder.config, carrier)
+        joined = _begin(Begin(run, folder.run_id, attempt, folder.config, versions()), carrier)
         clients = _clients(joined, settings)
         _introduce(run, joined, carrier)
         _note_sizes(path, clients)
@@ -141,6 +141,7 @@ def play_run(path: Path, run: str, attempt: int, carrier: Carrier, callbacks: Se
         nodes = {client: facts.samples for client, facts in clients.items()}
         play = Play(settings, engine, _view(clients), nodes, described, callbacks=[Told(), *callbacks])
         play.play(folder, resumed=True)
+        carrier.ask(run, END, dict.fromkeys(places, pack((codec.encode(Answer()),))), None)
     except BaseException as error:
         Failed.of(error).write(path)
         raise
@@ -148,10 +149,9 @@ def play_run(path: Path, run: str, attempt: int, carrier: Carrier, callbacks: Se
         folder.close()
 
 
-def _begin(run: str, attempt: int, settings: str, carrier: Carrier) -> dict[Site, Joined]:
+def _begin(begin: Begin, carrier: Carrier) -> dict[Site, Joined]:
     """Every site loads its part, or says why it does not take part."""
-    begin = pack((codec.encode(Begin(run, attempt, settings, versions())),))
-    answers = carrier.ask(run, BEGIN, dict.fromkeys(carrier.sites, begin), JOIN_SECONDS)
+    answers = carrier.ask(begin.run, BEGIN, dict.fromkeys(carrier.sites, pack((codec.encode(begin),))), JOIN_SECONDS)
     lost = {site: answer for site, answer in answers.items() if isinstance(answer, Failure)}
     if lost:
         raise QuorumError("begin", lost, len(answers) - len(lost), len(answers))

@@ -8,6 +8,7 @@ an error of ours as one line, of anybody else's code as its type alone, because 
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +20,10 @@ from isthmus.deploy.host import SiteHost
 from isthmus.deploy.job import check_run_id
 from isthmus.deploy.roster import Organisations, read_identity
 from isthmus.deploy.settings import SiteSettings
-from isthmus.deploy.talk import BEGIN, MEET, Begin, Client, Joined, Meet
+from isthmus.deploy.talk import BEGIN, END, MEET, Begin, Client, Joined, Meet
 from isthmus.errors import ConfigError, IsthmusError, ProtocolError
 from isthmus.experiments.config import Settings, settings_from_toml
-from isthmus.experiments.folder import FileStore, write_model
+from isthmus.experiments.folder import NO_RUN, FileStore, write_model
 from isthmus.experiments.result import versions
 from isthmus.experiments.scenarios import parts_for, scenario_of
 from isthmus.federation import codec
@@ -74,6 +75,8 @@ class SiteRuntime:
             if self._open is None or run != self._open.begin.run:
                 raise ProtocolError(f"run {run!r} is not open here: begin it first")
             frame = unpack(data, self.limits)
+            if kind == END:
+                return self._end()
             if kind == MEET:
                 self._open.host.meet(codec.decode(_only(frame), Meet, self.limits))
                 return pack((codec.encode(Answer()),))
@@ -81,12 +84,19 @@ class SiteRuntime:
         except Exception as error:
             return refused(error)
 
+    def _end(self) -> bytes:
+        """The run has its result: what would continue it is not needed any more."""
+        assert self._open is not None
+        shutil.rmtree(self.settings.state / self._open.begin.run / "checkpoints", ignore_errors=True)
+        self._open = None
+        return pack((codec.encode(Answer()),))
+
     # -- a run begins ------------------------------------------------------------------------------------------------------------
 
     def _begin(self, run: str, frame: Frame) -> Joined:
         begin = codec.decode(_only(frame), Begin, BEGIN_LIMITS)
-        if begin.run != run:
-            raise ProtocolError("a run was begun under two names")
+        if begin.run != run or len(begin.mark) != len(NO_RUN):
+            raise ProtocolError("a run was begun under two names, or with a mark that is none")
         if self._open is not None and self._open.begin == begin:
             return self._open.joined
         self._open = None
@@ -119,7 +129,7 @@ class SiteRuntime:
             organisations=Organisations.read(self.settings.roster) if self.settings.roster is not None else None,
             keep=lambda client, weights: write_model(folder, client, weights), limits=self.limits,
         )  # fmt: skip
-        host.keep_tags(lambda party: FileStore(folder / "checkpoints" / party.replace("/", ".")))
+        host.keep_tags(lambda party: FileStore(folder / "checkpoints" / party.replace("/", "."), begin.mark))
         facts = {client: _facts(data) for client, data in mine.items()}
         return _Open(begin, host, Joined(clients=facts, keys=host.announce(), dataset=scenario.dataset, source=scenario.source))
 

@@ -1,7 +1,8 @@
 """What the server's part of a job and the sites say to each other besides calls and orders: how a run begins.
 
-One frame (`isthmus.federation.wire`) per request, under a kind: ``begin`` and ``meet`` are of this module, ``call`` and ``order`` go to the
-site's :class:`~isthmus.federation.host.PartyHost`. Every request names its run: one that was delayed and belongs to another is refused.
+One frame (`isthmus.federation.wire`) per request, under a kind: ``begin``, ``meet`` and ``end`` are of this module, ``call`` and ``order``
+go to the site's :class:`~isthmus.federation.host.PartyHost`. Every request names its run: one that was delayed and belongs to another is
+refused.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from isthmus.federation.interface import Failure
 from isthmus.records import Record
 
 Site = str
-BEGIN, MEET, CALL, ORDER = "begin", "meet", "call", "order"
+BEGIN, MEET, CALL, ORDER, END = "begin", "meet", "call", "order", "end"
 
 
 @dataclass(frozen=True)
 class Begin(Record):
-    """The server opens a run. ``settings`` is the resolved config.toml; ``versions`` what the server runs with."""
+    """The server opens a run. ``settings`` is the resolved config.toml; ``versions`` what the server runs with; ``mark`` tells the run's
+    checkpoints from those of another of the same name."""
 
     run: str
+    mark: bytes
     attempt: int
     settings: str
     versions: Mapping[str, str]
