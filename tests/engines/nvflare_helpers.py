@@ -16,7 +16,7 @@ from isthmus.experiments.config import Settings, resolve
 from isthmus.experiments.run import start
 
 NODES: dict[str, Any] = {"dataset": "csbm:nodes=90,classes=3,features=8", "clients": 3, "seed": 3}
-PATIENCE = 120.0
+PATIENCE = 240.0
 
 
 def settings_of(method: str, engine: str, set: Mapping[str, Any] | None = None, **more: Any) -> Settings:

@@ -88,7 +88,7 @@ def test_a_kill_at_a_random_round_changes_nothing(federation: Loopback, victim: 
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: len(supervisor.attempts) > 1)
     seconds = time.monotonic() - begun
-    playing.join(timeout=120.0)
+    playing.join(timeout=PATIENCE)
     assert not playing.is_alive()
     print(f"{victim}: killed at round {killed_at}, next job after {seconds:.1f} s, done after {time.monotonic() - begun:.1f} s")  # noqa: T201
     assert len(supervisor.attempts) == 2
@@ -106,7 +106,7 @@ def test_ctrl_c_ends_everything_and_resume_goes_on(tmp_path: Path) -> None:
     started = descendants(process.pid)
     assert len(started) >= 7, "server and three sites, and the job of each"
     process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=60.0)[1]
+    said = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == 130 and f"continue with: isthmus resume {out}" in said
     wait_until(lambda: not any(map(is_alive, started)), 10.0)
     assert committed_steps(out) < 60
