@@ -60,7 +60,7 @@ def generated(nodes: int) -> Tensor:
 
 def worker(how: str, source: Path, k: int, target: Path) -> dict[str, Any]:
     """One search in this process: seconds and memory beyond what was there before."""
-    rows = torch.load(source)
+    rows = torch.load(source, weights_only=True)
     search = {"blocks": exact, "dense": dense_neighbours, "approximate": approximate}[how]
     search(rows[:2000].clone(), k)  # compile and load first
     before, begun = now_mb(), time.process_time()
@@ -77,7 +77,7 @@ def apart(how: str, rows: Tensor, k: int) -> tuple[dict[str, Any], Tensor]:
         torch.save(rows, source)
         command = [sys.executable, __file__, "--worker", how, str(source), str(k), str(target)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        return json.loads(done.stdout.splitlines()[-1]), torch.load(target)
+        return json.loads(done.stdout.splitlines()[-1]), torch.load(target, weights_only=True)
 
 
 def same_edges(a: Tensor, b: Tensor) -> float:

@@ -13,12 +13,12 @@ With it a site knows that mail and masks are for that organisation's party and f
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.errors import ConfigError
+from isthmus.experiments.config import read_toml
 from isthmus.federation.messages import client_of
 from isthmus.privacy.keys import PUBLIC_BYTES, Identity
 
@@ -58,12 +58,7 @@ class Organisations:
 
     @classmethod
     def read(cls, path: Path) -> Organisations:
-        try:
-            raw = tomllib.loads(path.read_text())
-        except OSError as error:
-            raise ConfigError(f"cannot read the roster {path}: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not valid TOML: {error}") from None
+        raw = read_toml(path, "the roster ")
         keys: dict[str, bytes] = {}
         organisations: dict[str, str] = {}
         for organisation, entry in raw.items():

@@ -18,14 +18,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from isthmus.errors import ConfigError, unknown
-from isthmus.experiments.config import RunConfig, Settings, coerce
+from isthmus.experiments.config import RunConfig, Settings, coerce, read_toml
 
 SCENARIO = ("dataset", "partition", "clients", "split", "seed", "undirected")
 _TOP = ("client", "state", "roster", "identity", "methods", "data")
@@ -56,12 +55,7 @@ class SiteSettings:
     def read(cls, path: Path) -> SiteSettings:
         """Read a file; unknown keys and wrong types are named."""
         path = path.absolute()
-        try:
-            raw = tomllib.loads(path.read_text())
-        except OSError as error:
-            raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not valid TOML: {error}") from None
+        raw = read_toml(path)
         for key in raw:
             if key not in _TOP:
                 raise unknown(f"key in {path.name}", key, _TOP)

@@ -214,14 +214,19 @@ def settings_from_toml(text: str) -> Settings:
         raise ConfigError(f"config.toml is damaged ({type(error).__name__}: {error}); start the run again") from None
 
 
+def read_toml(path: Path, what: str = "") -> dict[str, Any]:
+    """A TOML file somebody wrote by hand; ``what`` names it in errors."""
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read {what}{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{what}{path} is not valid TOML: {error}") from None
+
+
 def read_file(path: Path) -> dict[str, Any]:
     """Keys of a config file; a run's own ``config.toml`` can be given back as it is."""
-    try:
-        raw = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read config file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config file {path} is not valid TOML: {error}") from None
+    raw = read_toml(path, "config file ")
     tables: dict[str, Any] = {}
     for name in ("run", "method"):
         if isinstance(raw.get(name), dict):
