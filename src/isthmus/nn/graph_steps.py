@@ -138,7 +138,7 @@ def _perceptron(weights: Weights, i: int, z: Tensor, out: Tensor, dropout: Dropo
 def _bend(z: Tensor, bias: Tensor, out: Tensor) -> None:
     """tanh(z + c) into the last columns of ``out``; ``z`` is overwritten."""
     z += bias
-    torch.tanh(z, out=out[:, out.shape[1] - z.shape[1] :])
+    out[:, out.shape[1] - z.shape[1] :] = z.tanh_()  # twice as fast as writing there at once
 
 
 def _later_back(
@@ -185,7 +185,7 @@ def _perceptron_back(weights: Weights, grads: dict[str, Tensor], i: int, layer: 
     outer, grads[f"{name}.outer.bias"] = _drop_back(grad, layer.out, weights[f"{name}.outer.weight"].shape[1], scale)
     grads[f"{name}.outer.weight"] = layer.inner.T @ outer
     inner = outer @ weights[f"{name}.outer.weight"].T
-    inner, grads[f"{name}.inner.bias"] = _drop_back(inner, layer.inner, inner.shape[1], 1.0, inner)
+    grads[f"{name}.inner.bias"] = _rectify_back(inner, layer.inner)
     return inner
 
 
@@ -242,19 +242,31 @@ def _drop(z: Tensor, bias: Tensor, dropout: DropoutSource | None, rate: float, o
     return out
 
 
-def _drop_back(grad: Tensor, out: Tensor, width: int, scale: float, into: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def _drop_back(grad: Tensor, out: Tensor, width: int, scale: float) -> tuple[Tensor, Tensor]:
     """The gradient before ReLU and dropout, from the first columns of ``grad`` and of the result, and its sum over rows."""
-    made = _empty(grad, width) if into is None else into
-    total = np.zeros(width)
-    _drop_rows_back(grad.numpy(), out.numpy(), made.numpy().dtype.type(scale), made.numpy(), total)
-    return made, torch.from_numpy(total).to(grad.dtype)
+    made = _empty(grad, width)
+    _drop_rows_back(grad.numpy(), out.numpy(), made.numpy().dtype.type(scale), made.numpy())
+    return made, _total(made)
+
+
+def _rectify_back(grad: Tensor, out: Tensor) -> Tensor:
+    """The gradient before ReLU in place of that after it; returns its sum over rows."""
+    _rectify_rows_back(grad.numpy(), out.numpy())
+    return _total(grad)
 
 
 def _bend_back(grad: Tensor, out: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """The gradient before tanh, from the last columns, and its sum over rows."""
-    made, total = _empty(grad, width), np.zeros(width)
-    _bend_rows_back(grad.numpy(), out.numpy(), grad.shape[1] - width, made.numpy(), total)
-    return made, torch.from_numpy(total).to(grad.dtype)
+    made = _empty(grad, width)
+    _bend_rows_back(grad.numpy(), out.numpy(), grad.shape[1] - width, made.numpy())
+    return made, _total(made)
+
+
+def _total(values: Tensor) -> Tensor:
+    """The sum over rows, the same whatever the number of threads."""
+    total = np.zeros(values.shape[1])
+    _sum_all_rows(values.numpy(), total)
+    return torch.from_numpy(total).to(values.dtype)
 
 
 def _columns_times(matrix: Csr, dense: Tensor, first: int, width: int) -> Tensor:
@@ -299,40 +311,42 @@ def _drop_rows(begin: int, end: int, values: Array, bias: Array, bits: Array, th
 
 
 @compiled
-def _drop_rows_back(grad: Array, out: Array, scale: float, made: Array, total: Array) -> None:
+def _drop_rows_back(grad: Array, out: Array, scale: float, made: Array) -> None:
     zero = made.dtype.type(0)
-    width = made.shape[1]
-    part = np.zeros(width, dtype=made.dtype)  # of some rows; their sums are added up in double precision
-    for begin in range(0, len(made), _ROWS):
-        for row in range(begin, min(begin + _ROWS, len(made))):
-            source, kept, target = grad[row, :width], out[row, :width], made[row]
-            for h in range(width):
-                value = source[h] * scale if kept[h] > zero else zero
-                target[h] = value
-                part[h] += value
-        _move(part, total)
+    for row in range(len(made)):
+        for h in range(made.shape[1]):
+            value = grad[row, h] * scale
+            made[row, h] = value if out[row, h] > zero else zero
 
 
 @compiled
-def _bend_rows_back(grad: Array, out: Array, first: int, made: Array, total: Array) -> None:
+def _rectify_rows_back(grad: Array, out: Array) -> None:
+    # A loop of its own: one that may or may not write where it reads is compiled to do one value at a time.
+    zero = grad.dtype.type(0)
+    for row in range(len(grad)):
+        for h in range(grad.shape[1]):
+            grad[row, h] = grad[row, h] if out[row, h] > zero else zero
+
+
+@compiled
+def _bend_rows_back(grad: Array, out: Array, first: int, made: Array) -> None:
     one = made.dtype.type(1)
-    width = made.shape[1]
-    part = np.zeros(width, dtype=made.dtype)
-    for begin in range(0, len(made), _ROWS):
-        for row in range(begin, min(begin + _ROWS, len(made))):
-            source, bent, target = grad[row, first : first + width], out[row, first : first + width], made[row]
-            for h in range(width):
-                value = source[h] * (one - bent[h] * bent[h])
-                target[h] = value
-                part[h] += value
-        _move(part, total)
+    for row in range(len(made)):
+        source, bent = grad[row, first:], out[row, first:]
+        for h in range(made.shape[1]):
+            made[row, h] = source[h] * (one - bent[h] * bent[h])
 
 
 @compiled
-def _move(part: Array, total: Array) -> None:
-    for h in range(len(part)):
-        total[h] += part[h]
-        part[h] = 0
+def _sum_all_rows(values: Array, total: Array) -> None:
+    part = np.zeros(len(total), dtype=values.dtype)  # of some rows; their sums are added up in double precision
+    for begin in range(0, len(values), _ROWS):
+        for row in range(begin, min(begin + _ROWS, len(values))):
+            for h in range(len(part)):
+                part[h] += values[row, h]
+        for h in range(len(part)):
+            total[h] += part[h]
+            part[h] = 0
 
 
 @compiled
