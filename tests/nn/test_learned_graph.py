@@ -38,6 +38,20 @@ def dense_processed(rows: Tensor, neighbours: Tensor) -> tuple[Tensor, Tensor]:
     return scale[:, None] * symmetric * scale, symmetric
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-5)])
+def test_generated_rows_equal_the_formula_with_autograd(embeddings: Tensor, dtype: torch.dtype, tolerance: float) -> None:
+    embeddings[3], embeddings[5] = 0.0, -embeddings[5].abs()  # nothing to divide by, before and after relu
+    target = torch.randn(N, P, dtype=dtype, generator=torch.Generator().manual_seed(6))
+    w1, w2 = (torch.randn(P, dtype=dtype, generator=torch.Generator().manual_seed(seed)).requires_grad_() for seed in (7, 8))
+    found = generate(embeddings.to(dtype), w1, w2)
+    expected = torch.nn.functional.normalize(torch.relu(embeddings.to(dtype) * w1) * w2, dim=1)
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+    grads = (torch.autograd.grad((rows * target).sum(), (w1, w2)) for rows in (found, expected))
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, atol=10 * tolerance, rtol=0)
+        assert float(b.abs().max()) > 1e-2
+
+
 def test_values_and_gradients_equal_the_dense_version(embeddings: Tensor) -> None:
     h = torch.randn(N, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(5)).requires_grad_()
     target = torch.randn(N, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(6))

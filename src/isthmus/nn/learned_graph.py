@@ -33,8 +33,9 @@ SLOPE = 6.0
 
 
 def generate(embeddings: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
-    """H with rows of length one; zero rows stay zero. (N, p)"""
-    return torch.nn.functional.normalize(torch.relu(embeddings * w1) * w2, dim=1)
+    """H with rows of length one; zero rows stay zero. Differentiable with respect to w1 and w2; E is a constant. (N, p)"""
+    rows: Tensor = _Generate.apply(embeddings, w1, w2)  # type: ignore[no-untyped-call]
+    return rows
 
 
 def non_negative(similarity: Tensor) -> Tensor:
@@ -119,6 +120,31 @@ class Adjacency:
         return self @ torch.eye(self.pattern.num_nodes, dtype=self.weight.dtype)
 
 
+class _Generate(torch.autograd.Function):
+    """`generate` in one pass over E and one back: with wide embeddings of many nodes every pass takes as long as the global GNN."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, embeddings: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
+        out = torch.empty_like(embeddings, memory_format=torch.contiguous_format)
+        lengths = torch.empty(embeddings.shape[0], dtype=embeddings.dtype)
+        arrays = _arrays(embeddings, w1, w2, out, lengths)
+        split(lambda begin, end: _generate(begin, end, *arrays), out.shape[0], out.numel())
+        ctx.save_for_backward(embeddings, w1, w2, out, lengths)
+        return out
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[None, Tensor, Tensor]:
+        saved: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]
+        totals = np.zeros((2, saved[1].numel()))
+        _generate_back(*_arrays(grads[0], *saved), totals)
+        first, second = torch.from_numpy(totals).to(grads[0].dtype)
+        return None, first, second
+
+
+def _arrays(*tensors: Tensor) -> tuple[Array, ...]:
+    return tuple(tensor.detach().contiguous().numpy() for tensor in tensors)
+
+
 class _PairDots(torch.autograd.Function):
     """<h_i, h_j> of every pair of a pattern."""
 
@@ -168,6 +194,45 @@ def _dots(pattern: Pattern, a: Tensor, b: Tensor) -> Tensor:
 
     split(work, pattern.num_pairs, pattern.num_pairs * a.shape[1])
     return out
+
+
+# Sums may be reordered within a row:
+@partial(compiled, fastmath={"contract", "reassoc"})
+def _generate(begin: int, end: int, embeddings: Array, w1: Array, w2: Array, out: Array, lengths: Array) -> None:
+    zero = out.dtype.type(0)
+    for row in range(begin, end):
+        square = zero
+        for h in range(len(w1)):
+            value = max(embeddings[row, h] * w1[h], zero) * w2[h]
+            out[row, h] = value
+            square += value * value
+        lengths[row] = np.sqrt(square)
+        if lengths[row] > zero:
+            for h in range(len(w1)):
+                out[row, h] /= lengths[row]
+
+
+@partial(compiled, fastmath={"contract", "reassoc"})
+def _generate_back(grad: Array, embeddings: Array, w1: Array, w2: Array, out: Array, lengths: Array, totals: Array) -> None:
+    """With g the gradient of a row h of length one, that of the row before is (g - <g, h> h) / length."""
+    zero = out.dtype.type(0)
+    block = 64  # sums over a block of rows are added up in double precision
+    part = np.zeros((2, len(w1)), dtype=out.dtype)
+    for first in range(0, len(out), block):
+        for row in range(first, min(first + block, len(out))):
+            if lengths[row] > zero:
+                along = zero
+                for h in range(len(w1)):
+                    along += grad[row, h] * out[row, h]
+                for h in range(len(w1)):
+                    before = (grad[row, h] - along * out[row, h]) / lengths[row]
+                    passed = max(embeddings[row, h] * w1[h], zero)
+                    part[1, h] += before * passed
+                    part[0, h] += before * w2[h] * embeddings[row, h] if passed > zero else zero
+        for h in range(len(w1)):
+            totals[0, h] += part[0, h]
+            totals[1, h] += part[1, h]
+        part[:] = 0
 
 
 # Sums may be reordered within a pair: a chain of dependent additions would take longer than reading the rows.
