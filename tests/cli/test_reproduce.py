@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +173,33 @@ def test_the_results_page(capsys: pytest.CaptureFixture[str]) -> None:
     Path("docs/mini.md").unlink()
     assert reproduce("mini", "--runs", "0", "--docs", "docs") == 0
     assert Path("docs/mini.md").read_text() == page
+
+
+def test_a_page_outlives_its_run_folders(capsys: pytest.CaptureFixture[str]) -> None:
+    assert reproduce("mini/1.1", "--only", "blocks", "--runs", "2", "--docs", "docs") == 0
+    page, records = Path("docs/mini.md").read_text(), Path("docs/mini.jsonl").read_text()
+    assert str(Path.cwd()) not in records
+    assert len(records.splitlines()) == 8
+    shutil.rmtree("runs")
+    assert reproduce("mini", "--runs", "0", "--docs", "docs") == 0
+    assert (Path("docs/mini.md").read_text(), Path("docs/mini.jsonl").read_text()) == (page, records)
+    # Recorded runs stand, what is new is played and added; without the records everything is to be done again.
+    capsys.readouterr()
+    assert reproduce("mini/1.1", "--only", "local blocks 2", "--runs", "3", "--docs", "docs", "--json") == 0
+    assert document(capsys)["runs"] == {"done": 1}
+    assert len(Path("docs/mini.jsonl").read_text().splitlines()) == 8, "the paper has two seeds: its page shows no third"
+    assert reproduce("mini/1.1", "--only", "local blocks 2", "--runs", "1", "--json") == 0
+    assert document(capsys)["runs"] == {"done": 1}
+    # The folder wins over the record.
+    assert '"score":0.' in records
+    Path("docs/mini.jsonl").write_text(records.replace('"score":0.', '"score":0.9'))
+    assert reproduce("mini/1.1", "--only", "local blocks 2", "--runs", "2", "--docs", "docs") == 0
+    before, after = ([json.loads(line) for line in text.splitlines()] for text in (records, Path("docs/mini.jsonl").read_text()))
+    assert sum(old["score"] == new["score"] for old, new in zip(before, after, strict=True)) == 1, "only seed 0 has a folder again"
+
+
+def test_a_broken_record_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("docs").mkdir()
+    Path("docs/mini.jsonl").write_text('{"run_dir": "x", "seed": 0}\n{"seed": 1}\n')
+    assert reproduce("mini/1.1", "--runs", "0", "--docs", "docs") == 3
+    assert "mini.jsonl line 2 is not a record of a run" in capsys.readouterr().err

@@ -29,12 +29,15 @@ def command(
     runs: Annotated[int | None, typer.Option(help="Seeds per cell (default: as the paper; 0 only shows what is there).", min=0)] = None,
     jobs: Annotated[int | None, typer.Option(help="Runs at a time (default: one per core).", min=1)] = None,
     out: Annotated[Path, typer.Option(help="Folder of the run folders; finished runs in it are used, begun ones continued.")] = OUT,
-    docs: Annotated[Path | None, typer.Option(help="Also write the paper's results page into this folder.")] = None,
+    docs: Annotated[
+        Path | None,
+        typer.Option(help="Also write the paper's results page into this folder, with a record of every run; runs recorded there stand."),
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Run the cells of a published table and print ours beside the paper."""
     from isthmus.errors import ConfigError
-    from isthmus.papers import find_tables, paper_names, select
+    from isthmus.papers import find_tables, paper_names, read_records, select
 
     if target is None:
         if not list_:
@@ -49,7 +52,7 @@ def command(
         else:
             _list_tables(tables, json_)
         return
-    report = Reproduction(tables, cells, runs, out)
+    report = Reproduction(tables, cells, runs, out, {} if docs is None else read_records(_records(docs, paper)))
     report.run(jobs)
     comparisons = report.compare(cells)
     document = report.document(paper.name, comparisons)
@@ -63,15 +66,26 @@ def command(
     report.complain(comparisons)
 
 
-class Reproduction:
-    """Cells, the runs they need, and what became of them."""
+def _records(folder: Path, paper: Paper) -> Path:
+    return folder / f"{paper.name}.jsonl"
 
-    def __init__(self, tables: Sequence[Table], cells: Sequence[Cell], runs: int | None, out: Path) -> None:
+
+class Reproduction:
+    """Cells, the runs they need, and what became of them.
+
+    Args:
+        records: Runs whose folders may be gone, by the name of the folder; they count as finished.
+    """
+
+    def __init__(
+        self, tables: Sequence[Table], cells: Sequence[Cell], runs: int | None, out: Path, records: Mapping[str, Mapping[str, Any]]
+    ) -> None:
         from isthmus.papers import why_not
 
         self.tables, self.cells, self.out = tables, cells, out
         self.runs = {table.key: table.runs if runs is None else runs for table in tables}
         self.why_not = {id(cell): why_not(cell) for cell in cells}
+        self.records = records
         self.outcomes: dict[Path, Outcome] = {}
         self.seconds = 0.0
 
@@ -92,6 +106,8 @@ class Reproduction:
         for cell in self.cells:
             if self.why_not[id(cell)] is None:
                 for seed, job in enumerate(self.jobs_of(cell, self.runs[cell.table])):
+                    if job.folder.name in self.records and not job.folder.exists():
+                        continue
                     wanted.setdefault(job.folder, (seed, job))
                     names.setdefault(job.folder, f"{cell.name}, seed {seed}")
                     scores.setdefault(job.folder, cell.score if cell.unit == "%" else "score")
@@ -106,7 +122,7 @@ class Reproduction:
         self.seconds = time.monotonic() - begun
 
     def results(self, cell: Cell) -> dict[int, Mapping[str, Any]]:
-        """Results of a cell by seed: of this call, or for cells that were not asked for what lies in the folder."""
+        """Results of a cell by seed: of this call, or what lies in the folder, or was recorded when it did."""
         from isthmus.experiments.batch import look
         from isthmus.papers import why_not
 
@@ -121,6 +137,8 @@ class Reproduction:
             outcome = self.outcomes.get(job.folder) or look(job)
             if outcome is not None and outcome.result is not None:
                 found[seed] = outcome.result
+            elif job.folder.name in self.records:
+                found[seed] = self.records[job.folder.name]
         return found
 
     def reason(self, cell: Cell) -> str:
@@ -203,17 +221,21 @@ class Reproduction:
                     raise ConfigError(f"cannot write into {self.out}: {error.strerror}; choose another --out") from None
 
     def write_docs(self, paper: Paper, folder: Path) -> Path:
-        """The results page of the whole paper."""
+        """The results page of the whole paper, and the records it can be written from again."""
         from isthmus.errors import ConfigError
+        from isthmus.papers import record_of, write_records
         from isthmus.papers.page import write_page
 
-        every = Reproduction(paper.tables, (), None, self.out)
+        every = Reproduction(paper.tables, (), None, self.out, self.records)
         tables = [(table, every.compare(table.cells)) for table in paper.tables]
-        runs = {result["run_dir"]: result for table in paper.tables for cell in table.cells for result in every.results(cell).values()}
+        results = [result for table in paper.tables for cell in table.cells for result in every.results(cell).values()]
+        runs = {Path(result["run_dir"]).name: result for result in results}
         path = folder / f"{paper.name}.md"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             path.write_text(write_page(paper, tables, list(runs.values())))
+            if runs:
+                write_records(_records(folder, paper), {name: record_of(name, result) for name, result in runs.items()})
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}; choose another folder") from None
         return path
