@@ -161,6 +161,7 @@ OUT_OF_RANGE: dict[str, tuple[Any, ...]] = {
     "degrees": (0, -1), "steps": (0, -1), "clip": (-1.0,), "epsilon": (-1.0,),
     "structure_hops": (0, -1), "betas": ("0.5",), "beta0": ("x",), "prune": (-1,), "nsf_dim": (0,), "structure_hidden": ("0",),
     "nsf_lr": (0.0,), "nsf_weight_decay": (-1.0,),
+    "self_supervision": (-1.0,), "hidden_share": (0.0, 1.0),
     "local_width": (0,), "global_width": (0,), "joint_dropout": (-0.1, 1.0), "k": (0, -1), "refresh": (0,), "server_hidden": (0,),
     "input_dropout": (-0.1, 1.0), "server_lr": (0.0, -1.0), "encoder_hidden": (0,), "embedding_width": (0,), "encoder_epochs": (-1,),
     "encoder_every": (0,), "quorum": (0.0, 1.5), "gradient_clip": (-1.0,), "gradient_noise": (-1.0,), "embedding_bits": (-1,),

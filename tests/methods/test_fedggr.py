@@ -20,6 +20,7 @@ from isthmus.federation.faults import Fault, FaultyEngine
 from isthmus.federation.ledger import differences
 from isthmus.methods.fedggr import DISCLOSES, FedGGRConfig, Returned, ServerState, _chosen, _joined_gradient, quantised
 from isthmus.methods.global_graph import GlobalModule
+from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.inputs import build_inputs
 from isthmus.nn.joined import HEAD, Joined, classify
 from isthmus.nn.loss import get_loss
@@ -97,7 +98,7 @@ def test_encoders_that_are_not_federated_send_no_weights(scenario: Scenario, enc
 def joint_loss(before: Experiment, state: ServerState, module: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> Tensor:
     """sum_i (|V_i| / |V|) L_i of the joined computation, in one process, by autograd alone."""
     config: FedGGRConfig = before.settings.method_config
-    z = config.module.rows(module, state.embeddings, state.neighbours)
+    z = config.module.rows(module, state.embeddings, config.module.adjacency(module, state.embeddings, state.neighbours))
     total = torch.zeros((), dtype=torch.float64)
     for (_, client), rows in zip(clients(before).items(), torch.split(z, list(state.sizes)), strict=True):
         data: NodeData = client.data
@@ -153,7 +154,7 @@ def test_the_gradient_goes_through_the_pass_that_was_sent(scenario: Scenario) ->
 
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in state.module.items()}
     dropout = DropoutSource([Stream(1, ("server", "train", 1, "dropout")).torch()])
-    z = config.module.rows(leaves, state.embeddings, state.neighbours, dropout)
+    z = config.module.rows(leaves, state.embeddings, config.module.adjacency(leaves, state.embeddings, state.neighbours), dropout)
     torch.testing.assert_close(z.detach(), torch.cat([sent[name] for name in sorted(sent)]), atol=0, rtol=0)
     shares = [size / 90 for size in state.sizes]
     z.backward(torch.cat([returned[name] * share for name, share in zip(sorted(returned), shares, strict=True)]))
@@ -330,7 +331,38 @@ def test_embeddings_only_is_an_mlp_of_the_embeddings() -> None:
     weights = module.first_weights(4, 5, 2, Stream(0), torch.float64)
     e = torch.randn(9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     expected = torch.relu(e @ weights["gnn.0.weight"]) @ weights["gnn.1.weight"]
-    torch.testing.assert_close(module.rows(weights, e, module.neighbours(weights, e)), expected, atol=1e-12, rtol=0)
+    graph = module.adjacency(weights, e, module.neighbours(weights, e))
+    torch.testing.assert_close(module.rows(weights, e, graph), expected, atol=1e-12, rtol=0)
+
+
+def test_self_supervision_guesses_hidden_entries_from_neighbours() -> None:
+    module = GlobalModule("learned", 3, "exact", 0.0, hidden_share=0.3)
+    weights = module.first_weights(4, 5, 2, Stream(0), torch.float64)
+    e = torch.randn(9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}
+    graph = module.adjacency(leaves, e, module.neighbours(weights, e))
+    assert graph is not None
+    error = module.guess_error(leaves, e, graph, DropoutSource([Stream(3).torch()]))
+    seen = DropoutSource([Stream(3).torch()]).mask((9,), 9, 4, 0.3, torch.float64) > 0
+    a = graph.to_dense().detach()
+    guess = a @ torch.relu(a @ (e * seen) @ weights["denoiser.0.weight"]) @ weights["denoiser.1.weight"]
+    assert 0 < (~seen).sum() < 36
+    torch.testing.assert_close(error, ((guess - e)[~seen] ** 2).mean() / e.var(correction=0), atol=1e-12, rtol=0)
+    error.backward()  # type: ignore[no-untyped-call]
+    generator, gnn = leaves["generator.0"].grad, leaves["gnn.0.weight"].grad
+    assert generator is not None
+    assert generator.abs().max() > 0, "the graph learns from it"
+    assert gnn is None, "Z_glob's own weights do not"
+
+
+def test_self_supervision_changes_only_what_the_server_trains(scenario: Scenario) -> None:
+    plain, helped = (server(play(scenario, **{**EXACT, "self_supervision": weight})) for weight in (0.0, 5.0))
+    assert not any(name.startswith("denoiser") for name in plain.module)
+    assert not torch.equal(plain.module["generator.0"], helped.module["generator.0"])
+    for name in ("gnn.0.weight", "gnn.1.weight"):
+        torch.testing.assert_close(plain.module[name], helped.module[name], atol=1e-12, rtol=0)
+    for name, tensor in plain.weights.items():
+        assert torch.equal(tensor, helped.weights[name])
 
 
 # -- bad input -------------------------------------------------------------------------------------------------------------------------
@@ -341,6 +373,8 @@ def test_embeddings_only_is_an_mlp_of_the_embeddings() -> None:
     ({"embedding_width": 0}, "embedding_width"), ({"k": 0}, "k must be at least 1"), ({"refresh": 0}, "refresh"),
     ({"quorum": 0.0}, "quorum"), ({"gradient_noise": 1.0}, "set gradient_clip"), ({"embedding_bits": 9}, "embedding_bits"),
     ({"joint_dropout": 1.0}, "joint_dropout"), ({"encoder_lr": 0.0}, "lr above 0"), ({"server_lr": 0.0}, "server_lr"),
+    ({"self_supervision": -1.0}, "self_supervision"), ({"hidden_share": 0.0}, "hidden_share"),
+    ({"self_supervision": 1.0, "channel": "knn"}, "leave it out with channel=knn"),
 ], ids=str)  # fmt: skip
 def test_settings_are_checked(scenario: Scenario, settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):

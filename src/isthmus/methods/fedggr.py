@@ -78,6 +78,8 @@ class FedGGRConfig(WeightedConfig):
         server_hidden: Hidden width of the global GNN.
         input_dropout: Share of E dropped before the global GNN in training.
         server_lr: The server's rate; not given = ``lr``.
+        self_supervision: Weight of SLAPS' self-supervision, which lets the server train its graph on E as well; 0 = off, as in FedGGR.
+        hidden_share: Share of the entries of E it hides.
         embedding_norm: ``standard`` gives every column of E mean 0 and deviation 1 over all nodes, at the server.
         encoder: One auto-encoder trained by averaging (``federated``), each client its own from a common start (``common_start``) or
             from a start of its own (``independent``); or a public random ``projection``, which needs no training.
@@ -108,6 +110,8 @@ class FedGGRConfig(WeightedConfig):
     server_hidden: int = 64
     input_dropout: float = 0.0
     server_lr: float | None = None
+    self_supervision: float = 0.0
+    hidden_share: float = 0.2
     embedding_norm: Literal["none", "standard"] = "none"
     encoder: Literal["federated", "common_start", "independent", "projection"] = "federated"
     encoder_hidden: int = 128
@@ -134,6 +138,12 @@ class FedGGRConfig(WeightedConfig):
             raise ConfigError(f"the encoder needs epochs of at least 0 and lr above 0, got {self.encoder_epochs} and {self.encoder_lr}")
         if self.server_lr is not None and self.server_lr <= 0.0:
             raise ConfigError(f"server_lr must be above 0, got {self.server_lr}")
+        if self.self_supervision < 0.0:
+            raise ConfigError(f"self_supervision must be at least 0, got {self.self_supervision}")
+        if not 0.0 < self.hidden_share < 1.0:
+            raise ConfigError(f"hidden_share must lie in (0, 1), got {self.hidden_share}")
+        if self.self_supervision and self.channel != "learned":
+            raise ConfigError(f"self_supervision trains a learned graph: leave it out with channel={self.channel}")
         for name in ("joint_dropout", "input_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ConfigError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
@@ -162,7 +172,8 @@ class FedGGRConfig(WeightedConfig):
 
     @property
     def module(self) -> GlobalModule:
-        return GlobalModule(self.channel, self.k, self.search, self.dropout, self.input_dropout)
+        hidden = self.hidden_share if self.self_supervision else 0.0
+        return GlobalModule(self.channel, self.k, self.search, self.dropout, self.input_dropout, hidden)
 
 
 # -- messages ------------------------------------------------------------------------------------------------------------------
@@ -455,7 +466,8 @@ def train_round(state: ServerState, federation: Federation, config: FedGGRConfig
     trained = module.trained(state.module)
     leaves = {name: tensor.clone().requires_grad_(name in trained) for name, tensor in state.module.items()}
     dropout = DropoutSource([federation.stream("dropout").torch()])
-    z = module.rows(leaves, state.embeddings, state.neighbours, dropout)  # Z_glob = GSL(E), kept alive until its gradient is here
+    graph = module.adjacency(leaves, state.embeddings, state.neighbours)
+    z = module.rows(leaves, state.embeddings, graph, dropout)  # Z_glob = GSL(E), kept alive until its gradient is here
     rows = state.split(z.detach(), clients)
     requests = PerClient({client: Turn(state.weights, rows[client]) for client in clients})
     replies = federation.call(FedGGRClient.turn, requests, quorum=config.quorum)
@@ -464,7 +476,11 @@ def train_round(state: ServerState, federation: Federation, config: FedGGRConfig
     if len(replies) < len(clients) and update.share > 0.0:
         weights = scaled(weights, 1.0 / update.share)
     if trained:
-        z.backward(_joined_gradient(state, replies, clients, config))  # type: ignore[no-untyped-call]
+        sources, pulls = [z], [_joined_gradient(state, replies, clients, config)]
+        if config.self_supervision:
+            error = module.guess_error(leaves, state.embeddings, graph, dropout)
+            sources, pulls = [*sources, error], [*pulls, torch.full_like(error, config.self_supervision)]
+        torch.autograd.backward(sources, pulls)
         state = _server_step(state, {name: leaves[name].grad for name in trained}, config)  # type: ignore[misc]
     state = replace(state, round=state.round + 1, weights=weights)
     if config.channel == "learned" and state.round % config.refresh == 0:
@@ -497,7 +513,7 @@ def _server_step(state: ServerState, grads: Weights, config: FedGGRConfig) -> Se
 def evaluate(state: ServerState, federation: Federation, config: FedGGRConfig) -> Replies[Evaluation]:
     """Z_glob without dropout; every client classifies its own nodes on its own graph."""
     with torch.no_grad():
-        z = config.module.rows(state.module, state.embeddings, state.neighbours)
+        z = config.module.rows(state.module, state.embeddings, config.module.adjacency(state.module, state.embeddings, state.neighbours))
     rows = state.split(z, federation.clients)
     return federation.call(FedGGRClient.use, PerClient({client: Deployment(state.weights, rows[client]) for client in federation.clients}))
 
