@@ -21,10 +21,11 @@ UNITS: tuple[Unit, ...] = ("%", "s", "GB")
 
 
 def measured(result: Mapping[str, Any], score: str) -> Any:
-    """What a result says under a key, or under a key of its facts; None if nothing."""
-    name, dot, inner = score.partition(".")
-    found = result.get(name)
-    return found if not dot else found.get(inner) if isinstance(found, Mapping) else None
+    """What a result says under a key, or under keys inside (``facts.learned_graph.cross_share``); None if nothing."""
+    found: Any = result
+    for key in score.split("."):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
 
 
 @dataclass(frozen=True)

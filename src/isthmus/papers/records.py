@@ -26,10 +26,14 @@ def record_of(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
     kept: dict[str, Any] = {key: value for key, value in result.items() if value is None or isinstance(value, str | int | float)}
     for key in _WHOLE:
         if key in result:
-            kept[key] = {inner: value for inner, value in result[key].items() if not isinstance(value, list | dict)}
+            kept[key] = _without_lists(result[key])
     if "per_client" in result:
         kept["per_client"] = [{key: row[key] for key in _OF_A_CLIENT if key in row} for row in result["per_client"]]
     return kept | {"run_dir": name}
+
+
+def _without_lists(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _without_lists(each) if isinstance(each, Mapping) else each for key, each in value.items() if not isinstance(each, list)}
 
 
 def read_records(path: Path) -> Records:
