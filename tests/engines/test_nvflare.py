@@ -139,6 +139,9 @@ def test_organisations_by_their_commands(tmp_path: Path) -> None:
         assert [(run["state"], run["rounds"]) for run in status["runs"]] == [("finished", 4)]
         isthmus("stop", home)
         assert server.wait(timeout=20.0) is not None
+    down = subprocess.run([sys.executable, "-m", "isthmus.cli.main", "status", str(home), "--json"], capture_output=True, text=True)
+    assert (down.returncode, json.loads(down.stdout)["server"]) == (4, False)
+    assert "isthmus server start" in down.stderr
     wanted = local_hashes(settings_of("fedavg", "local", rounds=3, clients=2), tmp_path / "local")
     (run,) = (home / "runs").iterdir()
     assert hashes(tmp_path / "state-a" / run.name / "models") | hashes(tmp_path / "state-b" / run.name / "models") == wanted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,13 +17,20 @@ def command(
     federation: Annotated[Path, typer.Argument(help="The federation's folder.")] = Path("federation"),
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show a federation: server, organisations, runs."""
+    """Show a federation: server, organisations, runs. Exit code 4 if the server does not answer."""
     from isthmus.deploy.headquarters import Headquarters
+    from isthmus.errors import RunError
 
     found = Headquarters.read(federation).status()
     if json_:
         print(json.dumps(found))
-        return
+    else:
+        _show(found)
+    if not found["server"]:
+        raise RunError(f"the server does not answer: start it with isthmus server start {federation}, on its own host")
+
+
+def _show(found: dict[str, Any]) -> None:
     server = "answers" if found["server"] else f"does not answer ({found['reason']})"
     print_table(("party", "state"), [("server", server), *found["organisations"].items()])
     if found["runs"]:

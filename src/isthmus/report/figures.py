@@ -92,45 +92,46 @@ def learning_curve(groups: Sequence[Group], which: str) -> Figure | None:
                     "meta": {"series": index},
                 }
             )
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines" if len(steps) > 1 else "markers",
-                "name": label(group.label),
-                "x": steps,
-                "y": means,
-                "line": {"color": series_colour(index), "width": 2, "dash": series_dash(index)},
-                "marker": {"color": series_colour(index), "symbol": _SYMBOLS[index % SERIES], "size": 7},
-                "hovertext": [_curve_hover(group, by_step[step]) for step in steps],
-                "hoverinfo": "text",
-                "meta": {"series": index},
-            }
-        )
+        data.append(_line(index, group, list(zip(steps, means, strict=True)), [_curve_hover(group, by_step[step]) for step in steps]))
         marks = [mark for run in group.runs if (mark := _selected(run, which)) is not None]
         if marks:
-            data.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "x": [step for step, _ in marks],
-                    "y": [value for _, value in marks],
-                    "marker": {
-                        "color": series_colour(index),
-                        "symbol": _SYMBOLS[index % SERIES],
-                        "size": 8,
-                        "line": {"color": "@page", "width": 1.5},
-                    },
-                    "cliponaxis": False,
-                    "hoverinfo": "skip",
-                    "showlegend": False,
-                    "meta": {"series": index},
-                }
-            )
+            data.append(_marks(index, marks) | {"cliponaxis": False})
     if not data:
         return None
     layout = _layout(320, x={"title": {"text": "round"}, "rangemode": "tozero"}, y={"ticksuffix": " %"}, zoom=True)
     layout["hovermode"] = "x unified"
     return {"data": data, "layout": layout}
+
+
+def _line(index: int, group: Group, points: Sequence[tuple[float, ...]], hover: Sequence[str]) -> dict[str, Any]:
+    """The line of a method, with a text for each of its points; a single point is a symbol."""
+    return {
+        "type": "scatter",
+        "mode": "lines" if len(points) > 1 else "markers",
+        "name": label(group.label),
+        "x": [x for x, _ in points],
+        "y": [y for _, y in points],
+        "line": {"color": series_colour(index), "width": 2, "dash": series_dash(index)},
+        "marker": {"color": series_colour(index), "symbol": _SYMBOLS[index % SERIES], "size": 7},
+        "hovertext": list(hover),
+        "hoverinfo": "text",
+        "meta": {"series": index},
+    }
+
+
+def _marks(index: int, points: Sequence[tuple[float, ...]]) -> dict[str, Any]:
+    """Selected rounds on the line of a method."""
+    marker = {"color": series_colour(index), "symbol": _SYMBOLS[index % SERIES], "size": 8, "line": {"color": "@page", "width": 1.5}}
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [x for x, _ in points],
+        "y": [y for _, y in points],
+        "marker": marker,
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "meta": {"series": index},
+    }
 
 
 def minority_path(groups: Sequence[Group]) -> Figure | None:
@@ -149,42 +150,14 @@ def minority_path(groups: Sequence[Group]) -> Figure | None:
             continue
         steps = sorted(by_step)
         means = [tuple(sum(values) / len(values) for values in zip(*by_step[step], strict=True)) for step in steps]
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines" if len(steps) > 1 else "markers",
-                "name": label(group.label),
-                "x": [overall for overall, _ in means],
-                "y": [minority for _, minority in means],
-                "line": {"color": series_colour(index), "width": 2, "dash": series_dash(index)},
-                "marker": {"color": series_colour(index), "symbol": _SYMBOLS[index % SERIES], "size": 7},
-                "hovertext": [
-                    f"{label(group.label)}, round {step}: all {overall:.2f} %, minority {minority:.2f} %"
-                    for step, (overall, minority) in zip(steps, means, strict=True)
-                ],
-                "hoverinfo": "text",
-                "meta": {"series": index},
-            }
-        )
+        hover = [
+            f"{label(group.label)}, round {step}: all {overall:.2f} %, minority {minority:.2f} %"
+            for step, (overall, minority) in zip(steps, means, strict=True)
+        ]
+        data.append(_line(index, group, means, hover))
         marks = [(run.number("test"), run.number("test_minority")) for run in group.runs]
         known = [(100 * overall, 100 * minority) for overall, minority in marks if overall is not None and minority is not None]
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "x": [overall for overall, _ in known],
-                "y": [minority for _, minority in known],
-                "marker": {
-                    "color": series_colour(index),
-                    "symbol": _SYMBOLS[index % SERIES],
-                    "size": 8,
-                    "line": {"color": "@page", "width": 1.5},
-                },
-                "hoverinfo": "skip",
-                "showlegend": False,
-                "meta": {"series": index},
-            }
-        )
+        data.append(_marks(index, known))
     if not data:
         return None
     axes = [{"title": {"text": text}, "ticksuffix": " %"} for text in ("all test nodes", "minority nodes")]
