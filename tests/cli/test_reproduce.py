@@ -167,6 +167,9 @@ def test_the_results_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert "# A small paper" in page
     assert "8 runs" in page
     assert "Our number is higher for a reason." in page
+    paired = [float(line.split("|")[7].split()[0]) for line in page.splitlines() if line.startswith("| FedAvg / Blocks")]
+    mean = page.partition("Mean over cells, to Local: FedAvg ")[2].partition(" over 2 cells.")[0]
+    assert float(mean) == pytest.approx(sum(paired) / 2, abs=0.011) and len(paired) == 2
     assert "method fedfuture is not here yet" in page
     assert str(Path.cwd()) not in page
     # From the folders alone, the same page.

@@ -94,12 +94,28 @@ def _section(table: Table, rows: Sequence[Comparison]) -> list[str]:
     if reference and any(row.paired and row.paired.seeds > 1 for row in shown):
         listed = "; ".join(f"{row.cell.name} {', '.join(f'{value:+.2f}' for value in row.paired.values)}" for row in shown if row.paired)
         parts += ["", f"Seed by seed, to {table.reference}: {listed}."]
+    if means := _mean_differences(shown):
+        parts += ["", f"Mean over cells, to {table.reference}: {'; '.join(means)}."]
     remarks = {note.text: row.cell.name for row in shown for note in row.cell.notes if not note.finding}
     parts += ["", *(f"- {name}: {text}" for text, name in remarks.items())] if remarks else []
     if len(shown) < len(rows):
         reasons = _reasons(rows)
         parts += ["", f"{len(rows) - len(shown)} of {len(rows)} cells not run{f': {reasons}' if reasons else ''}."]
     return [*parts, ""]
+
+
+def _mean_differences(shown: Sequence[Comparison]) -> list[str]:
+    """Of each row that stands beside the reference in several cells; scores of different kinds are never mixed."""
+    groups: dict[tuple[str, str], list[float]] = {}
+    for row in shown:
+        if row.paired is not None:
+            groups.setdefault((row.cell.row, row.cell.score), []).append(row.paired.mean)
+    several = len({score for _, score in groups}) > 1
+    return [
+        f"{name}{f' ({score})' if several else ''} {sum(means) / len(means):+.2f} over {len(means)} cells"
+        for (name, score), means in groups.items()
+        if len(means) > 1
+    ]
 
 
 def _over_seeds(row: Comparison) -> str:
