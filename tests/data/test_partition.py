@@ -261,7 +261,7 @@ def test_nodes_without_label_are_in_no_part() -> None:
 
 
 def test_cut_points_are_exact() -> None:
-    graph = draw(100, 0)  # 0.7 * 10 and 0.29 * 100 are below their value in floating point
+    graph = draw(100, 0)  # 0.29 * 100 is below its value in floating point
     masks = parse_split("client:29/41/30").draw(graph, torch.zeros(100, dtype=torch.long), Stream(0))
     assert (int(masks.train.sum()), int(masks.val.sum()), int(masks.test.sum())) == (29, 41, 30)
     assert str(parse_split("33.3/33.3/33.4")) == "33.3/33.3/33.4"

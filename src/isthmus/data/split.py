@@ -217,7 +217,7 @@ def _cut_inside(graph: Loaded, nodes: Tensor, group: Tensor, shares: Shares, *, 
 
 
 def _cut_point(total: Tensor, share: Fraction, *, rounded: bool) -> Tensor:
-    # Whole numbers throughout: 0.7 * 10 is 6.999... in floating point.
+    # Whole numbers throughout: 0.7 * 90 is 62.999... in floating point, where int(.7 n) of published code cuts one node earlier.
     top, bottom = share.numerator, share.denominator * 100
     return (2 * total * top + bottom) // (2 * bottom) if rounded else total * top // bottom
 

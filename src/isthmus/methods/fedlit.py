@@ -81,6 +81,8 @@ class FedLitConfig(WeightedConfig):
             raise ConfigError(f"fedlit's channels are {', '.join(CONVOLUTIONS)}: choose one with --set backbone=..., got {self.backbone!r}")
         if not self.hidden:
             raise ConfigError("fedlit needs a hidden width, e.g. hidden=[64]")
+        if self.init != "standard":
+            raise ConfigError(f"fedlit draws first weights of its own: leave init out, got {self.init}")
         if self.class_weight != "none":
             raise ConfigError("fedlit weighs all training nodes the same: leave class_weight out")
         if self.dp_clip:

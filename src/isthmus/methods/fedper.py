@@ -34,7 +34,8 @@ class FedPerConfig(FedAvgConfig):
 
     def personal_prefixes(self, model: Backbone | GraphModel) -> tuple[str, ...]:
         if isinstance(model, GraphModel):
-            return ("pre.", "post.", "readout.")  # FedStar: the base is the convolutions
+            # FedStar: the base is the convolutions.
+            return ("pre.", "post.", "readout.") if self.personal_layers else super().personal_prefixes(model)
         groups = model.shared_groups
         return (*super().personal_prefixes(model), *groups[max(0, len(groups) - self.personal_layers) :])
 

@@ -31,7 +31,8 @@ Where paper and reference code part ways (``--profile paper`` and ``reference`` 
 # client has few training nodes: the mean over one node is that node's proxy. `fedspray-published` sends both as published.
 
 What remains visible with secure sums: a_j over all clients; of a class that one client alone has, that client's mean proxy; and the common
-encoder, an MLP trained on raw features, with all that can be read off such a model. Scores of evaluation are sent client by client.
+encoder, an MLP trained on raw features, with all that can be read off such a model. Scores of evaluation are sent client by client, and
+they count test nodes of the client's majority class and of the others: that share of a label histogram is told whatever sums hide.
 """
 
 from __future__ import annotations
@@ -318,6 +319,8 @@ class FedSprayClient(WeightedClient[ConfigT], Generic[ConfigT]):
     def class_shares(self) -> Tensor:
         """a_j^k (C,); zero for a class of which there are too few training nodes to speak of (`min_class_count`)."""
         counts = self.class_counts.double()
+        if not self.config.proxies:  # then nobody needs it
+            return torch.zeros_like(counts)
         return torch.where(self.class_counts >= self.config.min_class_count, counts / counts.sum().clamp(min=1.0), 0.0)
 
     @handler
@@ -413,7 +416,7 @@ def facts(state: ServerState, config: FedSprayConfig, scenario: Any) -> Mapping[
     for client, data in scenario.parts.items():
         minority = minority_mask(data.y, data.train)
         clients[client] = {"majority_class": majority_class(data.y, data.train), "minority_test_nodes": int((minority & data.test).sum())}
-    silent = [j for j, share in enumerate(state.class_shares.tolist()) if share == 0.0]
+    silent = [j for j, share in enumerate(state.class_shares.tolist()) if share == 0.0] if config.proxies else []
     return {"clients": clients, "classes_without_proxy": silent}
 
 

@@ -36,6 +36,7 @@ from isthmus.data.graphs import GraphSetData
 from isthmus.data.nodes import NodeData
 from isthmus.errors import ConfigError, DataError
 from isthmus.federation.interface import Federation, Replies, View
+from isthmus.federation.ledger import Disclosure
 from isthmus.federation.roles import Cohort, Role, handler
 from isthmus.graph.embedding import degree_embedding
 from isthmus.methods import fedavg
@@ -45,6 +46,7 @@ from isthmus.methods.learners import GraphLearner, NodeBatchLearner, NodeLearner
 from isthmus.methods.registry import Log, Phase, register
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.graph_models import GraphModel
+from isthmus.nn.optim import fresh_state
 from isthmus.nn.two_channel import TwoChannel
 from isthmus.seeds import Stream
 
@@ -79,7 +81,11 @@ class FedStarConfig(FedAvgConfig):
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}; se=dse or se=rwse leaves one of the two out")
         if not self.decoupled and self.sharing in ("fe", "se"):
             raise ConfigError(f"decoupled=false has no channels to tell apart: use sharing=all or none, not {self.sharing}")
+        if self.sharing == "none" and (self.fraction < 1.0 or self.dp_clip):
+            raise ConfigError("sharing=none sends nothing: leave fraction and dp_clip out")
         if self.decoupled:
+            if self.init != "standard":
+                raise ConfigError(f"the two channels draw first weights of their own: leave init out, got {self.init}")
             self.build_channels(num_features=1, num_classes=2, pooled=True, stream=Stream(0), common=Stream(0))
 
     @property
@@ -142,6 +148,8 @@ class FedStarClient(FedAvgClient[FedStarConfig]):
     @handler
     def train_alone(self) -> None:
         """A round with nothing shared; nothing is returned."""
+        if self.config.reset_optimizer:
+            self.state = replace(self.state, optimizer=fresh_state(self.config.optimizer, self.state.weights))
         self.state = self.train(self.state.weights, received={})
 
 
@@ -182,6 +190,11 @@ def facts(state: ServerState, config: FedStarConfig, scenario: Any) -> Mapping[s
     return told
 
 
+def sheet(config: FedStarConfig) -> tuple[Disclosure, ...]:
+    """Who sees what; where nothing is shared, scores alone leave a client."""
+    return tuple(line for line in fedavg.DISCLOSES if config.sharing != "none" or line.message is Evaluation)
+
+
 METHOD = register(
     replace(
         fedavg.METHOD,
@@ -192,6 +205,7 @@ METHOD = register(
         phases=(Phase("setup", count_round, rounds=1, setup=True), Phase("train", fedstar_round)),
         evaluate=evaluate,
         roles={"client": Role(FedStarClient)},
+        sheet=sheet,
         preset="fedstar",
         facts=facts,
     )

@@ -151,6 +151,8 @@ def cluster_and_average(state: ServerState, replies: Mapping[PartyId, Any], conf
     Args:
         affinities: (cluster, updates (clients, values)) -> symmetric matrix to cut, or None where it cannot tell yet.
     """
+    if not any(reply.samples for reply in replies.values()):
+        raise RunError("no client has a training sample: choose a split with a training part, or weighting=uniform")
     clusters: list[Cluster] = []
     weights: list[Weights] = []
     log: dict[str, float] = {}
@@ -166,7 +168,9 @@ def cluster_and_average(state: ServerState, replies: Mapping[PartyId, Any], conf
                 parts, splits = minimum_cut(cluster, matrix), (*splits, state.round + 1)
         for part in parts:
             clusters.append(part)
-            weights.append(average({client: replies[client] for client in part}))
+            mine = {client: replies[client] for client in part}
+            idle = not any(reply.samples for reply in mine.values())  # cut off without a sample: it stays where it was
+            weights.append(shared if idle else average(mine))
     log["clusters"] = float(len(clusters))
     return replace(state, round=state.round + 1, clusters=tuple(clusters), weights=tuple(weights), splits=splits), log
 
@@ -174,8 +178,6 @@ def cluster_and_average(state: ServerState, replies: Mapping[PartyId, Any], conf
 def average(replies: Mapping[PartyId, Any]) -> Weights:
     """sum_i (n_i / n) theta_i: the cluster's weights plus its mean update, with the bits of FedAvg."""
     total = sum(reply.samples for reply in replies.values())
-    if total <= 0.0:
-        raise RunError("a cluster has no training sample at all: choose a split with a training part, or weighting=uniform")
     first, *others = (scaled(reply.weights, reply.samples / total) for reply in replies.values())
     for other in others:
         for name, tensor in other.items():
