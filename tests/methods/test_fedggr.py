@@ -22,7 +22,7 @@ from isthmus.methods.fedggr import DISCLOSES, FedGGRConfig, Returned, ServerStat
 from isthmus.methods.global_graph import GlobalModule
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.inputs import build_inputs
-from isthmus.nn.joined import HEAD, Joined, classify
+from isthmus.nn.joined import HEAD, Joined, classify, first_head
 from isthmus.nn.loss import get_loss
 from isthmus.nn.registry import build_backbone
 from isthmus.nn.train import gradients
@@ -63,6 +63,11 @@ def server(run: Experiment) -> ServerState:
     return run.loop.state
 
 
+def ready(run: Experiment) -> int:
+    """Steps of the setup."""
+    return int(run.settings.method_config.encoder_rounds) + 1  # type: ignore[attr-defined]
+
+
 def clients(run: Experiment) -> dict[str, Any]:
     return {name: run.engine.party(name).client for name in run.engine.parties("client")}
 
@@ -70,7 +75,8 @@ def clients(run: Experiment) -> dict[str, Any]:
 # -- general properties --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [{}, {"backbone": "gat"}, {"backbone": "gprgnn"}, {"joint_dropout": 0.4, "refresh": 1}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"backbone": "gat"}, {"backbone": "gprgnn"}, {"joint_dropout": 0.4, "refresh": 1},
+                                      {"encoder": "projection"}], ids=str)  # fmt: skip
 def test_general_properties(settings: dict[str, Any]) -> None:
     small = {key: value for key, value in SMALL.items() if key not in ("dropout", "rounds")}
     calm = {"dprate": 0.0} if settings.get("backbone") == "gprgnn" else {}
@@ -119,7 +125,7 @@ def joint_loss(before: Experiment, state: ServerState, module: Mapping[str, Tens
 def test_one_round_is_one_centralised_step(settings: dict[str, Any], count: int) -> None:
     scenario = build_scenario(dataset="csbm:nodes=70,classes=3,features=12,degree=4", clients=count, split="40/20/40", seed=4)
     run = experiment(scenario, **EXACT, **settings)
-    run.loop.play(until=1)
+    run.loop.play(until=ready(run))
     state = server(run)
     module = {name: tensor.clone().requires_grad_() for name, tensor in state.module.items()}
     weights = {name: tensor.clone().requires_grad_() for name, tensor in state.weights.items()}
@@ -141,7 +147,7 @@ def test_one_round_is_one_centralised_step(settings: dict[str, Any], count: int)
 def test_the_gradient_goes_through_the_pass_that_was_sent(scenario: Scenario) -> None:
     """Dropout at the server: pulling the gradients back through another pass would give other weights."""
     run = experiment(scenario, **{**EXACT, "dropout": 0.5})
-    run.loop.play(until=1)
+    run.loop.play(until=ready(run))
     state = server(run)
     config: FedGGRConfig = run.settings.method_config
     sent: dict[str, Tensor] = {}
@@ -255,7 +261,7 @@ def test_an_optimiser_that_is_reset_moves_every_weight_by_the_rate() -> None:
 
 def test_a_missing_client_counts_with_zeros_and_the_rest_is_not_reweighted(scenario: Scenario) -> None:
     run = experiment(scenario)
-    run.loop.play(until=1)
+    run.loop.play(until=ready(run))
     state, config = server(run), run.settings.method_config
     replies = {name: Returned(torch.ones(size, 5)) for name, size in zip(run.engine.parties("client"), state.sizes, strict=True)}
     everyone = _joined_gradient(state, replies, run.engine.parties("client"), config)
@@ -365,6 +371,102 @@ def test_self_supervision_changes_only_what_the_server_trains(scenario: Scenario
         assert torch.equal(tensor, helped.weights[name])
 
 
+def test_global_rows_equal_the_written_out_formula() -> None:
+    """Spec 2.3 c: biases are added before A*, whose rows do not sum to one."""
+    module = GlobalModule("learned", 3, "exact", 0.5, input_dropout=0.4)
+    weights = module.first_weights(4, 5, 2, Stream(0), torch.float64)
+    generator = torch.Generator().manual_seed(1)
+    for name in ("gnn.0.bias", "gnn.1.bias"):
+        weights[name].normal_(generator=generator)
+    e = torch.randn(9, 4, dtype=torch.float64, generator=generator)
+    graph = module.adjacency(weights, e, module.neighbours(weights, e))
+    assert graph is not None
+    a, source = graph.to_dense(), DropoutSource([Stream(3).torch()])
+    seen = source.mask((9,), 9, 4, 0.4, torch.float64)
+    kept = source.mask((9,), 9, 5, 0.5, torch.float64)
+    ones = torch.ones((), dtype=torch.float64)
+    for dropout, i, h in ((None, ones, ones), (DropoutSource([Stream(3).torch()]), seen, kept)):
+        hidden = torch.relu(a @ ((e * i) @ weights["gnn.0.weight"] + weights["gnn.0.bias"])) * h
+        expected = a @ (hidden @ weights["gnn.1.weight"] + weights["gnn.1.bias"])
+        torch.testing.assert_close(module.rows(weights, e, graph, dropout), expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("activate", [False, True])
+def test_gradients_behind_joint_dropout_equal_autograd(scenario: Scenario, activate: bool) -> None:
+    data, generator = scenario.parts["client-0"], torch.Generator().manual_seed(0)
+    model = build_backbone("gcn", num_features=12, num_classes=6, hidden=(8,), dropout=0.0, input_norm=False, head=False,
+                           stream=Stream(0)).double()  # fmt: skip
+    own, head = get_weights(model), first_head(6, 5, 3, Stream(1), torch.float64)
+    inputs = build_inputs(data, model, data.train, dtype=torch.float64)
+    rows = torch.randn(data.num_train, 5, dtype=torch.float64, generator=generator)
+    mask = 2.0 * (torch.rand(data.num_train, 11, generator=generator) < 0.5).double()
+    joined = Joined(get_loss("ce"), head, rows, activate=activate, mask=mask)
+    grads, loss = gradients(model, own, inputs, loss=joined.as_loss())
+    found = {**grads, **joined.head_grads, "rows": joined.rows_grad}
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in {**own, **head, "rows": rows}.items()}
+    local = functional_call(model, {name: leaves[name] for name in own}, (inputs,))
+    logits = classify(leaves, local, leaves["rows"], activate=activate, mask=mask)
+    value = torch.nn.functional.cross_entropy(logits, data.y[data.train])
+    torch.testing.assert_close(loss.sum(), value.detach(), atol=1e-12, rtol=0)
+    for name, expected in zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True):
+        torch.testing.assert_close(found[name], expected, atol=1e-12, rtol=0)
+
+
+def test_gradients_are_scaled_by_the_share_of_nodes_unless_told_not_to(scenario: Scenario) -> None:
+    run = experiment(scenario)
+    run.loop.play(until=ready(run))
+    state, config, names = server(run), run.settings.method_config, run.engine.parties("client")
+    assert isinstance(config, FedGGRConfig)
+    replies = {name: Returned(torch.ones(size, 5)) for name, size in zip(names, state.sizes, strict=True)}
+    assert bool((_joined_gradient(state, replies, names, replace(config, scale_gradients=False)) == 1).all())
+    shares = torch.repeat_interleave(torch.tensor(state.sizes) / 90, torch.tensor(state.sizes))
+    torch.testing.assert_close(_joined_gradient(state, replies, names, config), shares[:, None].expand(-1, 5))
+
+
+@pytest.mark.parametrize(("settings", "searches"), [({"refresh": 1}, 7), ({"refresh": 4}, 2), ({"refresh": 10}, 1),
+                                                    ({"refresh": 1, "channel": "knn"}, 1)], ids=str)  # fmt: skip
+def test_neighbours_are_searched_again_every_few_rounds(
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], searches: int
+) -> None:
+    found: list[Tensor] = []
+    plain = GlobalModule.neighbours
+
+    def counted(self: GlobalModule, weights: Mapping[str, Tensor], embeddings: Tensor) -> Tensor:
+        found.append(plain(self, weights, embeddings))
+        return found[-1]
+
+    monkeypatch.setattr(GlobalModule, "neighbours", counted)
+    state = server(play(scenario, rounds=6, selection="last", **settings))
+    assert len(found) == searches and torch.equal(state.neighbours, found[-1])
+
+
+def test_without_a_client_the_mean_is_over_the_rest(scenario: Scenario) -> None:
+    run = experiment(scenario, plan=(Fault("client-1", "train", 1, "turn", times=9),), **EXACT, quorum=0.5)
+    sent: dict[str, Any] = {}
+
+    def spied(name: str, handler: Any) -> Any:
+        return lambda common: sent.setdefault(name, handler(common))
+
+    for name, client in clients(run).items():
+        client.update = spied(name, client.update)
+    run.loop.play()
+    share = sum(reply.share for reply in sent.values())
+    assert sorted(sent) == ["client-0", "client-2"] and share < 0.9
+    for name, tensor in server(run).weights.items():
+        torch.testing.assert_close(tensor, sum(reply.weights[name] for reply in sent.values()) / share, atol=1e-12, rtol=0)
+
+
+def test_answers_without_training_nodes_leave_the_weights_alone(scenario: Scenario) -> None:
+    idle = scenario.parts["client-0"]
+    parts = {**scenario.parts, "client-0": replace(idle, train=torch.zeros_like(idle.train))}
+    plan = tuple(Fault(name, "train", 1, "turn", times=9) for name in ("client-1", "client-2"))
+    run = experiment(replace(scenario, parts=parts), plan=plan, **EXACT, weighting="train", quorum=0.3)
+    run.loop.play(until=ready(run))
+    before = server(run).weights
+    run.loop.play()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in server(run).weights.items())
+
+
 # -- bad input -------------------------------------------------------------------------------------------------------------------------
 
 
@@ -373,6 +475,8 @@ def test_self_supervision_changes_only_what_the_server_trains(scenario: Scenario
     ({"embedding_width": 0}, "embedding_width"), ({"k": 0}, "k must be at least 1"), ({"refresh": 0}, "refresh"),
     ({"quorum": 0.0}, "quorum"), ({"gradient_noise": 1.0}, "set gradient_clip"), ({"embedding_bits": 9}, "embedding_bits"),
     ({"joint_dropout": 1.0}, "joint_dropout"), ({"encoder_lr": 0.0}, "lr above 0"), ({"server_lr": 0.0}, "server_lr"),
+    ({"encoder_epochs": 5, "encoder_every": 2}, "multiple of encoder_every"), ({"init": "uniform01"}, "leave init out"),
+    ({"dummy_gradients": True, "class_weight": "balanced"}, "leave class_weight out"),
     ({"self_supervision": -1.0}, "self_supervision"), ({"hidden_share": 0.0}, "hidden_share"),
     ({"self_supervision": 1.0, "channel": "knn"}, "leave it out with channel=knn"),
 ], ids=str)  # fmt: skip

@@ -1,8 +1,8 @@
 """Approximate nearest neighbours for large graphs, through faiss (extra ``ann``): the interface of `isthmus.graph.knn`.
 
 An inverted file: rows are grouped around centres, and a row is compared with the groups nearest to it only. With n rows, about 4 sqrt(n)
-centres and a fixed number of groups looked at, a search costs about n^1.5 instead of n^2. One thread and a fixed seed give the same
-neighbours every time.
+centres and a fixed number of groups looked at, a search costs about n^1.5 instead of n^2. A fixed seed gives the same neighbours
+every time with one thread, as runs have by default.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class FedGGRConfig(WeightedConfig):
         reset_optimizer: Start the clients' optimiser afresh in every round, as FederatedScope does.
         quorum: Share of the clients that must answer a round.
         dummy_gradients: Nodes without a training label return the gradient of a label drawn from the model's own prediction, whose mean
-            is zero: which nodes are labelled is no longer plain to see.
+            is zero: no row tells by itself whether its node is labelled. Over many rounds a label that changes still gives a dummy away.
         gradient_clip, gradient_noise: Clip the gradient of each node's own loss to this length and add Gaussian noise of this many
             times that to every row; 0 = off.
         embedding_bits: Bits per number of E, 1 to 8; 0 = as it is.
@@ -151,6 +151,12 @@ class FedGGRConfig(WeightedConfig):
             raise ConfigError(f"quorum must lie in (0, 1], got {self.quorum}")
         if min(self.gradient_clip, self.gradient_noise) < 0.0:
             raise ConfigError(f"gradient_clip and gradient_noise must be at least 0, got {self.gradient_clip} and {self.gradient_noise}")
+        if self.encoder == "federated" and self.encoder_epochs % self.encoder_every:
+            raise ConfigError(f"encoder_epochs must be a multiple of encoder_every, got {self.encoder_epochs} and {self.encoder_every}")
+        if self.init != "standard":
+            raise ConfigError(f"fedggr starts f_theta as its layers do: leave init out, got {self.init}")
+        if self.dummy_gradients and (self.loss != "ce" or self.class_weight != "none"):
+            raise ConfigError("dummy_gradients look like those of plain cross-entropy: use loss=ce and leave class_weight out")
         if self.gradient_noise and not self.gradient_clip:
             raise ConfigError("gradient_noise counts in units of gradient_clip: set gradient_clip above 0 too, e.g. gradient_clip=0.1")
         if not 0 <= self.embedding_bits <= 8:
@@ -169,6 +175,11 @@ class FedGGRConfig(WeightedConfig):
 
     def first_autoencoder(self, num_features: int, stream: Stream) -> dict[str, Tensor]:
         return first_autoencoder(num_features, self.encoder_hidden, self.embedding_width, stream.child("encoder"), self.dtype)
+
+    @property
+    def encoder_rounds(self) -> int:
+        """Means of a federated auto-encoder, each a round of the setup."""
+        return self.encoder_epochs // self.encoder_every if self.encoder == "federated" else 0
 
     @property
     def module(self) -> GlobalModule:
@@ -313,36 +324,52 @@ class FedGGRClient(WeightedClient[FedGGRConfig]):
         weights = {name: tensor.clone() for name, tensor in {**self.state.weights, **turn.weights}.items()}
         moments = fresh_state(config.optimizer, weights) if config.reset_optimizer else self.state.optimizer.copy()
         dropout = dropout_source(config, [self.stream])
-        joint = DropoutSource([self.stream("joint dropout").torch()]) if config.joint_dropout else None
+        joint = self._joint_dropout()
         labelled, width = self.data.train, config.local_width + config.global_width
         rows = turn.rows.new_zeros(learner.inputs.padded[-1], config.global_width)
         rows[: learner.num_train] = turn.rows[labelled]
         found: list[Tensor] = []
+        dummies: list[Tensor] = []
         for _ in range(config.local_epochs):
             mask = None if joint is None else joint.mask(learner.inputs.counts, len(rows), width, config.joint_dropout, rows.dtype)
             joined = Joined(get_loss(config.loss), weights, rows, activate=config.activate_local, mask=mask)
+            if config.dummy_gradients:  # of this step, before it moves the weights: they must look like the others
+                dummies.append(self._dummies(weights, turn.rows, joint))
             own = {name: tensor for name, tensor in weights.items() if name not in HEAD}
             grads, _ = gradients(learner.model, own, learner.inputs, loss=joined.as_loss(), dropout=dropout)
             plan = step_plan(config.optimizer, moments.steps, 1, config.lr, config.weight_decay, config.dtype)
             moments = take_step(weights, {**grads, **joined.head_grads}, moments, plan)
             found.append(joined.rows_grad[: learner.num_train])
-        before = self.state.weights
         self.state = replace(self.state, weights=weights, optimizer=moments)
         self.scratch.received = turn.weights
-        gradient = torch.zeros_like(turn.rows)
-        if config.dummy_gradients:
-            gradient = self._dummies({**before, **turn.weights}, turn.rows)
+        gradient = _chosen(dummies, config.returned) if dummies else torch.zeros_like(turn.rows)
         gradient[labelled] = _chosen(found, config.returned)
         return Returned(self._released_rows(gradient))
 
-    def _dummies(self, weights: Weights, rows: Tensor) -> Tensor:
-        """For every node the gradient a label would give that is drawn from the model's own prediction: its mean is zero."""
-        p = torch.softmax(self._logits(weights, rows).double(), dim=1)
-        drawn = secret_stream(self.state.secret, self.stream("dummies").path).uniform(len(p))
+    def _joint_dropout(self) -> DropoutSource | None:
+        """Masks of this round. Where dummies must not be told from labelled rows, of a secret: the run's seed would give masks away."""
+        if not self.config.joint_dropout:
+            return None
+        stream = self.stream("joint dropout")
+        if not self.config.dummy_gradients:
+            return DropoutSource([stream.torch()])
+        seed = int(secret_stream(self.state.secret, stream.path).uniform(1)[0] * (1 << 62))
+        return DropoutSource([torch.Generator().manual_seed(seed)])
+
+    def _dummies(self, weights: Weights, rows: Tensor, joint: DropoutSource | None = None) -> Tensor:
+        """For every node the gradient a label would give that is drawn from the model's own prediction: its mean is zero. What is drawn
+        for a node stays with it, so that its label changes only where the prediction does."""
+        config, count = self.config, len(rows)
+        mask = None
+        if joint is not None:
+            mask = joint.mask((count,), count, config.local_width + config.global_width, config.joint_dropout, rows.dtype)
+        p = torch.softmax(self._logits(weights, rows, mask).double(), dim=1)
+        drawn = secret_stream(self.state.secret, ("dummies",)).uniform(count)
         label = (p.cumsum(1) < torch.from_numpy(drawn)[:, None]).sum(1).clamp(max=p.shape[1] - 1)
         residual = p - torch.nn.functional.one_hot(label, p.shape[1])
-        read = weights["head.weight"][self.config.local_width :].double()
-        return (residual @ read.mT / max(1, self.learner.num_train)).to(rows.dtype)
+        read = weights["head.weight"][config.local_width :].double()
+        gradient = (residual @ read.mT / max(1, self.learner.num_train)).to(rows.dtype)
+        return gradient if mask is None else gradient * mask[:, config.local_width :]
 
     def _released_rows(self, gradient: Tensor) -> Tensor:
         """What may leave of grad Z^i: of each node's own loss, so clip means the same at every client."""
@@ -367,9 +394,9 @@ class FedGGRClient(WeightedClient[FedGGRConfig]):
     def logits(self) -> Tensor:
         return self._logits(self.state.weights, self.state.rows)
 
-    def _logits(self, weights: Weights, rows: Tensor) -> Tensor:
+    def _logits(self, weights: Weights, rows: Tensor, mask: Tensor | None = None) -> Tensor:
         local = predict(self.learner.model, {name: t for name, t in weights.items() if name not in HEAD}, self.learner.everything)
-        return classify(weights, local, rows, activate=self.config.activate_local)
+        return classify(weights, local, rows, activate=self.config.activate_local, mask=mask)
 
     @handler
     def use(self, common: Deployment) -> Evaluation:
@@ -406,7 +433,7 @@ class ServerState(Record):
     Args:
         weights: W_C.
         total: n of the mean.
-        encoder: The common auto-encoder until E is there; empty unless it is federated.
+        encoder, encoded: The common auto-encoder until E is there, empty unless it is federated; how many means it has seen.
         module, optimizer: W_S and its Adam.
         embeddings: E (N, p), clients in sorted order.
         sizes: Rows of each client, in the same order.
@@ -417,6 +444,7 @@ class ServerState(Record):
     weights: Weights
     total: float
     encoder: Weights
+    encoded: int
     module: Weights
     optimizer: OptimizerState
     embeddings: Tensor
@@ -436,18 +464,18 @@ def init(view: View, config: FedGGRConfig, common: Stream) -> ServerState:
     weights = {**get_weights(config.first_model(view, common)), **config.first_head(view.num_classes, common)}
     optimizer = fresh_state(config.optimizer, {name: module[name] for name in config.module.trained(module)})
     encoder = config.first_autoencoder(view.num_features, common) if config.encoder == "federated" else {}
-    return ServerState(0, weights, 0.0, encoder, module, optimizer, torch.empty(0, config.embedding_width, dtype=config.dtype),
+    return ServerState(0, weights, 0.0, encoder, 0, module, optimizer, torch.empty(0, config.embedding_width, dtype=config.dtype),
                        (), torch.empty(0, 0, dtype=torch.int64))  # fmt: skip
 
 
 def setup_round(state: ServerState, federation: Federation, config: FedGGRConfig) -> tuple[ServerState, Log]:
-    """Phase 0: n, the auto-encoder, E, and the first graph."""
-    total = total_samples(federation)
+    """Phase 0: n, then a mean of the auto-encoder in each round, and in the last round E and the first graph."""
+    total = state.total or total_samples(federation)
+    if state.encoded < config.encoder_rounds:
+        encoder = federation.sum(FedGGRClient.train_encoder, Encoder(state.encoder, total)).weights
+        return replace(state, total=total, encoder=encoder, encoded=state.encoded + 1), {}
     if config.encoder == "federated":
-        encoder = state.encoder
-        for _ in range(config.encoder_epochs // config.encoder_every):
-            encoder = federation.sum(FedGGRClient.train_encoder, Encoder(encoder, total)).weights
-        replies = federation.call(FedGGRClient.upload_common, Encoder(encoder, total))
+        replies = federation.call(FedGGRClient.upload_common, Encoder(state.encoder, total))
     else:
         replies = federation.call(FedGGRClient.upload)
     embeddings = torch.cat([replies[client].rows for client in federation.clients])
@@ -473,8 +501,8 @@ def train_round(state: ServerState, federation: Federation, config: FedGGRConfig
     replies = federation.call(FedGGRClient.turn, requests, quorum=config.quorum)
     update = federation.sum(FedGGRClient.update, Total(state.total), to=tuple(replies))
     weights: Weights = update.weights  # W_C <- sum_i (|V_i| / |V|) W_C,i
-    if len(replies) < len(clients) and update.share > 0.0:
-        weights = scaled(weights, 1.0 / update.share)
+    if len(replies) < len(clients):  # the rest speaks for all; those without a training node have nothing to say
+        weights = scaled(weights, 1.0 / update.share) if update.share > 0.0 else state.weights
     if trained:
         sources, pulls = [z], [_joined_gradient(state, replies, clients, config)]
         if config.self_supervision:
@@ -523,11 +551,21 @@ def privacy(state: ServerState, config: FedGGRConfig, rounds: int, clients: int,
     if config.dp_clip:
         stated = statement(clip=config.dp_clip, noise=config.dp_noise, delta=config.dp_delta, releases=rounds,
                            values=num_values(state.weights), parties=clients, masked=masked)  # fmt: skip
-        return stated | {"not_covered": f"embeddings and gradients of rows, which clients send besides; {stated['not_covered']}"}
+        besides = "embeddings and gradients of rows, which clients send besides"
+        besides += "; the auto-encoder's weights of the setup" if config.encoder == "federated" else ""
+        return stated | {"not_covered": f"{besides}; {stated['not_covered']}"}
     if not config.gradient_clip:
         return None
     stated = statement(clip=config.gradient_clip, noise=config.gradient_noise, delta=config.dp_delta, releases=rounds,
                        values=config.global_width, parties=1, masked=False)  # fmt: skip
+    if config.class_weight != "none" or (config.local_epochs > 1 and config.returned != "first"):
+        stated["epsilon"] = None
+        stated["warning"] = (
+            "one label changes other rows as well (steps after the first and class weights depend on all labels), so no epsilon can be "
+            "stated: use local_epochs=1 or returned=first, and no class_weight"
+        )
+    elif not config.gradient_noise:
+        stated["warning"] = "clipping without noise guarantees no privacy: set gradient_noise above 0"
     return stated | {
         "unit": "training label of one node", "neighbours": "that label replaced, given the weights of each round",
         "not_covered": f"the weights clients train with their labels (dp_clip covers those); embeddings; {stated['not_covered']}",
@@ -554,6 +592,11 @@ DISCLOSES = (
     Disclosure("evaluation", "client", "server", Evaluation),
 )
 
+def sheet(config: FedGGRConfig) -> tuple[Disclosure, ...]:
+    """Who sees what; only a federated auto-encoder travels."""
+    return tuple(line for line in DISCLOSES if config.encoder == "federated" or line.phase != "setup" or line.message in (Size, Uploaded))
+
+
 METHOD = register(
     Method(
         name="fedggr",
@@ -561,10 +604,11 @@ METHOD = register(
         reference="Subgraph Federated Learning with Global Graph Reconstruction, APWeb-WAIM 2023",
         config=FedGGRConfig,
         init=init,
-        phases=(Phase("setup", setup_round, rounds=1, setup=True), Phase("train", train_round)),
+        phases=(Phase("setup", setup_round, rounds=lambda config: config.encoder_rounds + 1, setup=True), Phase("train", train_round)),
         evaluate=evaluate,
         roles={"client": Role(FedGGRClient)},
         discloses=DISCLOSES,
+        sheet=sheet,
         preset="fedggr",
         shared_values=lambda state: num_values(state.weights),
         privacy=privacy,

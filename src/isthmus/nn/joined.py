@@ -36,9 +36,10 @@ def first_head(local_width: int, global_width: int, num_classes: int, stream: St
     return {"head.weight": weight.to(dtype), "head.bias": bias.to(dtype)}
 
 
-def classify(head: Weights, local: Tensor, rows: Tensor, *, activate: bool = False) -> Tensor:
-    """Logits q. (n, C)"""
-    return torch.cat([torch.relu(local) if activate else local, rows], dim=1) @ head["head.weight"] + head["head.bias"]
+def classify(head: Weights, local: Tensor, rows: Tensor, *, activate: bool = False, mask: Tensor | None = None) -> Tensor:
+    """Logits q, in training behind a mask of what is joined. (n, C)"""
+    both = torch.cat([torch.relu(local) if activate else local, rows], dim=1)
+    return (both if mask is None else both * mask) @ head["head.weight"] + head["head.bias"]
 
 
 class Joined:
