@@ -52,6 +52,7 @@ class Watched:
         for name in self.run.engine.parties("client"):
             client: Any = self.run.engine.party(name).client
             self.clients[name] = client
+            client.state = replace(client.state, secret=name.encode() * 4)  # secrets are new in every run; tests repeat
             for handler in ("upload", "upload_common", "turn"):
                 setattr(client, handler, self._watch(name, getattr(client, handler)))
         self.run.loop.play()
