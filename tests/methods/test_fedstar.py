@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,10 @@ from isthmus.data.graphscenario import GraphScenario, build_graph_scenario
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.errors import ConfigError, DataError
 from isthmus.experiments.config import resolve
+from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.run import Experiment
+from isthmus.federation.transcript import received
+from isthmus.graph.embedding import degree_embedding, walk_embedding
 from isthmus.methods.fedstar import FedStarConfig
 from isthmus.tensors import Weights, equal_weights, max_difference
 from isthmus.testing import check_method
@@ -73,8 +77,9 @@ def bytes_of(experiment: Experiment) -> dict[str, int]:
 # -- the general properties --------------------------------------------------------------------------------------------------------
 
 
-def test_general_properties_on_nodes() -> None:
-    check_method("fedstar", settings={"first_weights": "common", "degrees": 4, "steps": 4, "hidden": (8, 8)}, skip={
+@pytest.mark.parametrize("sharing", ["se", "fe", "all", "none"])
+def test_general_properties_on_nodes(sharing: str) -> None:
+    check_method("fedstar", settings={"first_weights": "common", "degrees": 4, "steps": 4, "hidden": (8, 8), "sharing": sharing}, skip={
         "one_client_equals_local": "its model has two channels; see the test against sharing=none",
         "cohort_equals_each": "clients are trained one by one",
     })  # fmt: skip
@@ -153,23 +158,77 @@ def test_all_shared_by_identical_clients_is_one_run(motifs: GraphScenario) -> No
 
 def test_weights_of_the_mean(motifs: GraphScenario) -> None:
     """Training graphs over all training graphs; with weighting=uniform every client the same."""
+    fewer = {c: replace(d, train=d.train & (d.train.cumsum(0) <= 10 * 3**i)) for i, (c, d) in enumerate(motifs.parts.items())}
+    scenario = replace(motifs, parts=fewer)
     for weighting in ("train", "uniform"):
-        experiment = experiment_of(motifs, weighting=weighting)
+        experiment = experiment_of(scenario, weighting=weighting, eval_every=99)  # evaluation would hand every client the mean
         experiment.loop.play(until=2)
         state: Any = experiment.loop.state
-        clients = [experiment.engine.party(client).client for client in motifs.parts]
+        clients = [experiment.engine.party(client).client for client in scenario.parts]
         counts = [client.learner.num_train if weighting == "train" else 1 for client in clients]
+        assert len(set(counts)) == (3 if weighting == "train" else 1)
         for name, tensor in state.weights.items():
-            mean = sum(count * client.state.weights[name] for count, client in zip(counts, clients, strict=True)) / sum(counts)
-            assert torch.allclose(tensor, mean, atol=1e-6)
+            own = [client.state.weights[name] for client in clients]
+            assert not torch.equal(own[0], own[1])
+            assert torch.allclose(tensor, sum(n * w for n, w in zip(counts, own, strict=True)) / sum(counts), atol=1e-6)
 
 
-def test_secure_sums_and_absent_clients_and_noise(motifs: GraphScenario) -> None:
+@pytest.mark.parametrize(("method", "more"), [("fedstar", {}), ("fedstar", {"sharing": "none"}), ("gcfl", {}), ("gcflplus", {})], ids=str)
+@pytest.mark.parametrize("reset", [False, True])
+def test_optimiser_state_is_kept_unless_reset(motifs: GraphScenario, method: str, more: dict[str, Any], reset: bool) -> None:
+    run = play(motifs, method, batch_size=10_000, reset_optimizer=reset, **more)  # three rounds of one step
+    assert run.engine.party("client-0").client.state.optimizer.steps == ((1,) if reset else (3,))
+
+
+def test_absent_clients_keep_their_encoder_and_shares_sum_to_one(motifs: GraphScenario) -> None:
+    run = experiment_of(motifs, fraction=0.6, eval_every=99)
+    run.loop.play(until=1)
+    clients = {c: run.engine.party(c).client for c in motifs.parts}
+    before = {c: dict(client.state.weights) for c, client in clients.items()}
+    run.loop.play(until=2)
+    chosen = [c for c, client in clients.items() if not equal_weights(before[c], client.state.weights)]
+    assert len(chosen) == 2
+    counts, state = {c: clients[c].learner.num_train for c in chosen}, run.loop.state
+    for name, tensor in state.weights.items():  # type: ignore[attr-defined]
+        mean = sum(n * clients[c].state.weights[name] for c, n in counts.items()) / sum(counts.values())
+        assert torch.allclose(tensor, mean, atol=1e-6)
+
+
+def test_single_channel_alone_is_local_on_features_beside_structure(motifs: GraphScenario, nodes: Scenario) -> None:
+    for scenario in (motifs, nodes):
+        s = {c: embeddings.structure_embedding(d, "dse+rwse", 4, 4) for c, d in scenario.parts.items()}  # type: ignore[arg-type]
+        wide = replace(scenario, parts={c: replace(d, x=embeddings.beside(d.x, s[c])) for c, d in scenario.parts.items()})  # type: ignore[arg-type, type-var, misc]
+        same = {"preset": "fedstar", "execution": "each", "first_weights": "common"}
+        ours = models(play(scenario, decoupled=False, sharing="none", **same))
+        alone = models(play(wide, "local", **same))
+        assert all(equal_weights(ours[client], alone[client]) for client in ours)
+
+
+def test_every_message_holds_the_structure_encoder_alone(mixed: GraphScenario, tmp_path: Path) -> None:
+    run = experiment_of(mixed, transcript=True, rounds=2)
+    run.play(RunFolder.create(tmp_path / "run", run.settings.to_toml(), {}), resumed=False)
+    kinds = set()
+    for party in ("server", *mixed.parts):
+        for _, message in received(tmp_path / "run", party, run.settings.method.table):
+            kinds.add((party == "server", type(message).__name__))
+            assert set(getattr(message, "weights", STRUCTURE)) == STRUCTURE
+    assert kinds == {(True, "Size"), (True, "Update"), (True, "Evaluation"), (False, "Broadcast"), (False, "Deployed")}
+
+
+def test_the_preset_is_the_papers() -> None:
+    settings = resolve("fedstar", {"dataset": "chem"})
+    c: Any
+    c, run = settings.method_config, settings.run
+    assert (run.rounds, run.selection, c.local_epochs, c.batch_size) == (200, "last", 1, 128)
+    assert (c.optimizer, c.lr, c.weight_decay) == ("adam", 1e-3, 5e-4)
+    assert (c.hidden, c.dropout, c.degrees, c.steps, c.backbone, c.structure_backbone) == ((64,) * 3, 0.5, 16, 16, "gin", "gcn")
+
+
+def test_secure_sums_and_noise(motifs: GraphScenario) -> None:
     plain = models(play(motifs))["client-0"]
     assert max_difference(plain, models(play(motifs, secure_sum=True))["client-0"]) < 1e-3
-    for settings in ({"fraction": 0.5}, {"dp_clip": 1.0, "dp_noise": 0.1, "weighting": "uniform"}, {"reset_optimizer": True}):
-        line = play(motifs, **settings).loop.lines[-1]
-        assert 0.0 <= line["test"] <= 1.0
+    line = play(motifs, dp_clip=1.0, dp_noise=0.1, weighting="uniform").loop.lines[-1]
+    assert 0.0 <= line["test"] <= 1.0
 
 
 def test_a_run_continued_is_bit_equal(motifs: GraphScenario) -> None:
@@ -194,6 +253,17 @@ def test_width_follows_the_embedding(motifs: GraphScenario) -> None:
     for se, width in (("dse+rwse", 7), ("dse", 4), ("rwse", 3), ("ones", 7)):
         state: Any = play(motifs, se=se, degrees=4, steps=3, rounds=1).loop.state
         assert state.weights["structure.embed.weight"].shape == (width, 8)
+
+
+def test_the_embedding_is_dse_then_rwse_or_ones(motifs: GraphScenario, nodes: Scenario) -> None:
+    data: Any
+    for data in (motifs.parts["client-0"], nodes.parts["client-0"]):
+        whole = torch.tensor([0, data.num_nodes]), torch.tensor([0, data.edge_index.shape[1]])
+        ends = (data.ptr, data.edge_ptr) if isinstance(data, GraphSetData) else whole
+        dse, rwse = degree_embedding(data.edge_index, data.num_nodes, 4), walk_embedding(data.edge_index, *ends, 3)
+        wanted = {"dse": dse, "rwse": rwse, "dse+rwse": torch.cat([dse, rwse], 1), "ones": torch.ones(data.num_nodes, 7)}
+        for kind, tensor in wanted.items():
+            assert torch.equal(embeddings.structure_embedding(data, kind, 4, 3), tensor)  # type: ignore[arg-type]
 
 
 def test_embeddings_go_beside_sparse_features_too() -> None:
@@ -227,7 +297,9 @@ def test_facts_tell_shared_tensors_and_degree_classes(motifs: GraphScenario) -> 
     assert facts is not None
     told = facts(experiment.loop.state, experiment.settings.method_config, motifs)
     assert set(told["shared_tensors"]) == STRUCTURE
-    assert {client: sum(counts) for client, counts in told["degree_classes"].items()} == {c: d.num_nodes for c, d in motifs.parts.items()}
+    for client, data in motifs.parts.items():
+        degree = torch.bincount(data.edge_index[0], minlength=data.num_nodes).clamp(1, 4) - 1
+        assert told["degree_classes"][client] == torch.bincount(degree, minlength=4).tolist()
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------------------
@@ -236,7 +308,8 @@ def test_facts_tell_shared_tensors_and_degree_classes(motifs: GraphScenario) -> 
 @pytest.mark.parametrize(("bad", "says"), [
     ({"sharing": "some"}, "sharing"), ({"decoupled": False}, "sharing=all or none"), ({"degrees": 0}, "at least 1"),
     ({"steps": 0}, "at least 1"), ({"se": "walks"}, "se"), ({"structure_backbone": "sgc"}, "structure encoder"),
-    ({"backbone": "nosuch"}, "unknown"), ({"hidden": ()}, "hidden"),
+    ({"backbone": "nosuch"}, "unknown"), ({"hidden": ()}, "hidden"), ({"init": "uniform01"}, "leave init out"),
+    ({"sharing": "none", "fraction": 0.5}, "leave fraction"),
 ])  # fmt: skip
 def test_settings_that_cannot_be_are_refused(bad: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from isthmus.data.graphscenario import GraphScenario, build_graph_scenario
 from isthmus.data.scenario import Scenario, build_scenario
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, RunError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import Experiment
 from isthmus.methods.gcfl import GCFLConfig, LocalModel, ServerState, cluster_and_average, gcfl_round, minimum_cut
@@ -83,12 +84,11 @@ def test_clusters_partition_the_clients_and_only_refine(method: str, motifs: Gra
         assert sorted(client for cluster in now for client in cluster) == sorted(motifs.parts)
         assert all(any(cluster <= old for old in before) for cluster in now)
         before = now
-    assert len(before) > 1 and all(len(cluster) <= 2 or len(cluster) < 4 for cluster in before)
-    ended = models(experiment)
-    for cluster in before:
-        first, *others = sorted(cluster)
-        for name in (name for name in ended[first] if name.startswith("convs.")):
-            assert all(torch.equal(ended[first][name], ended[other][name]) for other in others)
+    assert len(before) > 1
+    ended, state = models(experiment), experiment.loop.state
+    for members, shared in zip(state.clusters, state.weights, strict=True):  # type: ignore[attr-defined]
+        assert all(torch.equal(ended[client][name], tensor) for client in members for name, tensor in shared.items())
+    assert not equal_weights(*state.weights[:2])  # type: ignore[attr-defined]
     assert {"clusters", "mean_norm_0", "max_norm_0"} <= set(experiment.loop.lines[-1]["log"])
 
 
@@ -118,6 +118,10 @@ def test_two_groups_are_told_apart_after_the_warmup_only() -> None:
     after, log = gcfl_round(start, Replying(two_groups()), config)  # type: ignore[arg-type]
     assert set(after.clusters) == {CLIENTS[0::2], CLIENTS[1::2]} and after.splits == (21,) and log["clusters"] == 2.0
     assert log["mean_norm_0"] < 1.0 < log["max_norm_0"]
+    replies = two_groups()
+    for cluster, shared in zip(after.clusters, after.weights, strict=True):
+        n = sum(replies[c].samples for c in cluster)
+        assert torch.allclose(shared["w"], sum(replies[c].samples / n * replies[c].weights["w"] for c in cluster))  # type: ignore[arg-type]
     early, _ = gcfl_round(ServerState(19, start.clusters, start.weights), Replying(two_groups()), config)  # type: ignore[arg-type]
     assert early.clusters == (CLIENTS,)
     for eps in ({"eps1": 0.0, "eps2": 1.0}, {"eps1": 1.0, "eps2": 100.0}):
@@ -137,7 +141,38 @@ def test_clusters_of_two_are_never_cut_and_means_are_weighted() -> None:
 def test_a_known_minimum_cut() -> None:
     matrix = torch.tensor([[0, 9, 1, 0], [9, 0, 0, 1], [1, 0, 0, 9], [0, 1, 9, 0]], dtype=torch.float64)
     assert minimum_cut(CLIENTS[:4], matrix) == [CLIENTS[:2], CLIENTS[2:4]]
-    assert minimum_cut(CLIENTS[:4], torch.zeros(4, 4)) and len(minimum_cut(CLIENTS[:3], torch.ones(3, 3))) == 2
+    for matrix in (torch.zeros(4, 4), torch.ones(4, 4)):
+        sides = minimum_cut(CLIENTS[:4], matrix)
+        assert len(sides) == 2 and all(sides) and sorted((*sides[0], *sides[1])) == sorted(CLIENTS[:4])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from([0.0, 0.0, 0.5, 1.0, 2.0]), min_size=10, max_size=10))
+def test_no_cut_is_cheaper(values: list[float]) -> None:
+    """Against all cuts of five clients, those that cost nothing included."""
+    matrix = torch.zeros(5, 5, dtype=torch.float64)
+    matrix[tuple(torch.tril_indices(5, 5, -1))] = torch.tensor(values, dtype=torch.float64)
+    matrix += matrix.T.clone()
+
+    def cost(side: set[int]) -> float:
+        return float(sum(matrix[i, j] for i in side for j in set(range(5)) - side))
+
+    cheapest = min(cost({i for i in range(5) if bits >> i & 1}) for bits in range(1, 31))
+    sides = minimum_cut(CLIENTS[:5], matrix)
+    assert len(sides) == 2 and all(sides) and cost({CLIENTS.index(client) for client in sides[0]}) == pytest.approx(cheapest)
+
+
+def test_a_client_without_samples_may_be_cut_off_and_keeps_its_clusters_weights() -> None:
+    replies = two_groups() | {CLIENTS[5]: LocalModel({"w": torch.zeros(5, 4)}, 0.0)}
+    matrix = torch.ones(6, 6)
+    matrix[5, :] = matrix[:, 5] = 0.0
+    start = ServerState(50, (CLIENTS,), ({"w": torch.full((5, 4), 0.5)},))
+    after, _ = cluster_and_average(start, replies, GCFLConfig(eps1=100.0, eps2=0.0), lambda *_: matrix)
+    assert after.clusters == (CLIENTS[:5], CLIENTS[5:]) and torch.equal(after.weights[1]["w"], start.weights[0]["w"])
+    again, _ = cluster_and_average(after, replies, GCFLConfig(eps1=0.0, eps2=0.0), lambda *_: matrix)
+    assert torch.equal(again.weights[1]["w"], start.weights[0]["w"])
+    with pytest.raises(RunError, match="no client has a training sample"):
+        cluster_and_average(start, {c: LocalModel(r.weights, 0.0) for c, r in replies.items()}, GCFLConfig(), lambda *_: matrix)
 
 
 def naive_dtw(a: list[float], b: list[float]) -> float:
@@ -189,6 +224,20 @@ def test_series_wait_for_the_window_and_are_cleared_by_a_cut(motifs: GraphScenar
         clusters.append(len(state.clusters))
     assert clusters[:3] == [1, 1, 2] and lengths[:3] == [{1}, {2}, {0}]
     assert all(value > 0.0 for values in state.series.values() for value in values)
+
+
+def test_the_norm_is_of_the_shared_layers_at_the_last_step(motifs: GraphScenario) -> None:
+    one = replace(motifs, parts={"client-0": motifs.parts["client-0"]}, clients=1)
+    calm = {"dropout": 0.0, "batch_size": 10_000, "eps1": 0.0, "precision": "float64"}
+    run = Experiment(resolve("gcflplus", {"dataset": "motifs", "clients": 1, **SMALL, **calm, "rounds": 1}), one)
+    client = run.engine.party("client-0").client
+    grads = client.learner.gradients(client.state.weights, client.stream)
+    wanted = float(torch.cat([g.flatten() for name, g in grads.items() if name.startswith("convs.")]).norm())
+    run.loop.play()
+    assert run.loop.state.series["client-0"] == (pytest.approx(wanted, rel=1e-6),)  # type: ignore[attr-defined]
+    rounds, epochs = (play("gcflplus", one, **{**calm, **more}).loop.state.series["client-0"]  # type: ignore[attr-defined]
+                      for more in ({"rounds": 2}, {"rounds": 1, "local_epochs": 2}))  # fmt: skip
+    assert epochs[-1] == pytest.approx(rounds[-1], rel=1e-6) and epochs[-1] != pytest.approx(wanted, rel=1e-6)
 
 
 @pytest.mark.parametrize("bad", [{"eps1": -1.0}, {"warmup": -1}, {"fraction": 0.5}, {"dp_clip": 1.0, "weighting": "uniform"}])

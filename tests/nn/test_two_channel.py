@@ -166,6 +166,19 @@ def test_without_pooling_every_node_has_logits() -> None:
     assert all(torch.equal(h[0][name], h[1][name]) for name in h[0])
 
 
+@pytest.mark.parametrize("features", (*CONVS, "sgc"))
+def test_without_pooling_logits_are_the_papers_row_by_row(features: str) -> None:
+    data = graph_set(6, sizes=(9,))
+    s, model = structure_embedding(data, "dse+rwse", 4, 4), model_of(features, pooled=False)
+    h, g = model.pre(data.x.double()), model.structure.embed(s.double())
+    for conv, other in zip(model.convs, model.structure.convs, strict=True):
+        z = pyg_conv(conv)(torch.cat([h, g], 1), data.edge_index)
+        h, g = z if features == "sgc" else torch.relu(z), torch.tanh(pyg_conv(other)(g, data.edge_index))
+    wanted = model.readout(torch.relu(model.post(model.mix(torch.cat([h, g], 1)))))
+    batch = node_batch(data.x, data.edge_index, torch.zeros(9, dtype=torch.int64), 3, extra={"s": s}, dtype=torch.float64)
+    assert torch.allclose(model(batch), wanted, atol=1e-10)
+
+
 @pytest.mark.parametrize(
     "bad", [{"hidden": ()}, {"num_features": 0}, {"num_structure": 0}, {"dropout": 1.0}, {"features": "gatt"}, {"structure": "x"}]
 )

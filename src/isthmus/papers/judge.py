@@ -190,15 +190,15 @@ def _gain(table: Table, cell: Cell, values: Callable[[Cell], Mapping[int, float]
     if table.gain is None:
         return None
 
-    def mean(row: str | None) -> float | None:
-        other = cell if row == cell.row else _partner(table, cell, row)
-        summary = spread(list(values(other).values())) if other is not None else None
-        return None if summary is None else summary.mean
-
-    own, low = mean(cell.row), mean(table.gain.low)
-    if own is None or low is None:
+    names = [cell.row, table.gain.low]
+    if table.gain.high:
+        names.append(next((row for ending, row in table.gain.high.items() if cell.row.endswith(ending)), ""))
+    cells = [cell if name == cell.row else _partner(table, cell, name) for name in names]
+    found = [values(each) if each is not None else {} for each in cells]
+    seeds = set.intersection(*(set(each) for each in found))  # differences of means are taken over the same seeds
+    if not seeds:
         return None
-    if not table.gain.high:
+    own, low, *high = (math.fsum(each[seed] for seed in seeds) / len(seeds) for each in found)
+    if not high:
         return own - low
-    high = mean(next((row for ending, row in table.gain.high.items() if cell.row.endswith(ending)), None))
-    return None if high is None or high == low else 100 * (own - low) / (high - low)
+    return None if high[0] == low else 100 * (own - low) / (high[0] - low)
