@@ -13,7 +13,7 @@ from isthmus.experiments.config import resolve
 from isthmus.experiments.run import Experiment
 from isthmus.methods.apfl import APFLClient, APFLState, mixed
 from isthmus.nn.train import gradients
-from isthmus.tensors import Weights, equal_weights
+from isthmus.tensors import Weights, equal_weights, max_difference
 from isthmus.testing import check_method
 
 SMALL: dict[str, Any] = {
@@ -52,6 +52,24 @@ def test_the_ends_are_fedavg_and_local(scenario: Scenario, mixing: float, other:
     ours, theirs = models(play("apfl", scenario, mixing=mixing, adaptive=False)), models(play(other, scenario))
     for name, weights in theirs.items():
         assert equal_weights(ours[name], weights)
+
+
+def test_a_round_is_the_papers_formula(scenario: Scenario) -> None:
+    settings = {"precision": "float64", "dropout": 0.0, "optimizer": "sgd", "lr": 0.3, "alpha_lr": 0.1, "weight_decay": 0.0}
+    before, after = (play("apfl", scenario, rounds=rounds, **settings) for rounds in (1, 2))
+    client, state, later = client_of(before), client_of(before).state, client_of(after).state
+    assert isinstance(state, APFLState) and isinstance(later, APFLState)
+    learner: Any = client.learner
+    v, w, alpha = dict(state.private), dict(before.loop.state.weights), state.alpha  # type: ignore[attr-defined]
+    for epoch in range(3):
+        bar = {name: alpha * v[name] + (1 - alpha) * w[name] for name in v}
+        g, h = (gradients(learner.model, at, learner.inputs)[0] for at in (bar, w))
+        slope = sum(float(((v[name] - w[name]) * g[name]).sum()) for name in v)
+        v, w = {name: v[name] - 0.3 * alpha * g[name] for name in v}, {name: w[name] - 0.3 * h[name] for name in w}
+        alpha = min(1.0, max(0.0, alpha - 0.1 * slope)) if epoch == 0 else alpha
+    assert 0.0 < alpha < 1.0 and alpha != state.alpha
+    assert max_difference(later.private, v) < 1e-9 and later.alpha == pytest.approx(alpha, abs=1e-9)
+    assert max_difference(later.weights, mixed(v, after.loop.state.weights, alpha)) < 1e-9  # type: ignore[attr-defined]
 
 
 def test_the_shared_model_knows_nothing_of_the_private_one(scenario: Scenario) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,10 +21,23 @@ from isthmus.federation.interface import QuorumError
 from isthmus.federation.party import Invocation
 from isthmus.federation.schema import schema
 from isthmus.federation.secure import Masked
-from isthmus.methods.fedspray import Census, FedSprayClient, SprayState, Stage
+from isthmus.methods.fedspray import (
+    Census,
+    Common,
+    FedSprayClient,
+    FedSprayConfig,
+    ServerState,
+    SprayState,
+    Stage,
+    aligned,
+    facts,
+    first_proxies,
+    spoken,
+)
 from isthmus.methods.fedspray import Update as FedSprayUpdate
 from isthmus.nn.optim import OptimizerState
 from isthmus.nn.structure_encoder import EncoderResult, soft_labels
+from isthmus.seeds import Stream
 from isthmus.tensors import Weights, equal_weights, max_difference
 from isthmus.testing import check_method
 
@@ -47,11 +60,13 @@ class Listener(LocalEngine):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.heard: list[tuple[str, str, Any]] = []
+        self.told: list[tuple[str, Any]] = []
 
     def dispatch(self, calls: Sequence[Invocation], timeout: float | None) -> Any:
         outcome = super().dispatch(calls, timeout)
-        assert isinstance(outcome, Mapping)
-        self.heard += [(call.handler, party, reply) for call in calls for party, reply in outcome.items() if party == call.party]
+        self.told += [(call.handler, call.argument) for call in calls if call.argument is not None]
+        if isinstance(outcome, Mapping):  # not where clients are trained together
+            self.heard += [(call.handler, party, reply) for call in calls for party, reply in outcome.items() if party == call.party]
         return outcome
 
     def replies(self, handler: str) -> dict[str, Any]:
@@ -127,7 +142,40 @@ def test_every_client_draws_its_own_first_weights_where_the_paper_says_so(scenar
     assert not equal_weights(own["client-0"], own["client-1"])
     assert equal_weights(common["client-0"], common["client-1"])
     reference = models(experiment("fedspray", scenario, init="uniform01"))["client-0"]
-    assert all(float(tensor.min()) >= 0.0 and float(tensor.max()) <= 1.0 for tensor in reference.values())
+    assert all(float(tensor.min()) > 0.0 and float(tensor.max()) <= 1.0 for tensor in reference.values())
+
+
+def test_first_proxies() -> None:
+    ramp, drawn, none = (first_proxies(3, FedSprayConfig(proxy_width=4, **kind), Stream(0))
+                         for kind in ({"proxy_start": "ramp"}, {}, {"proxies": False}))  # type: ignore[arg-type] # fmt: skip
+    torch.testing.assert_close(ramp, torch.tensor([0.0, 0.01, 0.02]).unsqueeze(1).repeat(1, 4))
+    assert 0.0 < float(drawn.abs().max()) < 0.1 and not bool(none.any())
+
+
+def test_profiles_pick_one_side_of_every_difference() -> None:
+    paper, reference = (resolve("fedspray", {"dataset": "csbm", "profile": profile}) for profile in ("paper", "reference"))
+    for key, value in CODE.items():
+        assert getattr(reference.method_config, key) == value != getattr(paper.method_config, key)
+    common = {"lambda1": 5.0, "lambda2": 1.0, "proxy_width": 64, "encoder_lr": 0.003, "proxy_lr": 0.02, "lr": 0.003, "hidden": (64,),
+              "local_epochs": 5, "dropout": 0.0, "weight_decay": 0.0, "first_weights": "own", "weighting": "train"}  # fmt: skip
+    for each in (paper, reference):
+        assert {key: getattr(each.method_config, key) for key in common} == common
+        assert (each.run.rounds, each.run.selection) == (300, "best_val_loss")
+
+
+@pytest.mark.parametrize("settings", [{}, CODE, {"lambda1": 0.0}, {"reset_optimizer": True}, {"proxies": False}], ids=str)
+def test_clients_trained_together_send_and_keep_what_they_do_alone(scenario: Scenario, settings: dict[str, Any]) -> None:
+    """The kit compares GNNs after one round, which phase 2 has not reached yet."""
+    runs = [play("fedspray", scenario, precision="float64", **{**settings, "execution": kind}) for kind in ("each", "cohort")]
+    a, b = (cast(Any, played.loop.state) for played in runs)
+    assert max_difference({**a.encoder, "S": a.proxies}, {**b.encoder, "S": b.proxies}) < 1e-6
+    for name in scenario.parts:
+        own, other = (client_of(played, name).state for played in runs)
+        assert isinstance(own, SprayState) and isinstance(other, SprayState)
+        assert max_difference({**own.weights, "s": own.proxies}, {**other.weights, "s": other.proxies}) < 1e-6
+        assert own.encoder.steps == other.encoder.steps
+        assert max_difference(own.encoder.first, other.encoder.first) < 1e-6
+        assert max_difference(own.encoder.second, other.encoder.second) < 1e-6
 
 
 # -- 11.2, 11.3: the two means -----------------------------------------------------------------------------------------
@@ -149,6 +197,18 @@ def test_the_means_are_weighted_by_class_shares_and_training_size(scenario: Scen
     for played in (plain, published):
         torch.testing.assert_close(played.loop.state.proxies, expected, rtol=1e-4, atol=1e-5)  # type: ignore[attr-defined]
         torch.testing.assert_close(played.loop.state.encoder["embed.weight"], encoder, rtol=1e-4, atol=1e-5)  # type: ignore[attr-defined]
+
+
+def test_identical_proxies_come_back_and_who_lacks_a_class_has_no_say() -> None:
+    shares = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.8, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
+    same, total = torch.randn(3, 6, generator=torch.Generator().manual_seed(0)), shares.sum(0)
+    weights = torch.stack([spoken(own, Common({}, same, 1.0, total)) for own in shares])
+    assert bool((weights >= 0).all()) and weights[2, 1] == 0.0
+    torch.testing.assert_close(weights.sum(0), torch.tensor([1.0, 1.0, 0.0]))
+    state = ServerState({}, torch.full((3, 6), 7.0), 1.0, total)
+    after = aligned(state, {}, (weights.unsqueeze(2) * same).sum(0), FedSprayConfig())[0].proxies
+    torch.testing.assert_close(after[:2], same[:2])
+    assert torch.equal(after[2], state.proxies[2])
 
 
 def test_a_class_at_one_client_only_is_copied_from_it(scenario: Scenario) -> None:
@@ -212,10 +272,11 @@ def test_each_phase_changes_only_its_own(scenario: Scenario) -> None:
     assert aligned.proxies.shape[0] == client.data.num_train  # rows of other nodes are stored nowhere
 
 
-def test_storing_only_labelled_proxies_gives_the_trajectory_of_the_full_tensor(scenario: Scenario) -> None:
+@pytest.mark.parametrize("settings", [{**CODE, "init": "standard", "kd_confidence": 0.45}, {}, {"reset_optimizer": True}],
+                         ids=["reference", "paper", "fresh moments"])  # fmt: skip
+def test_storing_only_labelled_proxies_gives_the_trajectory_of_the_full_tensor(scenario: Scenario, settings: dict[str, Any]) -> None:
     """11.14: a plain dense implementation with a proxy per node, both phases, both aggregations."""
-    settings = {"rounds": 3, "precision": "float64", **CODE, "init": "standard", "kd_confidence": 0.34}
-    played = experiment("fedspray", scenario, **settings)
+    played = experiment("fedspray", scenario, rounds=3, precision="float64", **settings)
     dense = Dense(played)
     played.loop.play()
     for _ in range(3):
@@ -223,15 +284,19 @@ def test_storing_only_labelled_proxies_gives_the_trajectory_of_the_full_tensor(s
     for name, weights in models(played).items():
         assert max_difference(weights, {key: tensor.detach() for key, tensor in dense.gnns[name].items()}) < 1e-6
     torch.testing.assert_close(played.loop.state.proxies, dense.classes, rtol=0, atol=1e-6)  # type: ignore[attr-defined]
+    assert max_difference(played.loop.state.encoder, dense.encoder) < 1e-6  # type: ignore[attr-defined]
+    if "kd_confidence" in settings:
+        assert dense.silent and dense.heard, "choose another threshold: the filter did nothing"
 
 
 class Dense:
-    """FedSpray's reference mode written straight from the spec: dense tensors, autograd, torch's Adam, a proxy for every node."""
+    """FedSpray written straight from the spec: dense tensors, autograd, torch's Adam, a proxy for every node."""
 
     def __init__(self, played: Experiment) -> None:
         state: Any = played.loop.state
         self.config: Any = played.settings.method_config
         self.encoder, self.classes = dict(state.encoder), state.proxies
+        self.silent = self.heard = 0
         self.parts = {name: data for name, data in played.parts.items() if isinstance(data, NodeData)}
         self.gnns = {name: {n: t.clone().requires_grad_() for n, t in weights.items()} for name, weights in models(played).items()}
         self.nodes = {n: torch.full((d.num_nodes, 6), 0.1, dtype=torch.float64, requires_grad=True) for n, d in self.parts.items()}
@@ -268,11 +333,17 @@ class Dense:
 
     def client(self, name: str) -> tuple[dict[str, Tensor], Tensor]:
         data, x, s = self.parts[name], self.parts[name].x.double(), self.nodes[name]
+        if self.config.reset_optimizer:
+            self.gnn_adam[name].state.clear()
+            self.encoder_adam[name].state.clear()
         with torch.no_grad():
             q = torch.softmax(self.heads(self.encoder, x, s)[1], -1)
             s[~data.train] = (q @ self.classes)[~data.train]
+            if self.config.proxy_reset == "all":
+                s[data.train] = self.classes[data.y[data.train]]
             p = torch.softmax(self.heads(self.encoder, x, s)[0], -1)
         rows = data.train | (q.max(1).values > self.config.kd_confidence)
+        self.silent, self.heard = self.silent + int((~rows).sum()), self.heard + int((rows & ~data.train).sum())
         for _ in range(self.config.local_epochs):
             log_y = torch.log_softmax(self.logits(name), -1)
             kl = torch.nn.functional.kl_div(log_y[rows], p[rows], reduction="batchmean")
@@ -280,7 +351,8 @@ class Dense:
         with torch.no_grad():
             predicted = torch.softmax(self.logits(name), -1)
             for key, tensor in self.local[name].items():
-                tensor.copy_(self.encoder[key.replace("project", "classify")])
+                source = key.replace("project", "classify") if self.config.projector_init == "classifier" else key
+                tensor.copy_(self.encoder[source])
         for _ in range(self.config.local_epochs):
             p_logits, q_logits = self.heads(self.local[name], x, s)
             kl = torch.nn.functional.kl_div(torch.log_softmax(p_logits, -1)[data.train], predicted[data.train], reduction="batchmean")
@@ -335,6 +407,13 @@ def test_nothing_on_the_wire_has_a_row_per_node(scenario: Scenario, method: str)
             tensors = list(_tensors(reply))
             seen.setdefault(handler, set()).update(tuple(tensor.shape) for tensor in tensors)
     assert set().union(*seen.values()) <= allowed
+    for _, message in played.engine.told:
+        assert {tuple(tensor.shape) for tensor in _tensors(message)} <= allowed
+    if method != "mlpteacher":  # d_x d_s + d_s + 2 (d_s C + C) + C d_s
+        count = played.settings.method.shared_values
+        assert count is not None and count(played.loop.state) == 12 * 6 + 6 + 2 * (6 * 3 + 3) + 3 * 6
+    else:
+        assert not any(bool(reply.class_shares.any()) for name, _, reply in played.engine.heard if name == "census"), "nobody needs them"
     assert seen["census"] == {(3,)}  # the histogram leaves once, and nothing else does then
     assert sum(handler == "census" for handler, _, _ in played.engine.heard) == len(scenario.parts)
 
@@ -354,12 +433,26 @@ def test_test_labels_do_not_choose_the_round(scenario: Scenario) -> None:
     change = {}
     for name, data in scenario.parts.items():
         change[name] = data.y.clone()
-        change[name][data.test] = data.y[data.test].roll(1)
-    plain, permuted = (play("fedspray", s, rounds=4, selection="best_val_loss") for s in (scenario, with_labels(scenario, change)))
+        change[name][data.test] = (data.y[data.test] + 1) % 3
+    plain, permuted = (
+        play("fedspray", s, rounds=12, lr=0.1, selection="best_val_loss") for s in (scenario, with_labels(scenario, change))
+    )
     assert plain.loop.best is not None and permuted.loop.best is not None
     assert plain.loop.best["round"] == permuted.loop.best["round"]
     assert plain.loop.best["val_loss"] == permuted.loop.best["val_loss"]
     assert plain.loop.best["test"] != permuted.loop.best["test"]
+    by_test = min(permuted.loop.lines, key=lambda line: line["test_loss"])["round"]
+    assert by_test != permuted.loop.best["round"], "choose another seed: test labels would pick the same round"
+
+
+def test_facts_name_majorities_and_count_minorities(scenario: Scenario) -> None:
+    played = play("fedspray", scenario)
+    told = facts(cast(Any, played.loop.state), cast(Any, played.settings.method_config), scenario)
+    for name, data in scenario.parts.items():
+        majority = int(torch.bincount(data.y[data.train], minlength=3).argmax())
+        assert told["clients"][name] == {"majority_class": majority, "minority_test_nodes": int((data.test & (data.y != majority)).sum())}
+    assert sum(each["minority_test_nodes"] for each in told["clients"].values()) == played.loop.lines[-1]["test_groups"]["minority"][1]
+    assert told["classes_without_proxy"] == []
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------

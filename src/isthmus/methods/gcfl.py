@@ -190,9 +190,9 @@ def minimum_cut(cluster: Cluster, matrix: Tensor) -> list[Cluster]:
     pairs = [(i, j) for i in range(len(cluster)) for j in range(i) if matrix[i, j] > 0.0]
     graph = igraph.Graph(n=len(cluster), edges=pairs)
     first, *others = graph.connected_components()  # igraph finds the value of a cut that costs nothing, but not its sides
-    sides: Sequence[Sequence[int]] = (
-        [first, [i for side in others for i in side]] if others else graph.mincut(capacity=[float(matrix[i, j]) for i, j in pairs]).partition
-    )
+    sides: Sequence[Sequence[int]] = [first, [i for side in others for i in side]]
+    if not others:
+        sides = graph.mincut(capacity=[float(matrix[i, j]) for i, j in pairs]).partition
     return [tuple(cluster[i] for i in sorted(side)) for side in sorted(sides, key=min)]
 
 
