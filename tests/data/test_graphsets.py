@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.model_selection import train_test_split
 
 from isthmus.data import graphsets
 from isthmus.data.generators import generate_graphs
@@ -221,6 +222,19 @@ def test_one_set_shared_by_clients(partition: str) -> None:
     for part in scenario.parts.values():
         assert one(part, 0) == one(data, int(part.graph_id[0]))
         assert part.train.any() and part.val.any() and part.test.any()
+
+
+def test_fedstar_split_is_the_published_codes() -> None:
+    y = motifs().y.numpy()
+    train, rest = train_test_split(range(60), test_size=0.2, random_state=123, stratify=y)
+    val, test = train_test_split(rest, test_size=0.5, random_state=123, stratify=y[rest])
+    masks = parse_graph_split("fedstar").draw(y, Stream(1))
+    assert [mask.nonzero().flatten().tolist() for mask in masks] == [sorted(train), sorted(val), sorted(test)]
+
+
+def test_shards_are_shuffled_first() -> None:
+    first, second = build_graph_scenario(dataset="motifs:graphs=120,nodes=4", partition="shards:count=2").parts.values()
+    assert first.num_graphs == second.num_graphs == 60 and set(first.graph_id.tolist()) != set(range(60))
 
 
 def test_legacy_shards_begin_with_blocks_of_the_file() -> None:

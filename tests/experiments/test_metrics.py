@@ -7,14 +7,17 @@ from typing import Any
 import pytest
 import torch
 
+from isthmus.data.scenario import build_scenario
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.disclosure import sheet_of
 from isthmus.experiments.run import Experiment
 from isthmus.experiments.scenarios import scenario_of
 from isthmus.experiments.scoring import evaluation_line
-from isthmus.methods.evaluation import Evaluation, Tally
+from isthmus.methods.evaluation import Evaluation, Tally, tally
+from isthmus.methods.learners import node_groups
 from isthmus.metrics import classification as exact
+from isthmus.metrics.groups import majority_class
 from isthmus.metrics.named import parse_metric
 
 SMALL: dict[str, Any] = {"dataset": "banks:banks=3,accounts=600", "partition": "owner", "rounds": 6, "hidden": (8,), "seed": 1, "lr": 0.02}
@@ -100,3 +103,16 @@ def test_the_sheet_of_a_run_is_known_before_it_starts(metric: str, secure: bool)
     experiment = play("fedavg", metric=metric, execution="each", secure_sum=secure, rounds=1)
     stated = {line.key for line in sheet_of(experiment.settings.method, metric=metric, secure_sum=secure)}
     assert stated == set(experiment.loop.sheet.keys())
+
+
+def test_always_the_majority_class_is_never_right_on_minorities() -> None:
+    parts = build_scenario(dataset="csbm:nodes=120,classes=3,features=4,degree=4", clients=3, split="client:40/30/30", seed=1).parts
+    told = {}
+    for name, data in parts.items():
+        logits = torch.zeros(data.num_nodes, 3)
+        logits[:, majority_class(data.y, data.train)] = 1.0
+        masks = {"train": data.train, "val": data.val, "test": data.test} | node_groups(data)
+        told[name] = Evaluation({part: tally(logits, data.y, mask) for part, mask in masks.items()})
+    line = evaluation_line(told, {name: data.num_nodes for name, data in parts.items()})
+    (wrong, few), (right, many) = line["test_groups"]["minority"], line["test_groups"]["majority"]
+    assert wrong == 0 < few and right == many and line["test"] == pytest.approx(many / (few + many))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import Experiment
-from isthmus.methods.fedlit import FedLitClient, FedLitState, most_alike
+from isthmus.methods.fedlit import Centroids, Common, FedLitClient, FedLitState, Order, Update, most_alike
+from isthmus.nn.optim import OptimizerState
 from isthmus.nn.typed_edges import (
     align,
     assign,
@@ -210,3 +212,52 @@ def test_the_first_reference_is_nobodys_place_in_line() -> None:
 def test_what_cannot_be_set(key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=r"fedlit|types|weighting"):
         resolve("fedlit", {"dataset": "csbm", key: value})
+
+
+def test_numbering_types_otherwise_before_upload_changes_nothing(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, turn, local_update = play(scenario, precision="float64"), torch.tensor([2, 0, 3, 1]), FedLitClient.local_update
+
+    @functools.wraps(local_update)
+    def turned(self: FedLitClient, common: Common) -> Centroids:
+        reply, state = local_update(self, common), self.state
+        if self.party != "client-1":
+            return reply
+        assert isinstance(state, FedLitState)
+        first, second = (reorder(part, turn) for part in (state.optimizer.first, state.optimizer.second))
+        moments = OptimizerState(state.optimizer.steps, first, second)
+        self.state = FedLitState(reorder(state.weights, turn), moments, state.centroids[turn], turn.argsort()[state.types])
+        return Centroids(state.centroids[turn], reply.edges)
+
+    monkeypatch.setattr(FedLitClient, "local_update", turned)
+    other = play(scenario, precision="float64")
+    a, b = (cast(Any, run.loop.state) for run in (plain, other))
+    back = torch.tensor(align(b.centres, a.centres))  # if client-1 was the first reference, all numbers are turned
+    assert max_difference(a.weights, reorder(b.weights, back)) < 1e-8
+    assert any(line["log"]["types_reordered"] for line in other.loop.lines)
+
+
+def test_branches_count_once_where_they_are_used_and_the_rest_by_size(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = {**scenario.parts, "client-0": replace(scenario.parts["client-0"], edge_index=torch.zeros(2, 0, dtype=torch.int64))}
+    sent: dict[str, tuple[Weights, Tensor, int]] = {}
+    put_in_order = FedLitClient.put_in_order
+
+    @functools.wraps(put_in_order)
+    def spy(self: FedLitClient, order: Order) -> Update:
+        update, state = put_in_order(self, order), self.state
+        assert isinstance(state, FedLitState)
+        used = [t for (a, b), t in zip(self.inputs.edges.T.tolist(), state.types.tolist(), strict=True) if self.data.train[[a, b]].any()]
+        sent[self.party] = dict(state.weights), torch.tensor([float(t in used) for t in range(4)], dtype=torch.float64), self.data.num_train
+        return update
+
+    monkeypatch.setattr(FedLitClient, "put_in_order", spy)
+    weights = play(replace(scenario, parts=parts), rounds=1, precision="float64").loop.state.weights  # type: ignore[attr-defined]
+    sizes, active = [n for _, _, n in sent.values()], torch.stack([used for _, used, _ in sent.values()])
+    assert not bool(sent["client-0"][1].any())
+    for name, tensor in weights.items():
+        own = torch.stack([w[name] for w, _, _ in sent.values()])
+        if name.startswith("branch."):
+            used = active.sum(0) > 0
+            mean = torch.einsum("kt,kt...->t...", active, own) / active.sum(0).clamp(min=1).view(-1, *[1] * (tensor.dim() - 1))
+            torch.testing.assert_close(tensor[used], mean[used])
+        else:
+            torch.testing.assert_close(tensor, torch.einsum("k,k...->...", torch.tensor(sizes).double() / sum(sizes), own))

@@ -227,3 +227,11 @@ def test_distilled_loss_is_that_of_the_labels_plus_divergence(labels: str) -> No
     torch.testing.assert_close(grad, logits.grad)
     same = distilled(torch.softmax(logits.detach(), -1), weight, inputs, labels).value_and_grad(logits.detach(), inputs)
     torch.testing.assert_close(same[0], get_loss(labels).value(logits.detach(), inputs))  # no divergence where they agree
+
+
+def test_without_classifier_the_projector_teaches() -> None:
+    data = nodes(12, 1, train=5)
+    bare = {name: tensor for name, tensor in encoder().items() if not name.startswith("classify")}
+    p, q = soft_labels(bare, random(CLASSES, WIDTH), random(5, WIDTH), inputs_of(data))
+    assert torch.equal(p, q)
+    torch.testing.assert_close(q, torch.softmax(head(bare, "project", embed(bare, inputs_of(data).nodes)), dim=-1))
