@@ -5,22 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from isthmus.errors import ConfigError
 from isthmus.metrics.gain import Scored, boundary_nodes, gains, graph_information_gain, subgraph_leakage
-from isthmus.metrics.groups import (
-    by_degree,
-    group_mean,
-    majority_accuracy,
-    majority_class,
-    minority_accuracy,
-    minority_counts,
-    minority_mask,
-)
-from isthmus.metrics.scores import Count
+from isthmus.metrics.groups import group_mean, majority_class, minority_mask
 
 Y = torch.tensor([0, 1, 1, 2, 2, 2, -1])
 TRAIN = torch.tensor([True, True, True, True, False, False, False])
-TEST = torch.tensor([False, False, True, False, True, True, False])
 
 
 def test_majority_comes_from_training_nodes() -> None:
@@ -30,29 +19,10 @@ def test_majority_comes_from_training_nodes() -> None:
     assert not minority_mask(Y, torch.zeros(7, dtype=torch.bool)).any()
 
 
-def test_minority_accuracy_is_pooled() -> None:
-    predicted = torch.tensor([0, 0, 1, 0, 2, 0, 0])
-    counts = {
-        "a": minority_counts(predicted, Y, TRAIN, TEST),
-        "b": minority_counts(torch.tensor([1]), torch.tensor([1]), *[torch.tensor([True])] * 2),
-    }
-    assert counts["a"].minority == Count(1, 2) and counts["a"].majority == Count(1, 1)
-    assert minority_accuracy(counts) == 0.5 and majority_accuracy(counts) == 1.0
-    assert minority_accuracy({"b": counts["b"]}) is None
-
-
 def test_group_mean_skips_unknown() -> None:
     values = torch.tensor([1.0, float("nan"), 0.5, 0.0])
     assert group_mean(values, torch.tensor([True, True, True, False])) == 0.75
     assert group_mean(values, torch.tensor([False, True, False, False])) is None
-
-
-def test_by_degree() -> None:
-    y, predicted = torch.zeros(4, dtype=torch.long), torch.tensor([0, 1, 0, 0])
-    buckets = by_degree(predicted, y, torch.tensor([True, True, True, False]), torch.tensor([0, 1, 9, 1]), bounds=(0, 1, 4))
-    assert [(b.low, b.high, b.count) for b in buckets] == [(0, 1, Count(1, 1)), (1, 4, Count(0, 1)), (4, None, Count(1, 1))]
-    with pytest.raises(ConfigError, match="start at 0"):
-        by_degree(predicted, y, y.bool(), y, bounds=(1, 2))
 
 
 def test_graph_information_gain() -> None:

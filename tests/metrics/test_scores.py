@@ -6,7 +6,7 @@ import pytest
 
 from isthmus.errors import ConfigError
 from isthmus.metrics.scores import Count, accuracy, client_mean, pooled, weighted_mean
-from isthmus.metrics.spread import mean_of_client_stds, spread, std_of_client_means
+from isthmus.metrics.spread import mean_of_client_stds, spread
 
 COUNTS = {"a": Count(9, 10), "b": Count(0, 2), "c": Count(0, 0)}
 SCORES = {client: accuracy(count) for client, count in COUNTS.items()}
@@ -40,8 +40,8 @@ def test_spread_is_population_std() -> None:
     assert spread([1.0, None]) is None
 
 
-def test_two_stds_of_a_client_by_repeat_matrix() -> None:
+def test_mean_of_client_stds() -> None:
     scores = [[0.0, 2.0], [2.0, 0.0]]  # the mean over clients never moves, every client does
-    assert std_of_client_means(scores) == 0.0
+    assert mean_of_client_stds([[1.0, 2.0, 3.0], [4.0, 4.0, 10.0]]) == pytest.approx((1 + 12**0.5) / 2)
     assert mean_of_client_stds(scores) == pytest.approx(2**0.5)
     assert mean_of_client_stds([[1.0]]) is None

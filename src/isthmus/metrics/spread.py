@@ -27,17 +27,10 @@ def spread(values: Sequence[float | None]) -> Spread | None:
     return Spread(mean, math.sqrt(math.fsum((value - mean) ** 2 for value in known) / len(known)), len(known))
 
 
-def std_of_client_means(scores: Sequence[Sequence[float]]) -> float | None:
-    """Population std over repeats of the score averaged over clients; ``scores[client][repeat]``."""
-    repeats = [sum(column) / len(column) for column in zip(*scores, strict=True)]
-    summary = spread(repeats)
-    return summary.std if summary else None
-
-
 def mean_of_client_stds(scores: Sequence[Sequence[float]]) -> float | None:
     """Mean over clients of each client's *sample* std (ddof 1) over repeats, as FedStar prints it; ``scores[client][repeat]``.
 
-    Not the spread of the averaged score, which is several times smaller: report both, under these names.
+    Not the spread of the averaged score, which is several times smaller: report both.
     """
     if not scores or any(len(row) < 2 for row in scores):
         return None
