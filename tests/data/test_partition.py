@@ -413,3 +413,21 @@ def test_bitcoin_otc_labels(need_data: Need) -> None:
     assert torch.bincount(whole.y[whole.y >= 0]).tolist() == [136, 180]
     assert bool(torch.isfinite(whole.x).all())
     assert torch.equal(whole.train | whole.val | whole.test, whole.y >= 0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(nodes=st.integers(60, 300), clients=st.integers(1, 11), seed=st.integers(0, 10**6))
+def test_equal_parts_differ_by_at_most_one_node(nodes: int, clients: int, seed: int) -> None:
+    owner = parse_partition("random-equal").assign(draw(nodes, seed), clients, Stream(seed, ("partition",)))
+    sizes = torch.bincount(owner, minlength=clients)
+    assert int(sizes.max() - sizes.min()) <= 1
+
+
+@pytest.mark.parametrize("clients", [3, 5, 10])
+def test_equal_parts_keep_the_sum_of_squared_shares_of_the_edges(clients: int) -> None:
+    """FedGGR's property 13, within four standard deviations."""
+    scenario = build_scenario(dataset="csbm:nodes=3000,classes=3,features=4,degree=6", partition="random-equal", clients=clients)
+    share = sum((part.num_nodes / 3000) ** 2 for part in scenario.parts.values())
+    edges = scenario.whole.edge_index.shape[1] / 2
+    assert scenario.statistics.cross_edge_share is not None
+    assert abs(1 - scenario.statistics.cross_edge_share - share) < 4 * (share * (1 - share) / edges) ** 0.5

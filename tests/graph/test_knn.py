@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from isthmus.errors import ConfigError, DataError
+from isthmus.graph import knn
 from isthmus.graph.ann import approximate
 from isthmus.graph.knn import exact
 
@@ -92,3 +93,17 @@ def test_without_faiss_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(ConfigError, match=r"isthmus\[ann\]"):
         approximate(unit_rows(2000, 4), 5)
+
+
+def test_no_more_than_a_block_of_similarities_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, plain, held = unit_rows(300, 8), torch.mm, list[int]()
+    whole = exact(rows, 5, block=300)
+
+    def watched(a: Tensor, b: Tensor, *, out: Tensor) -> Tensor:
+        held.append(out.numel())
+        return plain(a, b, out=out)
+
+    monkeypatch.setattr(knn, "BLOCK_VALUES", 5000)
+    monkeypatch.setattr(torch, "mm", watched)
+    assert torch.equal(exact(rows, 5), whole)
+    assert len(held) > 1 and max(held) <= 5000

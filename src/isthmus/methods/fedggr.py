@@ -68,6 +68,7 @@ class FedGGRConfig(WeightedConfig):
     """Knobs of FedGGR; ``hidden`` are the widths of f_theta before Z_loc, ``head`` changes nothing: the classifier is always there.
 
     Args:
+        weighting: Of W_C's mean; the objective is that of ``nodes``. Returned gradients count by nodes whatever it says.
         local_width, global_width: F_l and F_g.
         joint_dropout: Share of [Z_loc, Z_glob] dropped before the classifier in training.
         activate_local: ReLU on Z_loc before the two channels are joined.

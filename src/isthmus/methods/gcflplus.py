@@ -6,6 +6,8 @@
     Q          ServerState.series           norms by client since the last cut
     dist_ij    `isthmus.metrics.series.dtw`
     alpha_ij   max dist - dist_ij           what is cut, once every client has d values; any cut clears all series
+
+Two clusters may be cut in the same round, by the same series; those are cleared after the round.
 """
 
 from __future__ import annotations
