@@ -186,6 +186,12 @@ def test_a_page_outlives_its_run_folders(capsys: pytest.CaptureFixture[str]) -> 
     shutil.rmtree("runs")
     assert reproduce("mini", "--runs", "0", "--docs", "docs") == 0
     assert (Path("docs/mini.md").read_text(), Path("docs/mini.jsonl").read_text()) == (page, records)
+    # A page is never emptied.
+    Path("docs/mini.jsonl").rename("records")
+    assert reproduce("mini", "--runs", "0", "--docs", "docs") == 2
+    assert Path("docs/mini.md").read_text() == page
+    assert "stays as it is" in capsys.readouterr().err
+    Path("records").rename("docs/mini.jsonl")
     # Recorded runs stand, what is new is played and added; without the records everything is to be done again.
     capsys.readouterr()
     assert reproduce("mini/1.1", "--only", "local blocks 2", "--runs", "3", "--docs", "docs", "--json") == 0
