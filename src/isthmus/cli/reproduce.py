@@ -232,7 +232,7 @@ class Reproduction:
         runs = {Path(result["run_dir"]).name: result for result in results}
         path = folder / f"{paper.name}.md"
         if not runs and path.exists():
-            raise ConfigError(f"{path} stays as it is: there is no run of {paper.name} in {self.out} and no record beside it; run some cells")
+            raise ConfigError(f"{path} stays as it is: there is no run of {paper.name} in {self.out} and no record beside it: run some")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             path.write_text(write_page(paper, tables, list(runs.values())))
