@@ -57,8 +57,7 @@ def _findings(tables: Sequence[tuple[Table, Sequence[Comparison]]]) -> list[str]
                 if note.finding and row.mean is not None:
                     found.setdefault(note.text, []).append(row)
         for text, cells in found.items():
-            named = ", ".join(f"{row.cell.name} {ours_text(row)} (published {published_text(row)})" for row in cells)
-            lines.append(f"- **{table.key}: {named}.** {text}")
+            lines.append(f"- **{table.key}: {_named(cells)}.** {text}")
         open_ += [
             f"{table.key}: {row.cell.name} {ours_text(row)} (published {published_text(row)})"
             for row in rows
@@ -67,6 +66,14 @@ def _findings(tables: Sequence[tuple[Table, Sequence[Comparison]]]) -> list[str]
     if open_:
         lines.append(f"- **Not explained:** {'; '.join(open_)}.")
     return ["## Where we differ", "", *lines, ""] if lines else []
+
+
+def _named(cells: Sequence[Comparison], most: int = 6) -> str:
+    """Cells with both numbers; many of them by their rows alone, since the table below has the rest."""
+    if len(cells) > most:
+        return f"{', '.join(dict.fromkeys(row.cell.row for row in cells))} ({len(cells)} cells)"
+    known = [f" (published {published_text(row)})" if row.cell.published.mean is not None else "" for row in cells]
+    return ", ".join(f"{row.cell.name} {ours_text(row)}{told}" for row, told in zip(cells, known, strict=True))
 
 
 def _section(table: Table, rows: Sequence[Comparison]) -> list[str]:
