@@ -133,6 +133,9 @@ def test_gains() -> None:
     assert judge(paper().tables[0], scores)["mid"].gain == pytest.approx(60.0)
     assert judge(paper(high="").tables[0], scores)["mid"].gain == pytest.approx(12.0)
     assert judge(paper().tables[0], {"mid": [0.7]})["mid"].gain is None
+    scores["low"] = [0.6]  # the second seed of the others has nothing to stand beside
+    assert judge(paper().tables[0], scores)["mid"].gain == pytest.approx(50.0)
+    assert judge(paper(high="").tables[0], scores)["mid"].gain == pytest.approx(10.0)
 
 
 def test_fedstar_spread_is_the_mean_of_the_clients_sample_stds() -> None:

@@ -29,7 +29,7 @@ from isthmus.federation.roles import Cohort, Role, handler
 from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.noise import statement
 from isthmus.methods.registry import Log, Method, Phase, register
-from isthmus.methods.training import Deployed, ModelCohort, Size, WeightedClient, WeightedConfig, total_samples
+from isthmus.methods.training import Deployed, ModelCohort, ModelState, Size, WeightedClient, WeightedConfig, total_samples
 from isthmus.nn.backbone import NORM, Backbone
 from isthmus.nn.graph_models import GraphModel
 from isthmus.nn.optim import fresh_state
@@ -113,11 +113,15 @@ class FedAvgClient(WeightedClient[ConfigT]):
 
     cohort: ClassVar[type[Cohort[Any]] | None] = FedAvgCohort
 
+    def train(self, weights: Weights, received: Weights) -> ModelState:
+        """The client's epochs, from a fresh optimiser where that is asked for."""
+        if self.config.reset_optimizer:
+            self.state = replace(self.state, optimizer=fresh_state(self.config.optimizer, self.state.weights))
+        return super().train(weights, received)
+
     @handler
     def local_update(self, common: Broadcast) -> Update:
         """ClientUpdate(k, w) of Algorithm 1."""
-        if self.config.reset_optimizer:
-            self.state = replace(self.state, optimizer=fresh_state(self.config.optimizer, self.state.weights))
         self.state = self.train({**self.state.weights, **common.weights}, received=common.weights)
         weights: Weights = {name: self.state.weights[name] for name in common.weights}
         if self.config.dp_clip:

@@ -541,8 +541,9 @@ def _server_step(state: ServerState, grads: Weights, config: FedGGRConfig) -> Se
 
 def evaluate(state: ServerState, federation: Federation, config: FedGGRConfig) -> Replies[Evaluation]:
     """Z_glob without dropout; every client classifies its own nodes on its own graph."""
+    module = config.module
     with torch.no_grad():
-        z = config.module.rows(state.module, state.embeddings, config.module.adjacency(state.module, state.embeddings, state.neighbours))
+        z = module.rows(state.module, state.embeddings, module.adjacency(state.module, state.embeddings, state.neighbours))
     rows = state.split(z, federation.clients)
     return federation.call(FedGGRClient.use, PerClient({client: Deployment(state.weights, rows[client]) for client in federation.clients}))
 
@@ -558,15 +559,13 @@ def privacy(state: ServerState, config: FedGGRConfig, rounds: int, clients: int,
     if not config.gradient_clip:
         return None
     stated = statement(clip=config.gradient_clip, noise=config.gradient_noise, delta=config.dp_delta, releases=rounds,
-                       values=config.global_width, parties=1, masked=False)  # fmt: skip
+                       values=config.global_width, parties=1, masked=False, knob="gradient_noise")  # fmt: skip
     if config.class_weight != "none" or (config.local_epochs > 1 and config.returned != "first"):
         stated["epsilon"] = None
         stated["warning"] = (
             "one label changes other rows as well (steps after the first and class weights depend on all labels), so no epsilon can be "
             "stated: use local_epochs=1 or returned=first, and no class_weight"
         )
-    elif not config.gradient_noise:
-        stated["warning"] = "clipping without noise guarantees no privacy: set gradient_noise above 0"
     return stated | {
         "unit": "training label of one node", "neighbours": "that label replaced, given the weights of each round",
         "not_covered": f"the weights clients train with their labels (dp_clip covers those); embeddings; {stated['not_covered']}",
@@ -592,6 +591,7 @@ DISCLOSES = (
     Disclosure("evaluation", "server", "client", Deployment),
     Disclosure("evaluation", "client", "server", Evaluation),
 )
+
 
 def sheet(config: FedGGRConfig) -> tuple[Disclosure, ...]:
     """Who sees what; only a federated auto-encoder travels."""

@@ -46,7 +46,6 @@ from isthmus.methods.learners import GraphLearner, NodeBatchLearner, NodeLearner
 from isthmus.methods.registry import Log, Phase, register
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.graph_models import GraphModel
-from isthmus.nn.optim import fresh_state
 from isthmus.nn.two_channel import TwoChannel
 from isthmus.seeds import Stream
 
@@ -148,8 +147,6 @@ class FedStarClient(FedAvgClient[FedStarConfig]):
     @handler
     def train_alone(self) -> None:
         """A round with nothing shared; nothing is returned."""
-        if self.config.reset_optimizer:
-            self.state = replace(self.state, optimizer=fresh_state(self.config.optimizer, self.state.weights))
         self.state = self.train(self.state.weights, received={})
 
 

@@ -42,7 +42,6 @@ from isthmus.methods.registry import Log, Method, Phase, register
 from isthmus.methods.training import Deployed
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.graph_models import GraphModel
-from isthmus.nn.optim import fresh_state
 from isthmus.records import Record
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights, get_weights, num_values, scaled
@@ -116,8 +115,6 @@ class GCFLClient(FedAvgClient[GCFLConfig]):
 
     def from_cluster(self, shared: Weights) -> Weights:
         """E epochs from the cluster's weights; the shared part of where they lead."""
-        if self.config.reset_optimizer:
-            self.state = replace(self.state, optimizer=fresh_state(self.config.optimizer, self.state.weights))
         self.state = self.train({**self.state.weights, **shared}, received=shared)
         return {name: self.state.weights[name] for name in shared}
 

@@ -20,18 +20,20 @@ from isthmus.privacy.accountant import Accountant
 from isthmus.privacy.dp import Mechanism, noise_warning
 
 
-def statement(*, clip: float, noise: float, delta: float, releases: int, values: int, parties: int, masked: bool) -> dict[str, Any]:
+def statement(*, clip: float, noise: float, delta: float, releases: int, values: int, parties: int, masked: bool,
+              knob: str = "dp_noise") -> dict[str, Any]:  # fmt: skip
     """The ``privacy`` of a result.
 
     Args:
         releases: How often a client sends something.
         values: Numbers in what it sends.
         parties: Clients per sum.
+        knob: Name of the setting that adds noise, for who left it out.
         masked: Whether sums are secure. Then ``epsilon_of_totals`` says what the totals alone are worth, if all clients add their noise.
     """
     mechanism = Mechanism(clip, noise)
     worth: dict[str, Any] = {"epsilon": None}
-    warning: str | None = "clipping without noise bounds what one client can change, and guarantees no privacy: set dp_noise above 0"
+    warning: str | None = f"clipping without noise bounds what one client can change, and guarantees no privacy: set {knob} above 0"
     if noise > 0.0:
         worth["epsilon"] = _epsilon(noise, releases, delta)
         if masked:

@@ -13,7 +13,7 @@ The yardstick of a verdict is the published spread; where none (or zero) is prin
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -124,7 +124,7 @@ def _comparison(table: Table, cell: Cell, results: Results, values: Callable[[Ce
         difference=difference, yardstick=yardstick,
         verdict=_verdict(cell, summary, difference, yardstick), paired=_paired(table, cell, values), gain=_gain(table, cell, values),
         trainable=some.get("parameters", {}).get("trainable"), shared=some.get("parameters", {}).get("shared"),
-        seconds=math.fsum(seconds) / len(seconds) if seconds else None, reason=reason,
+        seconds=statistics.fmean(seconds) if seconds else None, reason=reason,
     )  # fmt: skip
 
 
@@ -198,7 +198,7 @@ def _gain(table: Table, cell: Cell, values: Callable[[Cell], Mapping[int, float]
     seeds = set.intersection(*(set(each) for each in found))  # differences of means are taken over the same seeds
     if not seeds:
         return None
-    own, low, *high = (math.fsum(each[seed] for seed in seeds) / len(seeds) for each in found)
+    own, low, *high = (statistics.fmean(each[seed] for seed in seeds) for each in found)
     if not high:
         return own - low
     return None if high[0] == low else 100 * (own - low) / (high[0] - low)

@@ -5,6 +5,7 @@ Nothing on it depends on when it is written: the date is that of the newest run.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -119,7 +120,7 @@ def _mean_differences(shown: Sequence[Comparison]) -> list[str]:
             groups.setdefault((row.cell.row, row.cell.score), []).append(row.paired.mean)
     several = len({score for _, score in groups}) > 1
     return [
-        f"{name}{f' ({score})' if several else ''} {sum(means) / len(means):+.2f} over {len(means)} cells"
+        f"{name}{f' ({score})' if several else ''} {statistics.fmean(means):+.2f} over {len(means)} cells"
         for (name, score), means in groups.items()
         if len(means) > 1
     ]
