@@ -184,12 +184,10 @@ def average(replies: Mapping[PartyId, Any]) -> Weights:
 
 def minimum_cut(cluster: Cluster, matrix: Tensor) -> list[Cluster]:
     """The two sides of the cheapest cut of the complete graph (Stoer & Wagner, 1997), the one with the first client first."""
+    # Pairs that cost nothing are left out: with edges of capacity 0 igraph finds the value of a free cut, but other sides.
     pairs = [(i, j) for i in range(len(cluster)) for j in range(i) if matrix[i, j] > 0.0]
     graph = igraph.Graph(n=len(cluster), edges=pairs)
-    first, *others = graph.connected_components()  # igraph finds the value of a cut that costs nothing, but not its sides
-    sides: Sequence[Sequence[int]] = [first, [i for side in others for i in side]]
-    if not others:
-        sides = graph.mincut(capacity=[float(matrix[i, j]) for i, j in pairs]).partition
+    sides: Sequence[Sequence[int]] = graph.mincut(capacity=[float(matrix[i, j]) for i, j in pairs]).partition
     return [tuple(cluster[i] for i in sorted(side)) for side in sorted(sides, key=min)]
 
 
