@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export ISTHMUS_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: setup demo test test-engines lint types check bench clean
+.PHONY: setup demo test explore test-engines lint types check bench clean
 
 setup: $(READY)
 
@@ -26,6 +26,10 @@ demo: setup
 
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# The tests with generated examples, with new ones each time; a failure prints how to repeat it.
+explore: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --hypothesis-profile=default $$(grep -rl 'hypothesis import given' tests)
 
 # Engines with real processes: ray actors, and a federation on loopback. Extras come on top of the same environment.
 ENGINES := $(VENV)/.engines

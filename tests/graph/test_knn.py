@@ -22,8 +22,13 @@ def unit_rows(count: int, width: int, seed: int = 0) -> Tensor:
 
 
 def dense(rows: Tensor, k: int) -> Tensor:
-    """All similarities at once; a stable sort gives ties to the lower index, the row itself comes first."""
-    similar = rows.double() @ rows.double().mT
+    """All similarities at once; a stable sort gives ties to the lower index, the row itself comes first.
+
+    Summed column by column: a product of matrices rounds the same pair of rows differently in different places, so its ties are not ties
+    (products of float32 are exact in float64, which leaves the order of the sum).
+    """
+    columns = rows.double().unbind(1)
+    similar = sum((torch.outer(column, column) for column in columns), torch.zeros(len(rows), len(rows), dtype=torch.float64))
     similar.fill_diagonal_(2.0)
     return similar.sort(dim=1, descending=True, stable=True).indices[:, : k + 1]
 
