@@ -28,21 +28,6 @@ STRUCTURE = {"structure.embed.weight", "structure.embed.bias", *(f"structure.con
 
 
 @pytest.fixture(scope="module")
-def motifs() -> GraphScenario:
-    return build_graph_scenario(dataset="motifs", clients=3, split="stratified:60/20/20", seed=2)
-
-
-@pytest.fixture(scope="module")
-def mixed(motifs: GraphScenario) -> GraphScenario:
-    """Clients whose features differ."""
-
-    def widened(data: GraphSetData, extra: int) -> GraphSetData:
-        return replace(data, x=torch.cat([data.x.to_dense(), torch.ones(data.num_nodes, extra)], 1))
-
-    return replace(motifs, parts={client: widened(data, i) for i, (client, data) in enumerate(motifs.parts.items())})
-
-
-@pytest.fixture(scope="module")
 def nodes() -> Scenario:
     return build_scenario(dataset="csbm:nodes=90,classes=3,features=16,degree=4", partition="random", clients=3, split="30/20/50", seed=5)
 

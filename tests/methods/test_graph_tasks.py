@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from isthmus.data.graphs import GraphSetData
 from isthmus.data.graphscenario import GraphScenario, build_graph_scenario
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import resolve
@@ -18,23 +16,6 @@ from isthmus.nn.registry import backbones
 from isthmus.tensors import Weights, equal_weights, max_difference
 
 SMALL: dict[str, Any] = {"hidden": (8, 8), "rounds": 3, "batch_size": 16, "eval_every": 1, "lr": 0.01}
-
-
-@pytest.fixture(scope="module")
-def motifs() -> GraphScenario:
-    return build_graph_scenario(dataset="motifs", clients=3, split="stratified:60/20/20", seed=2)
-
-
-@pytest.fixture(scope="module")
-def mixed(motifs: GraphScenario) -> GraphScenario:
-    """Clients whose features differ, as in FedStar's settings."""
-
-    def widened(data: GraphSetData, extra: int) -> GraphSetData:
-        dense = data.x.to_dense() if data.x.layout != torch.strided else data.x
-        return replace(data, x=torch.cat([dense, torch.ones(data.num_nodes, extra)], 1))
-
-    parts = {client: widened(data, i) for i, (client, data) in enumerate(motifs.parts.items())}
-    return replace(motifs, parts=parts)
 
 
 def play(method: str, scenario: GraphScenario, **settings: Any) -> Experiment:
