@@ -19,12 +19,11 @@ from typing import Any
 
 from isthmus.data.nodes import NodeData
 from isthmus.data.scenario import Scenario, build_scenario
-from isthmus.errors import ConfigError, unknown
+from isthmus.errors import unknown
 from isthmus.experiments.config import Settings, resolve
 from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.run import Experiment
 from isthmus.experiments.scenarios import AnyScenario, build
-from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.ledger import differences
 from isthmus.methods.registry import get_method
 from isthmus.tensors import Weights, equal_weights, max_difference
@@ -75,15 +74,10 @@ def small_runs(name: str, *, settings: Mapping[str, Any] | None = None, set: Map
     are compared on."""
     runs: dict[str, tuple[Settings, AnyScenario]] = {}
     for task, calm, place in (("node", CALM, SCENARIO), ("graph", CALM_GRAPHS, GRAPHS)):
-        flags = {"dataset": place["dataset"], "clients": clients, "seed": place["seed"], "execution": "each"}
-        try:
+        if task in get_method(name).tasks:
+            flags = {"dataset": place["dataset"], "clients": clients, "seed": place["seed"], "execution": "each"}
             own = {key: value for key, value in _known(name, calm).items() if key != "preset"} | SECRETIVE.get(name, {})
-            resolved = resolve(name, {**flags, **own, **(settings or {})}, set)
-            scenario = build(clients=clients, **place)
-            Experiment(resolved, scenario, engine=LocalEngine).close()
-        except ConfigError:  # a method for the other task says so
-            continue
-        runs[task] = resolved, scenario
+            runs[task] = resolve(name, {**flags, **own, **(settings or {})}, set), build(clients=clients, **place)
     return runs
 
 

@@ -13,6 +13,8 @@ import torch
 
 import isthmus
 from isthmus.cli.main import main
+from isthmus.experiments.config import resolve
+from isthmus.experiments.disclosure import sheet_of
 from isthmus.experiments.folder import RunFolder
 from isthmus.methods.registry import all_methods, get_method
 
@@ -137,10 +139,28 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
 def test_disclose(method: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["disclose", method]) == 0
     out = capsys.readouterr().out
-    for line in get_method(method).discloses:
+    run = resolve(method, {"dataset": "csbm"})  # what a run without further flags would do
+    lines = sheet_of(run.method, secure_sum=run.run.secure_sum, config=run.method_config)
+    for line in lines:
         assert line.message.__name__ in out and line.protection in out and line.phase in out
         assert all(kind in out for kind in line.kinds)
     assert ("pools all data" in out) == get_method(method).pooled
+
+
+def test_a_sheet_has_the_settings_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """FedSpray masks its sums as printed in the paper, and not as in its reference code."""
+    shown = []
+    for flags in ([], ["--profile", "reference"], ["--profile", "reference", "--secure-sum"], ["--preset", "fedstruct"]):
+        assert main(["disclose", "fedspray", *flags]) == 0
+        shown.append(" masked " in capsys.readouterr().out)
+    assert shown == [True, False, True, False]
+
+
+def test_a_method_names_its_own_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    for method, preset in (("fedstar", "fedstar"), ("fedavg", "by task")):
+        assert main(["methods", method, "--json"]) == 0
+        settings = {row["key"]: row["default"] for row in json.loads(capsys.readouterr().out)["settings"]}
+        assert settings["preset"] == preset
 
 
 def test_a_group_without_a_verb_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:

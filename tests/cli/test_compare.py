@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from isthmus.cli.compare import check_same_scenario, compare_methods
+from isthmus.cli.compare import check_same_scenario, compare_methods, warn_of_presets
 from isthmus.cli.main import main
 from isthmus.errors import ConfigError
+from isthmus.experiments.config import resolve
 
 SCENARIO = ["--dataset", "csbm:nodes=60,features=6", "--clients", "3", "--rounds", "2", "--set", "backbone=gcn", "--set", "hidden=4"]
 
@@ -120,6 +122,17 @@ def test_presets_that_bring_different_scenarios_are_refused() -> None:
     check_same_scenario([settings(), settings(method="b")])
     with pytest.raises(ConfigError, match=r"a would run with split 10/10/80 and b with split client:40/30/30.*give --split"):
         check_same_scenario([settings(), settings(method="b", split="client:40/30/30")])
+
+
+def test_scores_by_different_rules_are_refused_and_different_presets_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = resolve("fedavg", {"dataset": "csbm"}), resolve("fedavg", {"dataset": "csbm", "preset": "fedspray"})
+    assert one.score != other.score
+    with pytest.raises(ConfigError, match="do not compare: give --preset"):
+        warn_of_presets([one, other])
+    warn_of_presets([one, one])
+    assert capsys.readouterr().err == ""
+    warn_of_presets([one, replace(other, score=one.score)])
+    assert "fedavg fedstruct, fedavg fedspray" in capsys.readouterr().err
 
 
 def test_runs_on_different_data_are_refused() -> None:

@@ -15,6 +15,8 @@ from isthmus.experiments.folder import RunFolder
 SCENARIO = ["--dataset", "csbm:nodes=60,features=4,degree=4", "--clients", "2", "--rounds", "1"]
 RUN = ["run", "fedavg", *SCENARIO, "--set", "hidden=4"]
 
+GRAPHS = ["--dataset", "motifs", "--rounds", "1"]
+
 USAGE = [
     (["runn"], ["No such command 'runn'", "run", "allowed: ", "resume"]),
     (["run", "fedavg", "--bogus", "1"], ["--bogus", "allowed: ", "--rounds"]),
@@ -49,6 +51,15 @@ USAGE = [
     ([*RUN, "--clients", "0"], ["clients must be at least 1, got 0"]),
     ([*RUN, "--rounds", "0"], ["rounds must be at least 1, got 0"]),
     ([*RUN, "--seed", "-1"], ["seed must be at least 0, got -1"]),
+    ([*RUN, "--set", "hidden=4,0"], ["hidden: every layer needs a width of at least 1, got 4,0"]),
+    ([*RUN, "--partition", "by-dataset"], ["partition by-dataset is for sets of graphs", "use one of", "louvain"]),
+    ([*RUN, "--split", "fedstar"], ["split fedstar is for sets of graphs", "use one of", "stratified"]),
+    (["run", "fedavg", *GRAPHS, "--partition", "louvain"], ["partition louvain is for the nodes of one graph", "by-dataset"]),
+    (["run", "fedavg", *GRAPHS, "--split", "public"], ["split public is for the nodes of one graph", "fedstar"]),
+    (["run", "fedavg", *GRAPHS, "--partition", "shards:-1"], ["shards: count must be at least 1"]),
+    (["run", "fedspray", *GRAPHS], ["fedspray learns from the nodes of one graph", "fedstar"]),
+    (["run", "fedper", "--set", "personal_layers=9", *SCENARIO], ["personal_layers=9: this model has"]),
+    (["run", "fedper", "--set", "personal_layers=2", *GRAPHS], ["personal_layers=2", "convolutions are shared"]),
     ([*RUN, "--config", "missing.toml"], ["cannot read config file missing.toml"]),
     (["report"], ["Missing argument"]),
 ]

@@ -260,7 +260,7 @@ def test_tiny_shards_still_have_every_part(need_data: Need) -> None:
         ({"partition": "by-dataset", "clients": 3}, ConfigError, "has 1 clients here, not 3"),
         ({"split": "10/10/80"}, ConfigError, "allowed: fedstar"),
         ({"clients": 61}, DataError, "cannot share the 60 graphs"),
-        ({"clients": 30}, DataError, "2 graphs cannot be split"),
+        ({"clients": 30}, DataError, "leave one with 2, too few for train, val and test: use at most"),
         ({"clients": 0}, ConfigError, "at least 1 client"),
     ],
 )

@@ -14,6 +14,7 @@ from isthmus.data.graphsets import SETTINGS
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import RunConfig, Settings, coerce, parse_override, read_file, resolve, settings_from_toml
 from isthmus.experiments.presets import CONDITIONS, load_preset, preset_names
+from isthmus.experiments.scenarios import build, parts_for
 from isthmus.experiments.scoring import SCORE_RULES
 from isthmus.methods.registry import all_methods, get_method
 
@@ -22,6 +23,24 @@ METHODS = [method.name for method in all_methods()]
 
 def keys_of(config: type) -> set[str]:
     return {f.metadata.get("key", f.name) for f in dataclasses.fields(config)}
+
+
+NODES_ONLY = [method.name for method in all_methods() if method.tasks == ("node",)]
+
+
+@pytest.mark.parametrize("method", NODES_ONLY)
+def test_a_method_for_nodes_says_so_before_anything_else(method: str) -> None:
+    """Also where a scenario of the other kind is handed over."""
+    with pytest.raises(ConfigError, match=f"^{method} learns from the nodes of one graph.*fedstar"):
+        resolve(method, {"dataset": "motifs"})
+    graphs = build(dataset="motifs", partition=None, clients=3, split=None, seed=0)
+    with pytest.raises(ConfigError, match=f"^{method} learns from the nodes of one graph"):
+        parts_for(resolve(method, {"dataset": "csbm"}), graphs)
+
+
+def test_which_methods_are_for_nodes_only() -> None:
+    assert {"apfl", "fedgcn", "fedggr", "fedlit", "fedpergnn", "fedspray", "fedspray-published", "fedstruct", "hifgl",
+            "mlpteacher"} == set(NODES_ONLY)  # fmt: skip
 
 
 # -- where settings come from --------------------------------------------------------------------------------------------------

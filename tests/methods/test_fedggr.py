@@ -490,14 +490,6 @@ def test_k_beyond_the_nodes_says_so(scenario: Scenario) -> None:
         play(scenario, k=90)
 
 
-def test_sets_of_graphs_are_refused() -> None:
-    with pytest.raises(ConfigError, match="node data set"):
-        from isthmus.experiments.scenarios import scenario_of
-
-        settings = resolve("fedggr", {"dataset": "motifs", **SMALL})
-        Experiment(settings, scenario_of(settings))
-
-
 def test_clients_of_one_node() -> None:
     dataset = "csbm:nodes=6,classes=2,features=5,degree=2"
     scenario = build_scenario(dataset=dataset, clients=6, partition="random-equal", split="50/20/30", seed=0)

@@ -507,11 +507,6 @@ def test_what_cannot_be_set(key: str, value: Any) -> None:
         resolve("fedspray", {"dataset": "csbm", key: value})
 
 
-def test_graphs_are_refused_in_words() -> None:
-    with pytest.raises(ConfigError, match="classifies nodes"):
-        Experiment(resolve("fedspray", {"dataset": "motifs", "clients": 2, "preset": "fedstar", "backbone": "gcn"}), graphs())
-
-
 def graphs() -> Any:
     from isthmus.experiments.scenarios import scenario_of
 

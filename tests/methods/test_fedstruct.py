@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from fedstruct_helpers import SMALL, experiment, graph, same_secrets, scenario, states, walk
+from fedstruct_helpers import experiment, graph, same_secrets, scenario, states, walk
 from torch import Tensor
 
 from isthmus.data.parts import cut
@@ -324,15 +324,6 @@ def test_a_fingerprint_sees_every_value() -> None:
 def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve("fedstruct", {"dataset": "csbm", **settings})
-
-
-def test_graph_tasks_are_refused() -> None:
-    run_settings = resolve("fedstruct", {"dataset": "csbm", **SMALL})
-    from isthmus.federation.interface import View
-    from isthmus.seeds import Stream
-
-    with pytest.raises(ConfigError, match="classifies nodes"):
-        run_settings.method.init(View(("client-0",), 3, 2, task="graph"), run_settings.method_config, Stream(0))
 
 
 @pytest.mark.parametrize(("dataset", "hops", "hidden", "feature_hops"), [

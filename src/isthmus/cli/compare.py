@@ -47,6 +47,7 @@ def command(
         name, own = split_method(method)
         settings[method] = [resolve(name, {**flags, "seed": seed}, {**overrides, **own}, config) for seed in range(runs)]
     check_same_scenario([each[0] for each in settings.values()])
+    warn_of_presets([each[0] for each in settings.values()])
     target = out if out is not None else Path("runs/compare") / _slug(settings[methods[0]][0])
     by_method = {method: [Job(each, folder_of(each, target)) for each in each_seed] for method, each_seed in settings.items()}
     # Seed by seed, so that every method has a number early.
@@ -130,8 +131,25 @@ def check_same_scenario(settings: Sequence[Settings]) -> None:
             if mine != theirs:
                 raise ConfigError(
                     f"{first.method} would run with {key} {mine or 'of its data'} and {other.method} with {key} {theirs or 'of its data'}, "
-                    f"and scores of different scenarios do not compare: give --{key}"
+                    f"and scores of different scenarios do not compare: give --{key}, or --preset PAPER for one paper's settings"
                 )
+
+
+def warn_of_presets(settings: Sequence[Settings]) -> None:
+    """Methods with settings of different papers may differ by these settings alone; different rules for the score are refused."""
+    from isthmus.errors import ConfigError
+
+    first = settings[0]
+    for other in settings[1:]:
+        if other.score != first.score:
+            raise ConfigError(
+                f"the score of {first.run.method} is {first.score} (preset {first.run.preset}), "
+                f"that of {other.run.method} {other.score} (preset {other.run.preset}), which do not compare: "
+                "give --preset PAPER to run all with one paper's settings"
+            )
+    presets = dict.fromkeys(f"{each.run.method} {each.run.preset}" for each in settings)
+    if len({each.run.preset for each in settings}) > 1:
+        print(f"settings come from different presets ({', '.join(presets)}): --preset PAPER takes one paper's for all", file=sys.stderr)
 
 
 def compare_methods(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from isthmus.cli.console import print_table, stdout
+from isthmus.cli.run import Preset, Profile
 
 NAME = "disclose"
 
@@ -15,9 +16,11 @@ def command(
     method: Annotated[str, typer.Argument(help="Method; isthmus methods lists them.")],
     metric: Annotated[str, typer.Option(help="Score of the run; others than accuracy need more from the clients.")] = "accuracy",
     secure_sum: Annotated[bool, typer.Option("--secure-sum", help="As with --set secure_sum=true.")] = False,
+    preset: Preset = None,
+    profile: Profile = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Setting of the method as key=value, e.g. protocol=published.")] = None,
 ) -> None:
-    """Print a method's disclosure sheet: which party sees which kind of thing, under which protection."""
+    """Print a method's disclosure sheet: who sees which kind of thing, under which protection, with the settings a run would have."""
     from isthmus.experiments.config import parse_override, resolve
     from isthmus.experiments.disclosure import sheet_of
     from isthmus.federation.ledger import PROTECTIONS
@@ -25,8 +28,9 @@ def command(
 
     entry = get_method(method)
     # Any data set does: a sheet depends on settings, not on data.
-    config = resolve(method, {"dataset": "csbm"}, dict(map(parse_override, set_))).method_config if set_ else None
-    lines = sheet_of(entry, metric=metric, secure_sum=secure_sum, config=config)
+    flags = {"dataset": "csbm", "preset": preset, "profile": profile, "secure_sum": secure_sum or None}
+    settings = resolve(method, flags, dict(map(parse_override, set_ or ())))
+    lines = sheet_of(entry, metric=metric, secure_sum=settings.run.secure_sum, config=settings.method_config)
     rows = [(line.phase, line.sender, line.receiver, line.message.__name__, ", ".join(line.kinds), line.protection) for line in lines]
     print_table(("phase", "from", "to", "message", "kinds of content", "protection"), rows, f"What leaves a party in {entry.name}")
     console = stdout()
@@ -35,4 +39,5 @@ def command(
     if entry.pooled:
         console.print("This method pools all data in one place before it starts: a reference, not a federation.")
     elif not entry.cross_edges:
-        console.print("Cross edges are not given to this method. Features, edges and labels never leave a client.")
+        console.print("Cross edges are not given to this method. No message holds features, edges or labels as such; what can still be "
+                      "worked out from those above is what isthmus audit judges and measures.")  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 from isthmus.data import convert, store
 from isthmus.data.datasets import find, load_nodes, node_sets
 from isthmus.data.generators import GENERATORS, GRAPH_GENERATORS
-from isthmus.data.graphscenario import GRAPH_PARTITIONS, GraphSplit, task_of
+from isthmus.data.graphscenario import GRAPH_PARTITIONS, GRAPH_SPLITS, GraphSplit, task_of
 from isthmus.data.graphsets import SETTINGS, find_graphs, graph_sets, load_graphs
 from isthmus.data.partition import PARTITIONS
 from isthmus.data.split import SPLITS
@@ -89,7 +89,7 @@ def verify(names: Iterable[str] = ()) -> list[Verified]:
 
 def list_partitions() -> list[dict[str, str]]:
     """Name, task and first line of the description of every partition and split, for ``isthmus partitions``."""
-    graph_splits = dict.fromkeys(("fedstar", "stratified:80/10/10"), GraphSplit)
+    graph_splits = dict.fromkeys(GRAPH_SPLITS, GraphSplit)
     kinds: tuple[tuple[str, str, Mapping[str, type]], ...] = (
         ("partition", "node", PARTITIONS), ("partition", "graph", GRAPH_PARTITIONS),
         ("split", "node", SPLITS), ("split", "graph", graph_splits),

@@ -119,7 +119,7 @@ class ShardedGraphs:
     legacy: int = 0
 
     def __post_init__(self) -> None:
-        need("shards", "count", self.count >= 0, "at least 1")
+        need("shards", "count", self.count >= 0, "at least 1 (or 0 for the number of clients asked for)")
 
 
 GRAPH_PARTITIONS: dict[str, type[Any]] = {
@@ -170,13 +170,15 @@ class GraphSplit:
 
     def draw(self, y: NDArray[np.int64], stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
         """Masks (G,) of training, validation and test graphs."""
-        if len(y) < 3:
-            raise DataError(f"{len(y)} graphs cannot be split into train, val and test: use fewer shards or clients")
         seed = stream.integer() % 2**32 if self.fixed is None else self.fixed
         held = float(self.shares.val + self.shares.test)
         train, rest = _halve(np.arange(len(y)), y, held / 100, seed, least=2)
         val, test = _halve(rest, y[rest], float(self.shares.test) / held, seed, least=1)
         return _mask(len(y), train), _mask(len(y), val), _mask(len(y), test)
+
+
+GRAPH_SPLITS = ("fedstar", "stratified:80/10/10")
+"""One example of every form."""
 
 
 def parse_graph_split(text: str) -> GraphSplit:
@@ -189,7 +191,7 @@ def parse_graph_split(text: str) -> GraphSplit:
         if min(shares.train, shares.val, shares.test) <= 0:
             raise ConfigError(f"split {text!r}: every part needs a share above 0")
         return GraphSplit(shares)
-    raise unknown("split of graphs", text, ("fedstar", "stratified:80/10/10"))
+    raise unknown("split of graphs", text, GRAPH_SPLITS)
 
 
 def _halve(rows: NDArray[np.int64], y: NDArray[np.int64], share: float, seed: int, *, least: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -251,6 +253,11 @@ def build_graph_scenario(
             rows = torch.nonzero(owner == shard).flatten()
             part = data if per_set == 1 else data.select(rows)
             stream = Stream(seed, ("split", title, shard))
+            if part.num_graphs < 3:
+                raise DataError(
+                    f"{data.num_graphs} graphs of {title} over {per_set} clients leave one with {part.num_graphs}, too few for train, val "
+                    f"and test: use at most {data.num_graphs // 3} clients or shards"
+                )
             train, val, test = splitter.draw(part.y.numpy(), stream)
             parts[client] = replace(part, train=train, val=val, test=test)
             titles[client] = title if per_set == 1 else f"{title} {shard + 1}/{per_set}"

@@ -169,7 +169,9 @@ def resolve(method: str, flags: Mapping[str, Any], overrides: Mapping[str, Any] 
             typed[key] = coerce(value, allowed[key][1], key)
     if "dataset" not in typed:
         raise ConfigError("no data set given: use --dataset NAME (isthmus datasets lists them)")
-    preset = load_preset(typed.get("preset", entry.preset or BASELINE_PRESETS[task_of(typed["dataset"])]))
+    task = task_of(typed["dataset"])
+    entry.check_task(task)
+    preset = load_preset(typed.get("preset", entry.preset or BASELINE_PRESETS[task]))
     values = _preset_values(preset, method, entry.config, typed, allowed) | typed
     values |= {"method": method, "preset": preset.name}
     run = RunConfig(**{allowed[key][0]: value for key, value in values.items() if key in _keys(RunConfig)})

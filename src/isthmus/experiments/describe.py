@@ -26,13 +26,15 @@ class Setting:
 
 def settings_of(method: str) -> list[Setting]:
     """Everything ``--set`` takes for a method, its own settings first."""
-    found = []
-    for group, config in (("method", get_method(method).config), ("run", RunConfig)):
+    found, entry = [], get_method(method)
+    for group, config in (("method", entry.config), ("run", RunConfig)):
         meanings = {name: text for cls in reversed(config.__mro__) for name, text in documented(cls).items()}
         for field in dataclasses.fields(config):
             if field.name == "method":
                 continue
             default = None if field.default is dataclasses.MISSING else field.default
+            if field.name == "preset":
+                default = entry.preset or "by task"
             found.append(Setting(group, field.metadata.get("key", field.name), default, meanings.get(field.name, "")))
     return found
 

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from isthmus.data.graphs import GraphSetData
-from isthmus.data.graphscenario import GraphScenario, build_graph_scenario, task_of
+from isthmus.data.graphscenario import GRAPH_PARTITIONS, GRAPH_SPLITS, GraphScenario, build_graph_scenario, task_of
 from isthmus.data.nodes import NodeData
+from isthmus.data.partition import PARTITIONS
 from isthmus.data.scenario import Scenario, build_scenario
+from isthmus.data.split import SPLITS
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import Settings
 from isthmus.federation.interface import View
@@ -32,7 +34,9 @@ def scenario_of(settings: Settings) -> AnyScenario:
 def build(*, dataset: str, partition: str | None, clients: int | None, split: str | None, seed: int,
           undirected: bool = False) -> AnyScenario:  # fmt: skip
     """A scenario of either kind of task; what is left open is the task's default."""
-    if task_of(dataset) == "graph":
+    task = task_of(dataset)
+    _check_place(task, partition, split)
+    if task == "graph":
         if undirected:
             raise ConfigError("undirected=true is for one graph; sets of graphs are undirected already")
         split = "fedstar" if split is None else split
@@ -44,11 +48,26 @@ def build(*, dataset: str, partition: str | None, clients: int | None, split: st
     return build_scenario(dataset=dataset, partition=partition, clients=clients, split=split, seed=seed, undirected=undirected)
 
 
+_PLACES = {
+    "node": (PARTITIONS, {text.partition(":")[0] for text in SPLITS}, "the nodes of one graph"),
+    "graph": (GRAPH_PARTITIONS, {text.partition(":")[0] for text in GRAPH_SPLITS}, "sets of graphs"),
+}
+"""Task -> its partitions, its splits, and its data in words."""
+
+
+def _check_place(task: str, partition: str | None, split: str | None) -> None:
+    """Say so where a partition or split exists, but for the other kind of data."""
+    (partitions, splits, _), (others, other_splits, whose) = _PLACES[task], _PLACES["graph" if task == "node" else "node"]
+    for what, text, mine, theirs in (("partition", partition, partitions, others), ("split", split, splits, other_splits)):
+        kind = (text or "").partition(":")[0].strip().lower()
+        if kind not in mine and kind in theirs:
+            raise ConfigError(f"{what} {text} is for {whose}, and this data set is none: use one of {', '.join(sorted(mine))}")
+
+
 def parts_for(settings: Settings, scenario: AnyScenario) -> dict[str, Any]:
     """What each client is given: everything in one place for a pooled method, no cross edges for a method that must not know them."""
+    settings.method.check_task("graph" if isinstance(scenario, GraphScenario) else "node")
     if isinstance(scenario, GraphScenario):
-        if settings.method.cross_edges:
-            raise ConfigError(f"{settings.method.name} learns over edges between owners of one graph: give it a node data set")
         return {"central": pool_graphs(scenario.parts)} if settings.method.pooled else dict(scenario.parts)
     if settings.method.pooled:
         return {"central": scenario.whole}

@@ -27,7 +27,6 @@ from typing import Any
 
 from torch import Tensor
 
-from isthmus.data.graphs import GraphSetData
 from isthmus.errors import ConfigError
 from isthmus.federation.interface import Federation
 from isthmus.federation.roles import Role, handler
@@ -78,12 +77,6 @@ class APFLState(ModelState):
 
 class APFLClient(WeightedClient[APFLConfig]):
     """One client: shares w, keeps v and alpha."""
-
-    def setup(self) -> None:
-        data: Any = self.data
-        if isinstance(data, GraphSetData):
-            raise ConfigError("apfl is here for nodes only: choose a data set of one graph (isthmus datasets lists them)")
-        super().setup()
 
     def initial_state(self) -> APFLState:
         state = super().initial_state()
@@ -156,6 +149,7 @@ METHOD = register(
         summary="a private and a federated model at each client, mixed by a weight it learns",
         reference="Deng, Kamani & Mahdavi, Adaptive Personalized Federated Learning, 2020",
         config=APFLConfig,
+        tasks=("node",),
         phases=(Phase("setup", fedavg.count_round, rounds=1, setup=True), Phase("train", apfl_round)),
         roles={"client": Role(APFLClient)},
         privacy=None,

@@ -35,7 +35,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from isthmus.data.nodes import NodeData
 from isthmus.errors import ConfigError, ProtocolError
 from isthmus.federation.interface import Federation, PerClient, Replies, View
 from isthmus.federation.ledger import Disclosure
@@ -256,8 +255,6 @@ class FedGGRClient(WeightedClient[FedGGRConfig]):
 
     def setup(self) -> None:
         config, data = self.config, self.data
-        if not isinstance(data, NodeData):
-            raise ConfigError("fedggr joins the nodes of one graph: give it a node data set")
         model = config.build(num_features=data.num_features, num_classes=data.num_classes, stream=self.common.child("init"))
         self.learner = NodeLearner(data, model, config)
         self._task: FeatureTask | None = None
@@ -604,6 +601,7 @@ METHOD = register(
         summary="the server learns a graph over all clients' nodes and sends back what a GNN makes of it",
         reference="Subgraph Federated Learning with Global Graph Reconstruction, APWeb-WAIM 2023",
         config=FedGGRConfig,
+        tasks=("node",),
         init=init,
         phases=(Phase("setup", setup_round, rounds=lambda config: config.encoder_rounds + 1, setup=True), Phase("train", train_round)),
         evaluate=evaluate,

@@ -30,7 +30,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus.data.graphs import GraphSetData
 from isthmus.data.nodes import NodeData
 from isthmus.errors import ConfigError
 from isthmus.federation.interface import Federation, PerClient, Replies, View
@@ -157,8 +156,6 @@ class FedLitClient(WeightedClient[FedLitConfig]):
 
     def setup(self) -> None:
         data: Any = self.data
-        if isinstance(data, GraphSetData):
-            raise ConfigError("fedlit classifies nodes: choose a data set of one graph (isthmus datasets lists them)")
         self.learner: Any = _Nodes(data)
         self.inputs = typed_inputs(data, self.config.dtype)
         self._matrix: tuple[Tensor, Sparse] | None = None
@@ -294,6 +291,7 @@ METHOD = register(
         summary="clients type their edges, one channel per type; types are aligned before averaging",
         reference="Xie, Xiong & Yang, Federated Node Classification over Graphs with Latent Link-type Heterogeneity, WWW 2023",
         config=FedLitConfig,
+        tasks=("node",),
         init=init,
         phases=(Phase("setup", count_round, rounds=1, setup=True), Phase("train", fedlit_round)),
         evaluate=evaluate,

@@ -34,9 +34,16 @@ class FedPerConfig(FedAvgConfig):
 
     def personal_prefixes(self, model: Backbone | GraphModel) -> tuple[str, ...]:
         if isinstance(model, GraphModel):
+            if self.personal_layers > 1:
+                raise ConfigError(
+                    f"personal_layers={self.personal_layers}: in models of graphs the convolutions are shared and the linear layers before "
+                    "and after them personal (1), or everything is shared (0)"
+                )
             # FedStar: the base is the convolutions.
             return ("pre.", "post.", "readout.") if self.personal_layers else super().personal_prefixes(model)
         groups = model.shared_groups
+        if self.personal_layers > len(groups):
+            raise ConfigError(f"personal_layers={self.personal_layers}: this model has {len(groups)} layers; use fewer, or method local")
         return (*super().personal_prefixes(model), *groups[max(0, len(groups) - self.personal_layers) :])
 
 

@@ -319,6 +319,7 @@ METHOD = register(
         summary="FedAvg on silos expanded by hidden values of foreign neighbours, matched by keyed hashes",
         reference="Wu et al., A federated graph neural network framework for privacy-preserving personalization, Nat. Commun. 2022",
         config=FedPerGNNConfig,
+        tasks=("node",),
         init=init,
         phases=(Phase("setup", setup_round, rounds=1, setup=True), Phase("train", train_round)),
         evaluate=evaluate,

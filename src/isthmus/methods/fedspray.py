@@ -44,7 +44,6 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from isthmus.data.graphs import GraphSetData
 from isthmus.errors import ConfigError, RunError
 from isthmus.federation.interface import Federation, Replies, Stacked, View
 from isthmus.federation.ledger import Disclosure
@@ -294,8 +293,6 @@ class FedSprayClient(WeightedClient[ConfigT], Generic[ConfigT]):
 
     def setup(self) -> None:
         data: Any = self.data
-        if isinstance(data, GraphSetData):
-            raise ConfigError("fedspray classifies nodes: choose a data set of one graph (isthmus datasets lists them)")
         super().setup()
         learner: Any = self.learner
         inputs = encoder_inputs(data, data.train, self.config.dtype)
@@ -361,8 +358,6 @@ def spoken(class_shares: Tensor, common: Common) -> Tensor:
 
 def init(view: View, config: FedSprayConfig, common: Stream) -> ServerState:
     """omega_0 and S_0."""
-    if view.task == "graph":
-        raise ConfigError("fedspray classifies nodes: choose a data set of one graph (isthmus datasets lists them)")
     if not view.alike:
         raise ConfigError("fedspray shares an encoder of features and a proxy per class: all clients need the same features and classes")
     width, stream = config.proxy_width, common.child("encoder")
@@ -434,6 +429,7 @@ METHOD = register(
         summary="personal GNNs steadied by a common feature encoder with a structure proxy per class",
         reference="Fu et al., Federated Graph Learning with Structure Proxy Alignment, KDD 2024",
         config=FedSprayConfig,
+        tasks=("node",),
         init=init,
         phases=(Phase("setup", census_round, rounds=1, setup=True), Phase("train", fedspray_round)),
         evaluate=evaluate,

@@ -55,6 +55,7 @@ class FedStarConfig(FedAvgConfig):
     """Knobs of FedStar; ``backbone`` is the feature encoder.
 
     Args:
+        backbone: The feature encoder: ``gin``, ``gcn``, ``sage`` or ``sgc``.
         structure_backbone: The structure encoder: ``gcn``, ``gin`` or ``sage``.
         sharing: ``se``, ``fe``, ``all`` or ``none``.
         decoupled: False puts s_v beside the features of a single-channel model.

@@ -72,7 +72,7 @@ class ServerState(Record):
 
 
 def init(view: View, config: FedStructConfig, common: Stream) -> ServerState:
-    if not view.alike or view.task != "node":
+    if not view.alike:
         raise ConfigError("fedstruct classifies nodes of one graph: clients must have the same features and classes; try fedavg")
     weights = first_weights(config, get_weights(config.first_model(view, common)), view.num_classes, common)
     nothing = OptimizerState((0,), {}, {})
@@ -159,6 +159,7 @@ METHOD = register(
         summary="feature branch on own edges, structure branch over all hops and owners, gradients summed",
         reference="Aliakbari, Östman & Graell i Amat, Decoupled Subgraph Federated Learning, ICLR 2025",
         config=FedStructConfig,
+        tasks=("node",),
         init=init,
         phases=(
             Phase("setup", setup_round, rounds=1, setup=True),

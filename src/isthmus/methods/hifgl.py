@@ -91,8 +91,8 @@ class ServerState(Record):
 
 
 def init(view: View, config: HiFGLConfig, common: Stream) -> ServerState:
-    if view.task != "node" or not view.alike:
-        raise ConfigError("hifgl classifies nodes of one graph: use a node data set")
+    if not view.alike:
+        raise ConfigError("hifgl classifies nodes of one graph: clients must have the same features and classes; try fedavg")
     config.check_holders(view.clients)
     weights = get_weights(config.build(view.num_features, view.num_classes, common.child("init")))
     personal = tuple(f"layers.{layer - 1}." for layer in config.personal(len(config.hidden) + 1))
@@ -270,6 +270,7 @@ METHOD = register(
         summary="devices, silos, server: exact GNN over all edges by secret message passing",
         reference="Guo et al., HiFGL: A Hierarchical Framework for Cross-silo Cross-device Federated Graph Learning, KDD 2024",
         config=HiFGLConfig,
+        tasks=("node",),
         init=init,
         phases=(Phase("setup", setup_round, rounds=1, setup=True), Phase("train", train_round)),
         evaluate=evaluate,

@@ -60,6 +60,7 @@ class Method:
         roles: A class per role; ``client`` always.
         discloses: The disclosure sheet, stated in advance; of the default config where it depends on that.
         sheet: ``(config) -> disclosure sheet`` of a method whose messages depend on its config.
+        tasks: What it can learn: ``node`` (one graph, its nodes shared out), ``graph`` (sets of graphs), or both.
         preset: Paper whose settings apply by default; None for a baseline (by task: fedstruct for nodes, fedstar for graphs).
         cross_edges: Clients may know their cross edges. Otherwise the engine never hands them over.
         pooled: The method trains on the union of all data at one place (a reference, not a federation).
@@ -82,6 +83,7 @@ class Method:
     roles: Mapping[str, Role]
     discloses: tuple[Disclosure, ...] = ()
     sheet: Callable[[Any], tuple[Disclosure, ...]] | None = None
+    tasks: tuple[str, ...] = ("node", "graph")
     preset: str | None = None
     cross_edges: bool = False
     pooled: bool = False
@@ -95,6 +97,16 @@ class Method:
         if "client" not in self.roles:
             raise ConfigError(f"method {self.name!r} must define the role 'client'")
         object.__setattr__(self, "table", RoleTable(self.roles))
+
+    def check_task(self, task: str) -> None:
+        """Refuse data of the other kind, before anything else about them is looked at."""
+        if task not in self.tasks:
+            wanted = "the nodes of one graph" if "node" in self.tasks else "sets of graphs"
+            others = "fedavg, fedstar or gcfl, say, learn" if task == "graph" else "fedavg, say, learns"
+            raise ConfigError(
+                f"{self.name} learns from {wanted}: choose such a data set (isthmus datasets lists them), "
+                f"or another method ({others} from this one)"
+            )
 
     def discloses_with(self, config: Any) -> tuple[Disclosure, ...]:
         """The disclosure sheet of a run with this config."""

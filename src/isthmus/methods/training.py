@@ -93,6 +93,8 @@ class TrainConfig:
         for name in ("local_epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if any(width < 1 for width in self.hidden):
+            raise ConfigError(f"hidden: every layer needs a width of at least 1, got {','.join(map(str, self.hidden))}")
         self.build(num_features=1, num_classes=2, stream=Stream(0))  # names and widths are checked where they are used
 
     @property
