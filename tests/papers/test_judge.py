@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from isthmus.errors import DataError
 from isthmus.papers.judge import Comparison, compare_table
 from isthmus.papers.page import ours_text, published_text, write_page
 from isthmus.papers.tables import Paper, Table, read_paper
@@ -103,6 +104,18 @@ def test_a_note_explains_what_is_far_off_but_not_what_fits() -> None:
     assert one([0.9, 0.9], note=note).verdict == "explained"
     assert one([0.7, 0.7], note=note).verdict == "within 1"
     assert one([0.9, 0.9], note='[[table.note]]\nnote = "a remark on the whole table"').verdict == "above"
+    assert one([0.9, 0.9], note='[[table.note]]\nonly = "mid"\nnote = "what is known of it explains nothing"').verdict == "above"
+    assert one([0.9, 0.9], note='[[table.note]]\nonly = "mid"\nprinted = "9.0"\nnote = "a misprint does"').verdict == "explained"
+
+
+def test_a_note_for_several_cells_names_them_all() -> None:
+    note = '[[table.note]]\nonly = ["low", "mid"]\nnote = "Said of two."\n[[table.note]]\nonly = ["mid"]\nfinding = "Said of one."'
+    book = paper(note=note)
+    page = write_page(book, [(book.tables[0], list(judge(book.tables[0], {"low": [0.6], "mid": [0.9]}).values()))], [result(0, 0.6)])
+    assert "- low / X, mid / X: Said of two." in page
+    assert "- **1: mid / X 90.00 ± unknown (published 70.00 ± 2.00 (50.00)).** Said of one." in page
+    with pytest.raises(DataError, match="no cell matches the note for 'nobody'"):
+        paper(note='[[table.note]]\nonly = ["mid", "nobody"]\nnote = "Said of no one."')
 
 
 def test_figures_times_and_what_was_not_measured() -> None:

@@ -280,7 +280,10 @@ class FedSprayPartition:
         folder = root / "partitions" / "fedspray" if root else None
         files = sorted(folder.glob(f"{titles[graph.name]}_*.txt")) if folder else []
         if not files:
-            raise DataError(f"the lists of fedspray for {graph.name} are not here: set ISTHMUS_DATA to a mirror with partitions/fedspray/")
+            raise DataError(
+                f"the node lists of fedspray for {graph.name} are not here: put the published files {titles[graph.name]}_*.txt "
+                "into partitions/fedspray/ of the folder in ISTHMUS_DATA, or use louvain-top, the rule they were made by"
+            )
         for file in files:
             expected = store.checksums().get(f"partitions/fedspray/{file.name}")
             if expected is not None and store.sha256(file) != expected:

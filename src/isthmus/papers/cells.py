@@ -79,13 +79,13 @@ class Note:
 
     Args:
         text: One or two sentences.
-        only: Words a cell must match; empty = a remark on the whole table.
-        finding: True for what our own runs showed, False for what the spec says of the published number.
+        only: Words a cell must match, or several such texts of which it must match one; none = a remark on the whole table.
+        finding: True for what our own runs showed, False for what is known of the published number. Only findings explain a difference.
         printed: What the paper really prints, where we compare with something else (a misprint).
     """
 
     text: str
-    only: str = ""
+    only: tuple[str, ...] = ()
     finding: bool = False
     printed: str | None = None
 

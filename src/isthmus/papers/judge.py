@@ -161,7 +161,7 @@ def _verdict(cell: Cell, summary: Spread | None, difference: float | None, yards
     distance = abs(difference) / yardstick
     if distance <= 2 + 1e-9:
         return "within 1" if distance <= 1 + 1e-9 else "within 2"
-    return "explained" if cell.notes else "above" if difference > 0 else "below"
+    return "explained" if any(note.finding or note.printed for note in cell.notes) else "above" if difference > 0 else "below"
 
 
 def _partner(table: Table, cell: Cell, row: str | None) -> Cell | None:

@@ -42,8 +42,8 @@ def _provenance(runs: Sequence[Run]) -> str:
     newest = max(str(run.get("finished", "")) for run in runs)[:10]
     seeds = sorted({run["seed"] for run in runs})
     return (
-        f"{len(runs)} runs, the newest of {newest}; seeds {_seeds(seeds)}, the same for every cell, so that differences within a table "
-        "are paired. "
+        f"{len(runs)} runs, the newest of {newest}; seeds {_seeds(seeds)}: a cell has the first of them, as many as its table says, so "
+        "that differences within a table are paired. "
         f"Data: {', '.join(sources)}. Versions: {'; '.join(versions)}."
     )
 
@@ -70,11 +70,19 @@ def _findings(tables: Sequence[tuple[Table, Sequence[Comparison]]]) -> list[str]
 
 
 def _named(cells: Sequence[Comparison], most: int = 6) -> str:
-    """Cells with both numbers; many of them by their rows alone, since the table below has the rest."""
+    """Cells with both numbers; many of them by their rows and columns, since the table below has the rest."""
     if len(cells) > most:
-        return f"{', '.join(dict.fromkeys(row.cell.row for row in cells))} ({len(cells)} cells)"
+        return _listed(cells, most)
     known = [f" (published {published_text(row)})" if row.cell.published.mean is not None else "" for row in cells]
     return ", ".join(f"{row.cell.name} {ours_text(row)}{told}" for row, told in zip(cells, known, strict=True))
+
+
+def _listed(cells: Sequence[Comparison], most: int = 3) -> str:
+    """Names of cells; many of them by their rows and columns."""
+    if len(cells) <= most:
+        return ", ".join(row.cell.name for row in cells)
+    rows, columns = (", ".join(dict.fromkeys(names)) for names in ([each.cell.row for each in cells], [each.cell.column for each in cells]))
+    return f"{rows} / {columns} ({len(cells)} cells)"
 
 
 def _section(table: Table, rows: Sequence[Comparison]) -> list[str]:
@@ -104,8 +112,11 @@ def _section(table: Table, rows: Sequence[Comparison]) -> list[str]:
         parts += ["", f"Seed by seed, to {table.reference}: {listed}."]
     if means := _mean_differences(shown):
         parts += ["", f"Mean over cells, to {table.reference}: {'; '.join(means)}."]
-    remarks = {note.text: row.cell.name for row in shown for note in row.cell.notes if not note.finding}
-    parts += ["", *(f"- {name}: {text}" for text, name in remarks.items())] if remarks else []
+    remarks: dict[str, list[Comparison]] = {}
+    for row in shown:
+        for text in dict.fromkeys(note.text for note in row.cell.notes if not note.finding):
+            remarks.setdefault(text, []).append(row)
+    parts += ["", *(f"- {_listed(cells)}: {text}" for text, cells in remarks.items())] if remarks else []
     if len(shown) < len(rows):
         reasons = _reasons(rows)
         parts += ["", f"{len(rows) - len(shown)} of {len(rows)} cells not run{f': {reasons}' if reasons else ''}."]

@@ -15,6 +15,8 @@ from typing import Any
 from isthmus.errors import DataError
 
 _WHOLE = ("facts", "parameters", "seconds", "versions")
+SHORT = 400
+"""Characters a list of a result may have to be kept."""
 _OF_A_CLIENT = ("client", "test_score", "test_score_last")
 
 Records = dict[str, Mapping[str, Any]]
@@ -22,18 +24,23 @@ Records = dict[str, Mapping[str, Any]]
 
 
 def record_of(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    """What a page needs of a result. Long lists and the folder's place on somebody's machine stay behind."""
+    """What a page needs of a result. Long lists and the folder's place on somebody's machine stay behind; short ones, such as clusters, are
+    kept."""
     kept: dict[str, Any] = {key: value for key, value in result.items() if value is None or isinstance(value, str | int | float)}
     for key in _WHOLE:
         if key in result:
-            kept[key] = _without_lists(result[key])
+            kept[key] = _without_long_lists(result[key])
     if "per_client" in result:
         kept["per_client"] = [{key: row[key] for key in _OF_A_CLIENT if key in row} for row in result["per_client"]]
     return kept | {"run_dir": name}
 
 
-def _without_lists(value: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _without_lists(each) if isinstance(each, Mapping) else each for key, each in value.items() if not isinstance(each, list)}
+def _without_long_lists(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_long_lists(each) if isinstance(each, Mapping) else each
+        for key, each in value.items()
+        if not isinstance(each, list) or len(json.dumps(each)) <= SHORT
+    }
 
 
 def read_records(path: Path) -> Records:

@@ -234,16 +234,20 @@ def _merged(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _note(raw: Mapping[str, Any]) -> Note:
     finding = "finding" in raw
-    return Note(raw["finding" if finding else "note"], raw.get("only", ""), finding, raw.get("printed"))
+    only = raw.get("only", ())
+    return Note(raw["finding" if finding else "note"], (only,) if isinstance(only, str) else tuple(only), finding, raw.get("printed"))
 
 
 def _noted(cells: Sequence[Cell], notes: Iterable[Note], table: str) -> list[Cell]:
     """Cells with the notes that name them. A note that names none is a slip."""
     noted = list(cells)
     for note in notes:
-        if note.only:
-            chosen = {id(cell) for cell in matching(cells, note.only)}
-            if not chosen:
-                raise DataError(f"table {table}: no cell matches the note for {note.only!r}")
+        chosen = set[int]()
+        for words in note.only:
+            found = {id(cell) for cell in matching(cells, words)}
+            if not found:
+                raise DataError(f"table {table}: no cell matches the note for {words!r}")
+            chosen |= found
+        if chosen:
             noted = [replace(new, notes=(*new.notes, note)) if id(old) in chosen else new for old, new in zip(cells, noted, strict=True)]
     return noted
