@@ -16,7 +16,7 @@ from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.errors import ConfigError, RunError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import Experiment
-from isthmus.methods.gcfl import GCFLConfig, LocalModel, ServerState, cluster_and_average, gcfl_round, minimum_cut
+from isthmus.methods.gcfl import GCFLConfig, LocalModel, ServerState, cluster_and_average, facts, gcfl_round, minimum_cut
 from isthmus.methods.gcflplus import similarity
 from isthmus.metrics.series import dtw
 from isthmus.tensors import Weights, equal_weights
@@ -124,6 +124,8 @@ def test_two_groups_are_told_apart_after_the_warmup_only() -> None:
         assert torch.allclose(shared["w"], sum(replies[c].samples / n * replies[c].weights["w"] for c in cluster))  # type: ignore[arg-type]
     early, _ = gcfl_round(ServerState(19, start.clusters, start.weights), Replying(two_groups()), config)  # type: ignore[arg-type]
     assert early.clusters == (CLIENTS,)
+    assert facts(after, config, None)["summary"] == "2 clusters, cut in round 21"
+    assert facts(early, config, None)["summary"] == "one cluster, never cut (eps1 1.0, eps2 1.0, not before round 21)"
     for eps in ({"eps1": 0.0, "eps2": 1.0}, {"eps1": 1.0, "eps2": 100.0}):
         assert gcfl_round(start, Replying(two_groups()), GCFLConfig(**eps))[0].clusters == (CLIENTS,)  # type: ignore[arg-type]
 

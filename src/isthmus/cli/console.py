@@ -122,6 +122,8 @@ def print_result(result: Mapping[str, Any]) -> None:
         ("data", result["source"]),
         ("folder", result["run_dir"]),
     ]  # fmt: skip
+    if told := result.get("facts", {}).get("summary"):
+        rows.insert(-2, (result["method"], told))
     if "privacy" in result:
         rows.insert(-2, ("privacy", _privacy(result["privacy"])))
     title = f"{result['method']} on {result['dataset']}, {result['clients']} clients ({result['partition']}), seed {result['seed']}"

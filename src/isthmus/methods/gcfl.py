@@ -209,7 +209,9 @@ def evaluate(state: ServerState, federation: Federation, config: GCFLConfig) -> 
 def facts(state: ServerState, config: GCFLConfig, scenario: Any) -> Mapping[str, Any]:
     """The clusters a run ended with, and when they were cut."""
     clusters = [list(cluster) for cluster in state.clusters]
-    return {"clusters": clusters, "splits": list(state.splits), "eps1": config.eps1, "eps2": config.eps2}
+    never = f"one cluster, never cut (eps1 {config.eps1}, eps2 {config.eps2}, not before round {config.warmup + 1})"
+    told = f"{len(clusters)} clusters, cut in round {', '.join(map(str, state.splits))}" if state.splits else never
+    return {"summary": told, "clusters": clusters, "splits": list(state.splits), "eps1": config.eps1, "eps2": config.eps2}
 
 
 METHOD = register(
