@@ -69,8 +69,8 @@ class Method:
         privacy: What differential privacy a run has: ``(first state, config, rounds, clients, masked sums) -> result["privacy"]``, or None
             where it has none. A ``warning`` in it goes to the log.
         facts: What a finished run should tell besides scores, by name: ``(kept server state, config, scenario) -> result["facts"]``, values
-            as JSON has them; ``summary`` is a line for people, printed with the result. ``scenario`` is the whole scenario in a simulation, for what only an onlooker can know (which edges were
-            lost), and None between organisations.
+            as JSON has them; ``summary`` is a line for people, printed with the result. ``scenario`` is the whole scenario in a simulation,
+            for what only an onlooker can know (which edges were lost), and None between organisations.
     """
 
     name: str
