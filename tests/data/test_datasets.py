@@ -15,7 +15,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from isthmus.data import datasets, store
+from isthmus.data import convert, datasets, store
 from isthmus.data.datasets import Counts, find, load_dataset, load_nodes, node_sets
 from isthmus.data.fetch import fetch
 from isthmus.data.scenario import build_scenario
@@ -116,6 +116,7 @@ def test_missing_everywhere_says_what_to_do(fresh_cache: Path, monkeypatch: pyte
 
 def test_a_mirror_that_is_no_folder(monkeypatch: pytest.MonkeyPatch, fresh_cache: Path) -> None:
     monkeypatch.setenv("ISTHMUS_DATA", "/no/such/mirror")
+    monkeypatch.setattr(convert, "safe_open", lambda *_, **__: pytest.fail("a copy in the cache would hide the mistake"))
     with pytest.raises(DataError, match=r"ISTHMUS_DATA is .* not a folder"):
         load_dataset("cora", STREAM)
 

@@ -57,6 +57,7 @@ def unpack(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
 
 def read_cached(name: str, key: str) -> tuple[dict[str, Tensor], str] | None:
     """Tensors and source of a converted data set, or None."""
+    store.mirror()  # a variable that points nowhere is a mistake to tell of, also where a copy is at hand
     try:
         with safe_open(_path(name, key), framework="pt") as file:
             metadata = file.metadata() or {}
