@@ -157,7 +157,7 @@ def test_a_sheet_has_the_settings_of_a_run(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_method_names_its_own_preset(capsys: pytest.CaptureFixture[str]) -> None:
-    for method, preset in (("fedstar", "fedstar"), ("fedavg", "by task")):
+    for method, preset in (("fedstar", "fedstar"), ("fedavg", None)):
         assert main(["methods", method, "--json"]) == 0
         settings = {row["key"]: row["default"] for row in json.loads(capsys.readouterr().out)["settings"]}
         assert settings["preset"] == preset

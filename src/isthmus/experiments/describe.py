@@ -34,7 +34,7 @@ def settings_of(method: str) -> list[Setting]:
                 continue
             default = None if field.default is dataclasses.MISSING else field.default
             if field.name == "preset":
-                default = entry.preset or "by task"
+                default = entry.preset
             found.append(Setting(group, field.metadata.get("key", field.name), default, meanings.get(field.name, "")))
     return found
 
