@@ -42,7 +42,7 @@ class RunConfig:
         partition: How data are shared out (``isthmus partitions``); not given = ``random``, for sets of graphs by data set, resolved.
         split: Train/validation/test; not given = ``10/10/80``, for sets of graphs ``fedstar``, resolved.
         seed: Of data, partition, split and training.
-        preset: Paper whose settings are taken where none are given; a baseline has those of ``fedstruct`` for nodes, ``fedstar`` for graphs.
+        preset: Paper whose settings are taken where none are given; else a baseline has ``fedstruct`` for nodes, ``fedstar`` for graphs.
         profile: ``paper``: as printed; ``reference``: as the paper's code does it.
         clients: Number of clients; not given = what the partition brings itself, else 10, which is resolved.
         undirected: Read every arc in both directions; otherwise arcs are used as the data set has them.
