@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.cli.compare import check_same_scenario, compare_methods, warn_of_presets
+from isthmus.cli.compare import check_presets, check_same_scenario, compare_methods
 from isthmus.cli.main import main
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import resolve
@@ -128,10 +128,10 @@ def test_scores_by_different_rules_are_refused_and_different_presets_are_named(c
     one, other = resolve("fedavg", {"dataset": "csbm"}), resolve("fedavg", {"dataset": "csbm", "preset": "fedspray"})
     assert one.score != other.score
     with pytest.raises(ConfigError, match="do not compare: give --preset"):
-        warn_of_presets([one, other])
-    warn_of_presets([one, one])
+        check_presets([one, other])
+    check_presets([one, one])
     assert capsys.readouterr().err == ""
-    warn_of_presets([one, replace(other, score=one.score)])
+    check_presets([one, replace(other, score=one.score)])
     assert "fedavg fedstruct, fedavg fedspray" in capsys.readouterr().err
 
 

@@ -47,7 +47,7 @@ def command(
         name, own = split_method(method)
         settings[method] = [resolve(name, {**flags, "seed": seed}, {**overrides, **own}, config) for seed in range(runs)]
     check_same_scenario([each[0] for each in settings.values()])
-    warn_of_presets([each[0] for each in settings.values()])
+    check_presets([each[0] for each in settings.values()])
     target = out if out is not None else Path("runs/compare") / _slug(settings[methods[0]][0])
     by_method = {method: [Job(each, folder_of(each, target)) for each in each_seed] for method, each_seed in settings.items()}
     # Seed by seed, so that every method has a number early.
@@ -135,8 +135,8 @@ def check_same_scenario(settings: Sequence[Settings]) -> None:
                 )
 
 
-def warn_of_presets(settings: Sequence[Settings]) -> None:
-    """Methods with settings of different papers may differ by these settings alone; different rules for the score are refused."""
+def check_presets(settings: Sequence[Settings]) -> None:
+    """Refuses scores by different rules, which do not compare, and names presets that differ: their settings may make the difference."""
     from isthmus.errors import ConfigError
 
     first = settings[0]
