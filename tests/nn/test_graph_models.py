@@ -20,6 +20,7 @@ from isthmus.nn.graph_models import GraphModel, activate, build_graph_model, gra
 from isthmus.nn.graph_train import graph_gradients, predict_graphs, train_graphs
 from isthmus.nn.packed import Pack, batches, pack_graphs
 from isthmus.nn.registry import backbone_options, backbones
+from isthmus.nn.train import TrainResult
 from isthmus.seeds import Stream
 from isthmus.tensors import equal_weights, get_weights, max_difference
 
@@ -155,12 +156,26 @@ def test_a_batch_equals_its_graphs_one_by_one(kind: str) -> None:
     assert predict_graphs(graph_model, weights, pack, rows[:0]).shape == (0, 3)
 
 
-def test_pieces_change_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["gin", "gcn"])
+def test_pieces_change_no_result(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor steps: a mini-batch is one step however many pieces it takes."""
     pack = pack_graphs(graph_set(9), dtype=torch.float64)
-    graph_model = model("gin")
+    graph_model = model(kind)
     weights, rows = jittered(graph_model, 3), torch.arange(9)
+    importance = torch.linspace(0.5, 2, 9, dtype=torch.float64)
+
+    def trained() -> TrainResult:
+        stream = torch.Generator().manual_seed(1)
+        return train_graphs(
+            graph_model, weights, None, pack, rows, epochs=2, batch_size=5, lr=0.01, generator=stream, sample_weight=importance
+        )
+
     logits, (grads, loss) = predict_graphs(graph_model, weights, pack), graph_gradients(graph_model, weights, pack, rows)
+    result = trained()
     monkeypatch.setattr(graph_train, "NODES_AT_ONCE", 6)
+    taken = trained()
+    assert taken.optimizer_state.steps == result.optimizer_state.steps and max_difference(taken.weights, result.weights) < 1e-10
+    torch.testing.assert_close(taken.loss, result.loss, rtol=0, atol=1e-12)
     torch.testing.assert_close(predict_graphs(graph_model, weights, pack), logits, rtol=0, atol=1e-12)
     again, same = graph_gradients(graph_model, weights, pack, rows)
     assert max_difference(grads, again) < 1e-12 and abs(float(loss - same)) < 1e-12
