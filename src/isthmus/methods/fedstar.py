@@ -21,7 +21,7 @@ that channel is common. Feature encoder and classifier stay with the client, so 
 ``none`` are what can be shared. For node tasks the same model without pooling, as FedSpray's comparison has it; L is len(hidden) there too.
 
 # Differs from the published code: exactly the averaged tensors are sent back. Its download routine copies every tensor of the server, so
-# that with ``fe`` the structure encoder would be reset to its first weights in every round (9.13 of our notes).
+# that with ``fe`` the structure encoder would be reset to its first weights in every round.
 Optimiser state stays with the client while the server overwrites weights, as published.
 """
 
