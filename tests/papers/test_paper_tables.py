@@ -197,6 +197,13 @@ def test_numbers_are_not_beginnings() -> None:
     assert {c.parts for c in matching(table("fedstruct/10.1").cells, "5 fedsgd cora")} == {("5 clients",)}
 
 
+@pytest.mark.parametrize("name", ["FE GIN / GCN", "fe gin  /  gcn"])
+def test_the_printed_name_means_that_cell_alone(name: str) -> None:
+    (found,) = select([table("fedstar/8.10")], name)
+    assert (found.row, found.column) == ("FE GIN", "GCN")
+    assert {c.name for c in select([table("fedstar/8.10")], "gin gcn")} == {"FE GIN / GCN", "FE GCN / GIN"}  # words cannot tell them apart
+
+
 def test_no_such_cell_lists_rows_and_columns() -> None:
     with pytest.raises(ConfigError, match=r"no cell of fedstruct/10\.1 matches 'corra 10'.*FedSGD GNN.*Cora.*10 clients"):
         select([table("fedstruct/10.1")], "corra 10")

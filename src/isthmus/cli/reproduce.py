@@ -25,7 +25,7 @@ OUT = Path("runs/reproduce")
 def command(
     target: Annotated[str | None, typer.Argument(metavar="PAPER[/TABLE]", help="For example fedstruct/table2.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="List papers, tables or cells with their commands; nothing is run.")] = False,
-    only: Annotated[str | None, typer.Option(help='Cells that match all words, e.g. "cora 10".')] = None,
+    only: Annotated[str | None, typer.Option(help='Cells that match all words, "cora 10", or one by name, "FE GIN / GCN".')] = None,
     runs: Annotated[int | None, typer.Option(help="Seeds per cell (default: as the paper; 0 only shows what is there).", min=0)] = None,
     jobs: Annotated[int | None, typer.Option(help="Runs at a time (default: one per core).", min=1)] = None,
     out: Annotated[Path, typer.Option(help="Folder of the run folders; finished runs in it are used, begun ones continued.")] = OUT,

@@ -107,7 +107,8 @@ def find_tables(target: str) -> tuple[Paper, list[Table]]:
 
 
 def select(tables: Sequence[Table], only: str | None) -> list[Cell]:
-    """Cells of all tables whose labels or scenario match every word of ``only``. No match at all is an error that lists what there is."""
+    """Cells of all tables whose labels or scenario match every word of ``only``, or whose printed name it is. No match at all is an error
+    that lists what there is."""
     cells = [cell for table in tables for cell in (matching(table.cells, only) if only else table.cells)]
     if not cells:
         labels = dict.fromkeys(label for table in tables for label in (*table.rows, *table.columns, *table.parts))
@@ -118,7 +119,10 @@ def select(tables: Sequence[Table], only: str | None) -> list[Cell]:
 
 def matching(cells: Sequence[Cell], only: str) -> list[Cell]:
     """Cells that match every word. A word means a whole word of a label where some cell has it, else of a method or scenario, else a piece
-    of a word, else the beginning of one."""
+    of a word, else the beginning of one. The name of a cell as it is printed means that cell alone: where rows and columns have the same
+    labels, words cannot tell ``FE GCN / GIN`` from ``FE GIN / GCN``."""
+    if named := [cell for cell in cells if cell.name.lower() == " ".join(only.lower().split())]:
+        return named
     readings: tuple[Callable[[Cell, str], bool], ...] = (
         lambda cell, word: word in _words(cell.labels),
         lambda cell, word: word in _words(cell.scenario),
