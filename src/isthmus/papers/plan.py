@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from isthmus.experiments.config import Settings, resolve
 from isthmus.papers.cells import Cell
 
 _SCENARIO = ("dataset", "partition", "clients", "split", "metric")
+_UNKNOWN = re.compile(r"unknown (?:value for )?(?P<what>\w+) '(?P<name>[^']*)': ")  # the wording of `errors.unknown`
 _FLAGS = ("dataset", "partition", "clients", "split", "rounds", "preset", "profile", "metric")
 
 
@@ -39,11 +41,9 @@ def why_not(cell: Cell) -> str | None:
     try:
         cell_settings(cell, 0)
     except ConfigError as error:
-        for what in ("method", "backbone", "preset"):
-            # The wording of `errors.unknown`. A published cell is no slip of the pen: what it names is still to come.
-            if str(error).startswith(f"unknown {what} {cell.run.get(what)!r}:"):
-                return f"{what} {cell.run[what]} is not here yet"
-        return str(error)
+        # A published cell is no slip of the pen: what it names is still to come, and what else is allowed would fill a page.
+        named = _UNKNOWN.match(str(error))
+        return f"{named['what'].replace('key', 'setting')} {named['name']} is not here yet" if named else str(error)
     return None
 
 
