@@ -130,6 +130,11 @@ def test_products_are_multiplied_out_only_where_that_is_less_work() -> None:
     grads = [torch.autograd.grad(out.square().sum(), weight)[0] for out in (found, expected)]
     torch.testing.assert_close(*grads)
     assert pack_graphs(graph_set(0, one_hot=True)).rows("x", "sum") is not None
+    # Full rows of few columns have as many terms, but their product is as narrow as they are: COLLAB's structure embedding.
+    narrow = replace(clique, x=torch.rand(nodes, 16, generator=Stream(1).torch()))
+    product = pack_graphs(narrow, dtype=torch.float64).rows("x", "sum")
+    assert isinstance(product, torch.Tensor)
+    torch.testing.assert_close(product, torch.ones(nodes, nodes, dtype=torch.float64) @ expected_rows(narrow, [0]))
 
 
 def test_more_inputs() -> None:

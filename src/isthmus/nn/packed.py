@@ -173,12 +173,11 @@ class Pack:
         nodes = int(self.ptr[-1])
         pair = self.step(step).forward
         matrix = sp.csr_matrix((pair.data, pair.indices, pair.indptr), shape=(nodes, nodes))
-        # Above this, P and f apart are cheaper for certain: do not even multiply (COLLAB's product has hundreds of millions of terms).
         limit = matrix.nnz + features.nnz
-        if _num_terms(matrix, features) > 8 * limit:
-            return None
+        dense = DENSE_ABOVE * nodes * features.shape[1]  # a narrow product is never more than this, whatever it takes to make it once
+        if limit < dense and _num_terms(matrix, features) > 8 * limit:
+            return None  # P and f apart are cheaper for certain: do not even multiply
         product = (matrix.astype(np.float64) @ features).tocsr()
-        dense = DENSE_ABOVE * product.shape[0] * product.shape[1]
         return None if limit < min(float(product.nnz), dense) else _stored(product, self.dtype)
 
 
