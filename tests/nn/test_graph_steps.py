@@ -11,7 +11,7 @@ from graph_helpers import graph_set
 from isthmus.data.embeddings import structure_embedding
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.graph_models import GraphModel, build_graph_model
-from isthmus.nn.graph_steps import gradients, written_out
+from isthmus.nn.graph_steps import _bend, gradients, written_out
 from isthmus.nn.graph_train import _by_autograd
 from isthmus.nn.loss import get_loss
 from isthmus.nn.packed import Batch, pack_graphs
@@ -68,6 +68,18 @@ def test_in_single_precision_to_rounding() -> None:
     weights, share = get_weights(model), torch.ones(batch.num_graphs) / batch.num_graphs
     ours, _ = gradients(model, weights, batch, share, get_loss("ce"), source(1))
     assert max_difference(ours, _by_autograd(model, weights, list(weights), batch, share, get_loss("ce"), source(1))[0]) < 1e-5
+
+
+def test_tanh_in_single_precision() -> None:
+    z = torch.cat([torch.linspace(-12, 12, 20_001), torch.logspace(-30, 1, 300), -torch.logspace(-30, 1, 299)]).view(-1, 8)
+    bias, out = torch.linspace(-1, 1, 8), torch.full((z.shape[0], 11), 5.0)
+    _bend(z.clone(), bias, out)
+    exact = torch.tanh((z + bias).double())
+    torch.testing.assert_close(out[:, 3:].double(), exact, rtol=4e-7, atol=0.0)
+    assert (out[:, :3] == 5).all()  # the other channel's columns
+    special = torch.tensor([[float("nan"), float("inf"), -float("inf"), 0.0]])
+    _bend(special.clone(), torch.zeros(4), out := torch.empty(1, 4))
+    assert out[0, 0].isnan() and out[0, 1:].tolist() == pytest.approx([1.0, -1.0, 0.0], abs=3e-7)
 
 
 def test_other_models_are_left_to_autograd() -> None:

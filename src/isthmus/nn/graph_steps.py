@@ -137,8 +137,12 @@ def _perceptron(weights: Weights, i: int, z: Tensor, out: Tensor, dropout: Dropo
 
 def _bend(z: Tensor, bias: Tensor, out: Tensor) -> None:
     """tanh(z + c) into the last columns of ``out``; ``z`` is overwritten."""
+    first = out.shape[1] - z.shape[1]
+    if z.dtype == torch.float32:
+        _bend_rows(z.numpy(), bias.numpy(), first, out.numpy())
+        return
     z += bias
-    out[:, out.shape[1] - z.shape[1] :] = z.tanh_()  # twice as fast as writing there at once
+    out[:, first:] = z.tanh_()
 
 
 def _later_back(
@@ -326,6 +330,30 @@ def _rectify_rows_back(grad: Array, out: Array) -> None:
     for row in range(len(grad)):
         for h in range(grad.shape[1]):
             grad[row, h] = grad[row, h] if out[row, h] > zero else zero
+
+
+_ODD = np.array([-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08, 1.48572235717979e-05,
+                 6.37261928875436e-04, 4.89352455891786e-03], dtype=np.float32)  # fmt: skip
+_EVEN = np.array([1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03], dtype=np.float32)
+
+
+@compiled
+def _bend_rows(values: Array, bias: Array, first: int, out: Array) -> None:
+    """tanh as a quotient of polynomials (the one of Eigen, which most frameworks share; off by at most 3e-7): together with bias and
+    copy it takes a third of the time of torch's, which was a tenth of a round."""
+    top, bottom = np.float32(7.90531110763549805), np.float32(-7.90531110763549805)  # beyond, single precision says 1
+    for row in range(len(values)):
+        z, target = values[row], out[row, first:]
+        for h in range(len(bias)):
+            x = min(max(z[h] + bias[h], bottom), top)
+            y = x * x
+            odd = _ODD[0]
+            for i in range(1, 7):
+                odd = odd * y + _ODD[i]
+            even = _EVEN[0]
+            for i in range(1, 4):
+                even = even * y + _EVEN[i]
+            target[h] = x * odd / even
 
 
 @compiled

@@ -10,7 +10,7 @@ All of them leave the module's own parameters alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -127,13 +127,13 @@ def _train(
     if epochs < 0:
         raise ConfigError(f"epochs must be at least 0, got {epochs}")
     loss_function = get_loss(loss)
-    current = {name: tensor.clone() for name, tensor in _checked(model, weights, pack).items()}
-    trained = [name for name in current if name not in set(frozen)]
-    if optimizer_state is None:
-        state = fresh_state(optimizer, current, frozen=tuple(frozen))
-    else:
-        moments = ({name: tensor.clone() for name, tensor in part.items()} for part in (optimizer_state.first, optimizer_state.second))
-        state = OptimizerState(optimizer_state.steps, *moments)
+    given = _checked(model, weights, pack)
+    trained = [name for name in given if name not in set(frozen)]
+    start = fresh_state(optimizer, given, frozen=tuple(frozen)) if optimizer_state is None else optimizer_state
+    layout = _EndToEnd(given, trained)
+    flat = layout.join(given)
+    current = given | layout.parts(flat)
+    state = OptimizerState(start.steps, *({_ALL: layout.join(part)} if part else {} for part in (start.first, start.second)))
     plan = step_plan(optimizer, state.steps, epochs * per_epoch, lr, weight_decay, pack.dtype)
     taken, total = 0, 0.0
     for _ in range(epochs):
@@ -142,10 +142,34 @@ def _train(
             grads, value = _gradients(model, current, trained, pieces, loss_function, dropout)
             if extra_gradient is not None:
                 extra_gradient(current, grads)
-            state = take_step(current, grads, state, replace(plan, step=taken))
+            state = take_step({_ALL: flat}, {_ALL: layout.join(grads)}, state, replace(plan, step=taken))
             taken += 1
             total += value * part
-    return TrainResult(current, state, torch.tensor([total], dtype=pack.dtype))
+    moved = (
+        {name: tensor.clone() for name, tensor in (before | layout.parts(after[_ALL]) if after else before).items()}
+        for before, after in ((start.first, state.first), (start.second, state.second))
+    )
+    made = {name: tensor.clone() for name, tensor in current.items()}
+    return TrainResult(made, OptimizerState(state.steps, *moved), torch.tensor([total], dtype=pack.dtype))
+
+
+_ALL = "all"
+
+
+class _EndToEnd:
+    """Some of the weights in one stretch of memory: a step on thirty small tensors takes longer to call than to compute."""
+
+    def __init__(self, weights: Weights, names: Sequence[str]) -> None:
+        self._shapes = {name: weights[name].shape for name in names}
+
+    def join(self, tensors: Weights) -> Tensor:
+        """A copy, end to end."""
+        return torch.cat([tensors[name].reshape(-1) for name in self._shapes]) if self._shapes else torch.zeros(0)
+
+    def parts(self, flat: Tensor) -> dict[str, Tensor]:
+        """The tensors by name, as views."""
+        pieces = torch.split(flat, [shape.numel() for shape in self._shapes.values()]) if self._shapes else ()
+        return {name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)}
 
 
 @without_subnormals()
