@@ -62,7 +62,7 @@ def bytes_of(experiment: Experiment) -> dict[str, int]:
 # -- the general properties --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sharing", ["se", "fe", "all", "none"])
+@pytest.mark.parametrize("sharing", ["se", "fe", "all", "convs", "none"])
 def test_general_properties_on_nodes(sharing: str) -> None:
     check_method("fedstar", settings={"first_weights": "common", "degrees": 4, "steps": 4, "hidden": (8, 8), "sharing": sharing}, skip={
         "one_client_equals_local": "its model has two channels; see the test against sharing=none",
@@ -86,7 +86,8 @@ def test_defaults_send_14592_numbers_each_way_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(("sharing", "parts"), [
-    ("se", ("structure.",)), ("fe", ("convs.", "mix.", "post.")), ("all", ("structure.", "convs.", "mix.", "post.")), ("none", ()),
+    ("se", ("structure.",)), ("fe", ("convs.", "mix.", "post.")), ("all", ("structure.", "convs.", "mix.", "post.")),
+    ("convs", ("structure.convs.", "convs.")), ("none", ()),
 ])  # fmt: skip
 def test_exactly_the_named_parts_are_common(mixed: GraphScenario, sharing: str, parts: tuple[str, ...]) -> None:
     experiment = play(mixed, sharing=sharing)
@@ -291,8 +292,9 @@ def test_facts_tell_shared_tensors_and_degree_classes(motifs: GraphScenario) -> 
 
 
 @pytest.mark.parametrize(("bad", "says"), [
-    ({"sharing": "some"}, "sharing"), ({"decoupled": False}, "sharing=all or none"), ({"degrees": 0}, "at least 1"),
-    ({"steps": 0}, "at least 1"), ({"se": "walks"}, "se"), ({"structure_backbone": "sgc"}, "structure encoder"),
+    ({"sharing": "some"}, "sharing"), ({"decoupled": False}, "sharing=all or none"),
+    ({"decoupled": False, "sharing": "convs"}, "not convs"), ({"degrees": 0}, "at least 1"), ({"steps": 0}, "at least 1"),
+    ({"se": "walks"}, "se"), ({"structure_backbone": "sgc"}, "structure encoder"),
     ({"backbone": "nosuch"}, "unknown"), ({"hidden": ()}, "hidden"), ({"init": "uniform01"}, "leave init out"),
     ({"sharing": "none", "fraction": 0.5}, "leave fraction"),
 ])  # fmt: skip

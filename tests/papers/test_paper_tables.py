@@ -15,7 +15,7 @@ TABLES = {
     "fedggr": ["8.2", "9.1", "4.controls", "10.encoders", "4.graph", "10.protections", "8.3", "4.backbones", "4.k", "4.widths"],
     "hifgl": ["9.1", "9.2", "9.3", "9.4", "9.5", "9.6", "check.protocols"],
     "fedspray": ["8.2", "8.3", "8.5", "4.lambda1", "4.ds", "4.motivation", "check.teacher", "check.last"],
-    "fedstar": ["8.1", "8.2", "8.3", "8.4", "8.10", "4.clients", "check.splits"],
+    "fedstar": ["8.1", "8.2", "8.3", "8.4", "8.10", "4.clients", "check.fedper", "check.splits"],
 }
 
 

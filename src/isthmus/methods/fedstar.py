@@ -15,6 +15,7 @@ that channel is common. Feature encoder and classifier stay with the client, so 
     se           the structure encoder: FedStar
     fe           feature convolutions, ``mix`` and ``post``
     all          both; ``pre`` and ``readout`` depend on the client's data and always stay
+    convs        the convolutions of both channels: what the released code's filter for FedPer would pick on this model
     none         nothing, and no message passes
 
 ``decoupled=false`` takes the second channel away: s_v is put beside the raw features of a plain single-channel model. Then ``all`` and
@@ -57,7 +58,7 @@ class FedStarConfig(FedAvgConfig):
     Args:
         backbone: The feature encoder: ``gin``, ``gcn``, ``sage`` or ``sgc``.
         structure_backbone: The structure encoder: ``gcn``, ``gin`` or ``sage``.
-        sharing: ``se``, ``fe``, ``all`` or ``none``.
+        sharing: ``se``, ``fe``, ``all``, ``convs`` or ``none``.
         decoupled: False puts s_v beside the features of a single-channel model.
         se: Structure embedding: ``dse+rwse``, ``dse``, ``rwse`` or ``ones``.
         degrees, steps: k_1 and k_2, sizes of the two embeddings.
@@ -67,7 +68,7 @@ class FedStarConfig(FedAvgConfig):
     backbone: str = "gin"
     hidden: tuple[int, ...] = (64, 64, 64)
     structure_backbone: str = "gcn"
-    sharing: Literal["se", "fe", "all", "none"] = "se"
+    sharing: Literal["se", "fe", "all", "convs", "none"] = "se"
     decoupled: bool = True
     se: Kind = "dse+rwse"
     degrees: int = 16
@@ -79,7 +80,7 @@ class FedStarConfig(FedAvgConfig):
         for name in ("degrees", "steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}; se=dse or se=rwse leaves one of the two out")
-        if not self.decoupled and self.sharing in ("fe", "se"):
+        if not self.decoupled and self.sharing not in ("all", "none"):
             raise ConfigError(f"decoupled=false has no channels to tell apart: use sharing=all or none, not {self.sharing}")
         if self.sharing == "none" and (self.fraction < 1.0 or self.dp_clip):
             raise ConfigError("sharing=none sends nothing: leave fraction and dp_clip out")
@@ -116,8 +117,9 @@ class FedStarConfig(FedAvgConfig):
         if self.sharing == "none":
             return ()
         if isinstance(model, TwoChannel):
-            part = {"se": model.structure_part, "fe": model.feature_part, "all": model.structure_part + model.feature_part}[self.sharing]
-            return tuple(name for name in names if name.startswith(part))
+            both = model.structure_part + model.feature_part
+            parts = {"se": model.structure_part, "fe": model.feature_part, "all": both, "convs": model.conv_part}
+            return tuple(name for name in names if name.startswith(parts[self.sharing]))
         bound = model.shape_bound if isinstance(model, GraphModel) else ()
         return tuple(name for name in names if not (bound and name.startswith(bound)))
 

@@ -76,6 +76,8 @@ class TwoChannel(GraphModel):
     """w_g."""
     feature_part: ClassVar[tuple[str, ...]] = ("convs.", "mix.", "post.")
     """What of w_h fits all clients."""
+    conv_part: ClassVar[tuple[str, ...]] = ("convs.", "structure.convs.")
+    """The convolutions of both channels."""
 
     def __init__(
         self, feature_conv: str, structure_conv: str, *, num_features: int, num_classes: int, num_structure: int,
