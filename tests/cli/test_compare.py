@@ -49,6 +49,21 @@ def test_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "to local, paired" in captured.out and "Who is told what" in captured.out and "report.html" in captured.out
 
 
+def test_both_kinds_of_spread_where_the_score_is_the_clients_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("local", "fedavg", "--dataset", "motifs:graphs=40", "--clients", "2", "--rounds", "1", "--set", "hidden=4,4", "--runs", "2")
+    assert compare(*words, "--out", str(tmp_path), "--json") == 0
+    found = json.loads(capsys.readouterr().out)["methods"]
+    for row in found:
+        runs = [json.loads((folder / "result.json").read_text()) for folder in sorted(tmp_path.glob(f"{row['method']}-*-s?"))]
+        a, b = ([client["test_score_last"] for client in run["per_client"]] for run in runs)
+        assert row["client_stds"] == pytest.approx(sum(abs(x - y) / 2**0.5 for x, y in zip(a, b, strict=True)) / 2)
+    assert compare(*words, "--out", str(tmp_path)) == 0
+    shown = capsys.readouterr().out
+    assert "client stds" in shown and "client stds: mean over clients of each client's sample standard deviation over seeds" in shown
+    assert compare("local", "fedavg", *SCENARIO, "--runs", "2", "--out", str(tmp_path / "nodes")) == 0
+    assert "client stds" not in capsys.readouterr().out
+
+
 def test_graph_gain_between_local_mlp_and_central(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["local:backbone=mlp", "local", "central", *SCENARIO, "--runs", "2", "--out", str(tmp_path)]
     assert compare(*words, "--json") == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from isthmus.data.graphs import GraphSetData
 from isthmus.data.graphscenario import build_graph_scenario, parse_graph_split, task_of
 from isthmus.data.graphsets import SETTINGS, GraphCounts, find_graphs, graph_sets, load_graphs
 from isthmus.errors import ConfigError, DataError
+from isthmus.experiments.config import resolve
+from isthmus.experiments.scenarios import scenario_of
 from isthmus.seeds import Stream
 
 Need = Callable[[str], Path]
@@ -211,6 +214,16 @@ def test_fedstar_split_is_the_same_for_every_seed() -> None:
     drawn = [parse_graph_split("stratified:80/10/10").draw(y, Stream(seed))[0] for seed in (0, 1)]
     assert not torch.equal(*drawn)
     assert second.parts["client-0"].num_train == 48
+    for seed in (0, 3):  # what a run takes where no split is given
+        assert scenario_of(resolve("fedstar", {"dataset": SMALL, "clients": 1, "seed": seed})).split == "fedstar"
+
+
+def test_classes_without_a_training_graph_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    build_graph_scenario(dataset=SMALL, clients=2, seed=1)
+    assert not caplog.records
+    build_graph_scenario(dataset=SMALL, clients=15, seed=1)
+    (record,) = caplog.records
+    assert re.search(r"without a training graph at \d+ of 15 clients, which cannot predict them \(client-\d+ class \d", record.getMessage())
 
 
 @pytest.mark.parametrize("partition", ["random", "random-equal", "dirichlet:alpha=2", "shards", "shards:legacy=1"])
@@ -261,6 +274,8 @@ def test_tiny_shards_still_have_every_part(need_data: Need) -> None:
         ({"split": "10/10/80"}, ConfigError, "allowed: fedstar"),
         ({"clients": 61}, DataError, "cannot share the 60 graphs"),
         ({"clients": 30}, DataError, "leave one with 2, too few for train, val and test: use at most"),
+        ({"clients": 20, "partition": "random"}, DataError, "use fewer clients or shards, another seed or --partition random-equal"),
+        ({"clients": 40, "partition": "random"}, DataError, "without graphs: use fewer clients"),
         ({"clients": 0}, ConfigError, "at least 1 client"),
     ],
 )

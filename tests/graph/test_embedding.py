@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 
@@ -54,6 +55,17 @@ def test_blocks_of_columns_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     whole = walks(edges, 70)
     monkeypatch.setattr(embedding, "_BLOCK", 9)
     assert torch.equal(whole, walks(edges, 70))
+
+
+def test_a_large_graph_goes_by_blocks_however_dense_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    edges = random_graph(3, 70, 0.6)
+    whole = walks(edges, 70)
+    monkeypatch.setattr(embedding, "_DENSE_NODES", 60)
+    monkeypatch.setattr(embedding, "_BLOCK", 9)
+    widths = set()
+    toarray = sp.csr_matrix.toarray
+    monkeypatch.setattr(sp.csr_matrix, "toarray", lambda matrix: widths.add(matrix.shape[1]) or toarray(matrix))
+    assert (whole - walks(edges, 70)).abs().max() < 1e-6 and widths == {9, 7}
 
 
 def test_bipartite_graphs_return_in_even_steps_only() -> None:

@@ -180,6 +180,17 @@ def test_absent_clients_keep_their_encoder_and_shares_sum_to_one(motifs: GraphSc
         assert torch.allclose(tensor, mean, atol=1e-6)
 
 
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_only_training_labels_train_on_nodes(nodes: Scenario, decoupled: bool) -> None:
+    def other(data: Any) -> Any:
+        return replace(data, y=torch.where(data.train, data.y, (data.y + 1) % data.num_classes))
+
+    settings = {"decoupled": decoupled, "sharing": "se" if decoupled else "all"}
+    changed = replace(nodes, parts={client: other(data) for client, data in nodes.parts.items()})
+    before, after = models(play(nodes, **settings)), models(play(changed, **settings))
+    assert all(equal_weights(before[client], after[client]) for client in before)
+
+
 def test_single_channel_alone_is_local_on_features_beside_structure(motifs: GraphScenario, nodes: Scenario) -> None:
     for scenario in (motifs, nodes):
         s = {c: embeddings.structure_embedding(d, "dse+rwse", 4, 4) for c, d in scenario.parts.items()}  # type: ignore[arg-type]
@@ -207,6 +218,7 @@ def test_the_preset_is_the_papers() -> None:
     c, run = settings.method_config, settings.run
     assert (run.rounds, run.selection, c.local_epochs, c.batch_size) == (200, "last", 1, 128)
     assert (c.optimizer, c.lr, c.weight_decay) == ("adam", 1e-3, 5e-4)
+    assert settings.score == "client_mean_last"
     assert (c.hidden, c.dropout, c.degrees, c.steps, c.backbone, c.structure_backbone) == ((64,) * 3, 0.5, 16, 16, "gin", "gcn")
 
 
@@ -296,7 +308,8 @@ def test_facts_tell_shared_tensors_and_degree_classes(motifs: GraphScenario) -> 
     ({"decoupled": False, "sharing": "convs"}, "not convs"), ({"degrees": 0}, "at least 1"), ({"steps": 0}, "at least 1"),
     ({"se": "walks"}, "se"), ({"structure_backbone": "sgc"}, "structure encoder"),
     ({"backbone": "nosuch"}, "unknown"), ({"hidden": ()}, "hidden"), ({"init": "uniform01"}, "leave init out"),
-    ({"sharing": "none", "fraction": 0.5}, "leave fraction"),
+    ({"sharing": "none", "fraction": 0.5}, "leave fraction"), ({"input_norm": True}, "without input_norm"),
+    ({"head": True}, "without head"), ({"backbone": "sgc", "hops": 7}, "without hops"),
 ])  # fmt: skip
 def test_settings_that_cannot_be_are_refused(bad: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):

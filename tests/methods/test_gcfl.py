@@ -124,7 +124,9 @@ def test_two_groups_are_told_apart_after_the_warmup_only() -> None:
         assert torch.allclose(shared["w"], sum(replies[c].samples / n * replies[c].weights["w"] for c in cluster))  # type: ignore[arg-type]
     early, _ = gcfl_round(ServerState(19, start.clusters, start.weights), Replying(two_groups()), config)  # type: ignore[arg-type]
     assert early.clusters == (CLIENTS,)
-    assert facts(after, config, None)["summary"] == "2 clusters, cut in round 21"
+    assert after.norms == ((log["mean_norm_0"], log["max_norm_0"]),) and facts(after, config, None)["norms"] == [list(after.norms[0])]
+    summary = f"2 clusters, cut in round 21 (mean {after.norms[0][0]:.3f}, largest {after.norms[0][1]:.3f})"
+    assert facts(after, config, None)["summary"] == summary
     assert facts(early, config, None)["summary"] == "one cluster, never cut (eps1 1.0, eps2 1.0, not before round 21)"
     for eps in ({"eps1": 0.0, "eps2": 1.0}, {"eps1": 1.0, "eps2": 100.0}):
         assert gcfl_round(start, Replying(two_groups()), GCFLConfig(**eps))[0].clusters == (CLIENTS,)  # type: ignore[arg-type]
@@ -228,6 +230,11 @@ def test_series_wait_for_the_window_and_are_cleared_by_a_cut(motifs: GraphScenar
     assert all(value > 0.0 for values in state.series.values() for value in values)
 
 
+def test_the_last_values_are_kept(motifs: GraphScenario) -> None:
+    short, long = (play("gcflplus", motifs, eps1=0.0, rounds=5, window=window).loop.state.series for window in (2, 9))  # type: ignore[attr-defined]
+    assert short == {client: values[-2:] for client, values in long.items()} and {len(values) for values in long.values()} == {5}
+
+
 def test_the_norm_is_of_the_shared_layers_at_the_last_step(motifs: GraphScenario) -> None:
     one = replace(motifs, parts={"client-0": motifs.parts["client-0"]}, clients=1)
     calm = {"dropout": 0.0, "batch_size": 10_000, "eps1": 0.0, "precision": "float64"}
@@ -251,5 +258,6 @@ def test_settings_that_cannot_be_are_refused(bad: dict[str, Any]) -> None:
 
 
 def test_thresholds_follow_the_setting() -> None:
-    found = {name: resolve("gcfl", {"dataset": name}).method_config for name in ("chem", "bio-chem", "bio-chem-sn", "mutag")}
-    assert [(c.eps1, c.eps2) for c in found.values()] == [(0.07, 0.28), (0.07, 0.35), (0.08, 0.40), (0.05, 0.1)]
+    names = ("chem", "bio-chem", "bio-chem-sn", "bio-sn-cv", "mutag")
+    found = [resolve("gcfl", {"dataset": name}).method_config for name in names]
+    assert [(c.eps1, c.eps2) for c in found] == [(0.07, 0.28), (0.07, 0.35), (0.08, 0.40), (0.08, 0.40), (0.05, 0.1)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from isthmus.data.graphscenario import GraphScenario, build_graph_scenario
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, IsthmusError, ProtocolError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import Experiment
 from isthmus.experiments.scenarios import pool_graphs, view_of
@@ -18,10 +19,10 @@ from isthmus.tensors import Weights, equal_weights, max_difference
 SMALL: dict[str, Any] = {"hidden": (8, 8), "rounds": 3, "batch_size": 16, "eval_every": 1, "lr": 0.01}
 
 
-def play(method: str, scenario: GraphScenario, **settings: Any) -> Experiment:
+def play(method: str, scenario: GraphScenario, until: int | None = None, **settings: Any) -> Experiment:
     flags = {"dataset": "motifs", "clients": len(scenario.parts), "seed": 2, **SMALL, **settings}
     experiment = Experiment(resolve(method, flags), scenario)
-    experiment.loop.play()
+    experiment.loop.play(until=until)
     return experiment
 
 
@@ -55,6 +56,36 @@ def test_fedper_shares_the_convolutions_alone(motifs: GraphScenario, backbone: s
     first, second, _ = models(play("fedper", motifs, backbone=backbone)).values()
     for name in first:
         assert torch.equal(first[name], second[name]) == name.startswith(("convs.", "gamma")), name
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedper", "fedsage", "gcfl", "gcflplus", "fedstar"])
+def test_a_round_starts_from_what_was_downloaded(motifs: GraphScenario, method: str) -> None:
+    """Evaluation hands every client the common weights: a client that ignored the round's own download would end elsewhere without it."""
+    often, once = (models(play(method, motifs, rounds=4, eval_every=every)) for every in (1, 99))
+    assert all(equal_weights(often[client], once[client]) for client in often)
+
+
+@pytest.mark.parametrize(("method", "settings", "kept"), [
+    ("fedper", {}, "post.weight"), ("gcfl", {}, "readout.bias"), ("gcflplus", {}, "pre.weight"), ("fedstar", {}, "convs.0.inner.weight"),
+    ("fedstar", {"decoupled": False, "sharing": "all"}, "pre.weight"), ("fedstar", {"sharing": "convs"}, "structure.embed.weight"),
+])  # fmt: skip
+def test_a_server_that_asks_for_more_is_refused(motifs: GraphScenario, method: str, settings: dict[str, Any], kept: str) -> None:
+    """A client answers with the weights a message names; what is personal must not be among them, whatever the server says."""
+    experiment = play(method, motifs, rounds=2, **settings)
+    client = experiment.engine.party("client-0").client
+    mine = {kept: client.state.weights[kept]}
+    with pytest.raises(ProtocolError, match=f"never leave this client .{kept}"):
+        client.allowed(mine)
+    state: Any = experiment.loop.state
+    clustered = isinstance(state.weights, tuple)
+    greedy = ({**state.weights[0], **mine}, *state.weights[1:]) if clustered else {**state.weights, **mine}
+    hostile = play(method, motifs, rounds=4, until=2, **settings)
+    hostile.loop.state = replace(hostile.loop.state, weights=greedy)  # type: ignore[type-var]
+    with pytest.raises(IsthmusError, match="never leave this client"):
+        hostile.loop.play()
+    quiet = play("fedstar", motifs, rounds=1, sharing="none").engine.party("client-0").client
+    with pytest.raises(ProtocolError):
+        quiet.allowed({"structure.embed.weight": quiet.state.weights["structure.embed.weight"]})
 
 
 def test_what_cannot_be_is_refused_in_one_line(mixed: GraphScenario) -> None:

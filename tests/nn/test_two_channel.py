@@ -16,6 +16,7 @@ from torch_geometric.nn import GCNConv, GINConv, SAGEConv, global_add_pool
 from isthmus.data.embeddings import structure_embedding
 from isthmus.data.graphs import GraphSetData
 from isthmus.errors import ConfigError
+from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.packed import Batch, node_batch, pack_graphs
 from isthmus.nn.two_channel import TwoChannel
 from isthmus.seeds import Stream
@@ -88,6 +89,18 @@ def test_gradients_are_right(features: str, structure: str) -> None:
     names = [name for name, _ in model.named_parameters()]
     values = tuple(parameter.detach().clone().requires_grad_() for parameter in model.parameters())
     assert torch.autograd.gradcheck(lambda *w: functional_call(model, dict(zip(names, w, strict=True)), (batch,)), values)
+
+
+def test_dropout_comes_after_post_too() -> None:
+    """With feature layers that put out nothing, nothing else can drop: the structure channel never does."""
+    model, batch = model_of(dropout=0.5), batch_of(graph_set(4))
+    with torch.no_grad():
+        for parameter in model.convs.parameters():
+            parameter.zero_()
+        calm = model(batch)
+        drawn = torch.stack([model(batch, DropoutSource([torch.Generator().manual_seed(i)])) for i in range(400)])
+    assert not torch.equal(drawn[0], drawn[1])
+    assert (drawn.mean(0) - calm).abs().max() < 5 * drawn.std(0).max() / 20  # of the mean of 400
 
 
 def test_shared_part_has_14592_numbers_whatever_the_client() -> None:

@@ -158,6 +158,20 @@ def test_fedstar_spread_is_the_mean_of_the_clients_sample_stds() -> None:
     (row,) = [r for r in compare_table(table, table.cells, lambda cell: given if cell.row == "mid" else {}) if r.cell.row == "mid"]
     assert row.spread == pytest.approx(100 * math.sqrt(0.02))  # both clients: values 0.2 apart, ddof 1
     assert row.run_spread == 0.0
+    assert row.yardstick == pytest.approx(2.0 / math.sqrt(2))  # the mean of two clients varies less than either
+    page = write_page(paper(spread="client-stds"), [(table, [row])], list(given.values()))
+    assert "| ours | std over seeds |" in page and "70.00 ± 14.14 | 0.00 |" in page
+    assert "± is the mean over clients of each client's sample standard deviation over runs." in page
+
+
+def test_the_spread_of_a_last_round_is_that_of_the_last_round() -> None:
+    table = read_paper("mini", PAPER.replace("MID", "70.0+-2.0").replace("SPREAD", "client-stds").replace("HIGH", "").replace("NOTE", "")
+                       .replace('"mid" = {', '"mid" = { score = "test_client_mean_last",')).tables[0]  # fmt: skip
+    given = {seed: result(seed, 0.7) | {"test_client_mean_last": 0.7} for seed in range(2)}
+    for seed, each in given.items():
+        each["per_client"] = [{"client": c, "test_score": 0.7, "test_score_last": 0.6 + 0.2 * seed} for c in "ab"]
+    (row,) = [r for r in compare_table(table, table.cells, lambda cell: given if cell.row == "mid" else {}) if r.cell.row == "mid"]
+    assert row.spread == pytest.approx(100 * math.sqrt(0.02))
 
 
 def test_json_is_plain_and_complete() -> None:

@@ -154,7 +154,7 @@ def check_presets(settings: Sequence[Settings]) -> None:
 
 def compare_methods(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]:
     """Rows of the table, in the order given; differences are to the first method, seed by seed. Refuses runs on different data."""
-    from isthmus.metrics.spread import spread
+    from isthmus.metrics.spread import mean_of_client_stds, spread
 
     results = {method: {o.result["seed"]: o.result for o in each if o.result is not None} for method, each in outcomes.items()}
     _check_same_data([result for by_seed in results.values() for result in by_seed.values()])
@@ -171,12 +171,24 @@ def compare_methods(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]
         times = [by_seed[seed]["seconds_per_round"] for seed in seeds if by_seed[seed].get("seconds_per_round") is not None]
         rows.append({
             "method": method, "seeds": seeds, "score": summary(score), "test": summary(test), "difference": summary(paired),
+            "client_stds": mean_of_client_stds(_by_client([by_seed[seed] for seed in seeds])),
             "scores": [by_seed[seed]["score"] for seed in seeds], "score_rule": some.get("score_rule"), "rounds": some.get("rounds"),
             "parameters": some.get("parameters"), "bytes": some.get("bytes"),
             "seconds_per_round": statistics.median(times) if times else None, "discloses": _discloses(some),
             "reasons": sorted({o.reason for o in outcomes[method] if o.result is None}),
         })  # fmt: skip
     return {"methods": rows}
+
+
+def _by_client(results: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+    """Each client's scores over the runs, where the score is the clients' mean; else, or where one is missing, nothing."""
+    rules = {str(result.get("score_rule")) for result in results}
+    if not all(rule.startswith("unweighted mean of the clients") for rule in rules):
+        return []
+    key = "test_score_last" if all(rule.endswith("last round") for rule in rules) else "test_score"
+    columns = [{row["client"]: row.get(key) for row in result["per_client"]} for result in results]
+    scores = [[column.get(client) for column in columns] for client in columns[0]] if columns else []
+    return [] if any(score is None for row in scores for score in row) else [[float(score or 0.0) for score in row] for row in scores]
 
 
 def add_gains(rows: Sequence[dict[str, Any]], backbones: Mapping[str, str]) -> None:
@@ -238,23 +250,27 @@ def _show(document: Mapping[str, Any]) -> None:
 
     first = document["methods"][0]["method"]
     gained = [Gain(**row["graph_gain"]) for row in document["methods"] if row["graph_gain"] is not None]
+    apart = any(row["client_stds"] is not None for row in document["methods"])
     lines = []
     for row in document["methods"]:
         sent, parameters = row["bytes"] or {}, row["parameters"] or {}
         difference = "" if row["method"] == first else percent_spread(row["difference"], sign=True)
+        stds = [] if not apart else ["-" if row["client_stds"] is None else f"{100 * row['client_stds']:.2f}"]
         lines.append([
-            row["method"], percent_spread(row["score"]), difference, percent_spread(row["test"]), *_gain(row, gained),
+            row["method"], percent_spread(row["score"]), *stds, difference, percent_spread(row["test"]), *_gain(row, gained),
             str(len(row["seeds"])), f"{parameters.get('trainable', 0):,}", f"{parameters.get('shared', 0):,}",
             size(sent.get("up", 0) + sent.get("setup_up", 0)), size(sent.get("down", 0) + sent.get("setup_down", 0)),
             size(sent.get("peer", 0)), "" if row["seconds_per_round"] is None else f"{1000 * row['seconds_per_round']:.1f}",
         ])  # fmt: skip
-    headings = ("method", "score", f"to {first}, paired", "test pooled", *(("graph gain",) if gained else ()), "seeds", "parameters",
-                "shared", "up", "down", "peer", "ms/round")  # fmt: skip
+    headings = ("method", "score", *(("client stds",) if apart else ()), f"to {first}, paired", "test pooled",
+                *(("graph gain",) if gained else ()), "seeds", "parameters", "shared", "up", "down", "peer", "ms/round")  # fmt: skip
     scenario = document["scenario"]
     title = f"{scenario['dataset']}, {scenario['clients']} clients ({scenario['partition']}), split {scenario['split']}"
     print_table(headings, lines, title)
     rules = dict.fromkeys(row["score_rule"] for row in document["methods"] if row["score_rule"])
     print(f"score: {'; '.join(rules)}. ± over seeds, population; the same seeds and partitions for all. Bytes of one whole run.")
+    if apart:
+        print("client stds: mean over clients of each client's sample standard deviation over seeds, what FedStar's paper prints as ±.")
     print(f"{gain_rules(gained)}\n" if gained else "")
     told = [
         [row["method"], line["from"], line["to"], line["phase"], ", ".join(line["kinds"]), line["protection"], f"{line['times']:.0f}",

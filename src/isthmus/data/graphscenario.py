@@ -13,6 +13,7 @@ stratified:80/10/10   stratified, drawn anew with every seed
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,6 +32,8 @@ from isthmus.data.partition import FALLBACK_CLIENTS, check_owners, client_ids, d
 from isthmus.data.split import Shares
 from isthmus.errors import ConfigError, DataError, unknown
 from isthmus.seeds import Stream
+
+log = logging.getLogger(__name__)
 
 FEDSTAR_SPLIT_SEED = 123  # of the published code; part of its protocol, so not one of our streams
 
@@ -240,6 +243,7 @@ def build_graph_scenario(
     parts: dict[str, GraphSetData] = {}
     titles: dict[str, str] = {}
     sources: set[str] = set()
+    unseen: dict[str, list[int]] = {}
     for index, name in enumerate(names):
         title, loader = _loader(name, seed)
         data, source = loader()
@@ -248,19 +252,27 @@ def build_graph_scenario(
             raise DataError(f"{per_set} clients cannot share the {data.num_graphs} graphs of {title}: use fewer")
         mine = ids[index * per_set : (index + 1) * per_set]
         owner = owners_in_set(rule, data, per_set, Stream(seed, ("partition", title)))
-        check_owners(owner, per_set, partition)
+        check_owners(owner, per_set, partition, "graphs")
         for shard, client in enumerate(mine):
             rows = torch.nonzero(owner == shard).flatten()
             part = data if per_set == 1 else data.select(rows)
             stream = Stream(seed, ("split", title, shard))
             if part.num_graphs < 3:
+                even = isinstance(rule, EqualGraphs | ShardedGraphs)
                 raise DataError(
                     f"{data.num_graphs} graphs of {title} over {per_set} clients leave one with {part.num_graphs}, too few for train, val "
-                    f"and test: use at most {data.num_graphs // 3} clients or shards"
+                    f"and test: use {f'at most {data.num_graphs // 3}' if even else 'fewer'} clients or shards"
+                    f"{'' if even else ', another seed or --partition random-equal'}"
                 )
             train, val, test = splitter.draw(part.y.numpy(), stream)
             parts[client] = replace(part, train=train, val=val, test=test)
+            if absent := sorted(set(part.y[val | test].tolist()) - set(part.y[train].tolist())):
+                unseen[client] = absent
             titles[client] = title if per_set == 1 else f"{title} {shard + 1}/{per_set}"
+    if unseen:
+        shown = "; ".join(f"{client} class {', '.join(map(str, absent))}" for client, absent in list(unseen.items())[:5])
+        log.warning("split %s leaves classes without a training graph at %d of %d clients, which cannot predict them (%s%s): use fewer "
+                    "clients or train on more", split, len(unseen), len(ids), shown, "; ..." if len(unseen) > 5 else "")  # fmt: skip
     return GraphScenario(
         dataset=dataset.lower() if setting else _loader(dataset, seed)[0],
         partition=partition,

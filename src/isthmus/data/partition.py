@@ -326,13 +326,13 @@ def client_ids(clients: int) -> tuple[str, ...]:
     return tuple(f"client-{index:0{width}d}" for index in range(clients))
 
 
-def check_owners(owner: Tensor, clients: int, partition: str) -> None:
+def check_owners(owner: Tensor, clients: int, partition: str, what: str = "nodes") -> None:
     """Raise unless every client owns something."""
     sizes = torch.bincount(owner[owner >= 0], minlength=clients)
     if bool((sizes == 0).any()):
         names = [name for name, size in zip(client_ids(clients), sizes.tolist(), strict=True) if size == 0]
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        raise DataError(f"partition {partition} leaves {shown} without nodes: use fewer clients, another seed or another partition")
+        raise DataError(f"partition {partition} leaves {shown} without {what}: use fewer clients, another seed or another partition")
 
 
 def dirichlet_owners(y: NDArray[np.int64], clients: int, alpha: float, stream: Stream) -> Tensor:

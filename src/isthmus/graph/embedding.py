@@ -29,6 +29,7 @@ from isthmus.errors import ConfigError
 _BLOCK = 256  # columns at a time
 _ARCS_AT_ONCE = 1 << 21  # graphs are prepared in stretches of about this many arcs
 _DENSE_GAIN = 20.0  # a dense product does about this many multiplications in the time of a sparse one
+_DENSE_NODES = 1024  # a larger graph goes by blocks however dense it is: memory grows with nodes, not with their square
 
 Array = NDArray[np.float64]
 
@@ -95,7 +96,7 @@ def _returns(matrix: sp.csr_matrix, begin: int, stop: int, out: NDArray[np.float
         return
     parts = (matrix.data[first:last], matrix.indices[first:last] - begin, matrix.indptr[begin : stop + 1] - first)
     own = sp.csr_matrix(parts, shape=(nodes, nodes))
-    dense = own.toarray() if nodes * nodes <= _DENSE_GAIN * own.nnz else None
+    dense = own.toarray() if nodes <= min(_DENSE_NODES, _DENSE_GAIN * own.nnz / nodes) else None
     for column in range(0, nodes, nodes if dense is not None else _BLOCK):
         columns = slice(column, nodes if dense is not None else min(column + _BLOCK, nodes))
         walk: Array = dense if dense is not None else own[:, columns].toarray()  # S e_v; S^0 e_v has nothing in common with it

@@ -15,7 +15,7 @@ in each round, as FederatedScope does). With ``dp_clip`` what leaves is ``w_t`` 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -61,12 +61,15 @@ class FedAvgConfig(WeightedConfig):
         """Parameters that never leave the client, by prefix of their names."""
         return () if self.share_input_norm else (f"{NORM}.",)
 
+    def may_share(self, model: Backbone | GraphModel) -> tuple[str, ...]:
+        """Parameters a client gives away at all, whoever asks."""
+        personal = self.personal_prefixes(model)
+        return tuple(name for name, _ in model.named_parameters() if not (personal and name.startswith(personal)))
+
     def shared_names(self, model: Backbone | GraphModel, view: View) -> tuple[str, ...]:
         """Parameters that are averaged. Where clients differ in features or classes, what depends on those stays at home (FedStar)."""
-        personal = self.personal_prefixes(model)
-        if not view.alike and isinstance(model, GraphModel):
-            personal += model.shape_bound
-        return tuple(name for name, _ in model.named_parameters() if not (personal and name.startswith(personal)))
+        bound = model.shape_bound if isinstance(model, GraphModel) and not view.alike else ()
+        return tuple(name for name in self.may_share(model) if not (bound and name.startswith(bound)))
 
 
 ConfigT = TypeVar("ConfigT", bound=FedAvgConfig)
@@ -103,7 +106,7 @@ class FedAvgCohort(ModelCohort):
     def local_update(self, common: Broadcast) -> Stacked[Update]:
         if self.config.reset_optimizer:
             self.optimizer = fresh_state(self.config.optimizer, self.weights, clients=len(self.clients))
-        self.train_together(common.weights)
+        self.train_together(self.clients[0].allowed(common.weights))
         shares = self.shares(common.total)
         return Stacked(Update(self.scaled({name: self.weights[name] for name in common.weights}, shares), shares), self.parties)
 
@@ -112,6 +115,9 @@ class FedAvgClient(WeightedClient[ConfigT]):
     """One client. Its graph stays in ``self.data``; only return values leave."""
 
     cohort: ClassVar[type[Cohort[Any]] | None] = FedAvgCohort
+
+    def may_share(self) -> Collection[str]:
+        return self.config.may_share(self.learner.model)
 
     def train(self, weights: Weights, received: Weights) -> ModelState:
         """The client's epochs, from a fresh optimiser where that is asked for."""
@@ -122,7 +128,7 @@ class FedAvgClient(WeightedClient[ConfigT]):
     @handler
     def local_update(self, common: Broadcast) -> Update:
         """ClientUpdate(k, w) of Algorithm 1."""
-        self.state = self.train({**self.state.weights, **common.weights}, received=common.weights)
+        self.state = self.train({**self.state.weights, **self.allowed(common.weights)}, received=common.weights)
         weights: Weights = {name: self.state.weights[name] for name in common.weights}
         if self.config.dp_clip:
             update = self.released({name: weights[name] - received for name, received in common.weights.items()})

@@ -34,8 +34,7 @@ from typing import Any, ClassVar, Literal
 
 from isthmus.data.embeddings import Kind, beside, embedding_width, structure_embedding
 from isthmus.data.graphs import GraphSetData
-from isthmus.data.nodes import NodeData
-from isthmus.errors import ConfigError, DataError
+from isthmus.errors import ConfigError
 from isthmus.federation.interface import Federation, Replies, View
 from isthmus.federation.ledger import Disclosure
 from isthmus.federation.roles import Cohort, Role, handler
@@ -43,8 +42,9 @@ from isthmus.graph.embedding import degree_embedding
 from isthmus.methods import fedavg
 from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.fedavg import FedAvgClient, FedAvgConfig, ServerState, fedavg_round
-from isthmus.methods.learners import GraphLearner, NodeBatchLearner, NodeLearner
+from isthmus.methods.learners import GraphLearner, NodeBatchLearner, NodeLearner, need_features
 from isthmus.methods.registry import Log, Phase, register
+from isthmus.methods.training import OPTIONS
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.graph_models import GraphModel
 from isthmus.nn.two_channel import TwoChannel
@@ -87,6 +87,8 @@ class FedStarConfig(FedAvgConfig):
         if self.decoupled:
             if self.init != "standard":
                 raise ConfigError(f"the two channels draw first weights of their own: leave init out, got {self.init}")
+            if given := [name for name in ("input_norm", "head", *OPTIONS) if getattr(self, name) not in (None, False)]:
+                raise ConfigError(f"the two channels are as the paper has them, without {', '.join(given)}: leave that out")
             self.build_channels(num_features=1, num_classes=2, pooled=True, stream=Stream(0), common=Stream(0))
 
     @property
@@ -111,7 +113,7 @@ class FedStarConfig(FedAvgConfig):
         build = self.build_graphs if view.task == "graph" else self.build
         return build(num_features=view.num_features + self.num_structure, num_classes=view.num_classes, stream=start)
 
-    def shared_names(self, model: Backbone | GraphModel, view: View) -> tuple[str, ...]:
+    def may_share(self, model: Backbone | GraphModel) -> tuple[str, ...]:
         """Named parts of the model, never pieces of names."""
         names = tuple(name for name, _ in model.named_parameters())
         if self.sharing == "none":
@@ -130,7 +132,7 @@ class FedStarClient(FedAvgClient[FedStarConfig]):
     cohort: ClassVar[type[Cohort[Any]] | None] = None
 
     def setup(self) -> None:
-        config, data = self.config, _checked(self.data)
+        config, data = self.config, self.data
         s = structure_embedding(data, config.se, config.degrees, config.steps)  # depends on the edges alone: once, not per round
         common = self.common.child("init")
         own = common if config.first_weights == "common" else self.stream("init")
@@ -139,6 +141,7 @@ class FedStarClient(FedAvgClient[FedStarConfig]):
         learner: Any
         model: Any
         if config.decoupled:
+            need_features(data)
             learner, extra = GraphLearner if graphs else NodeBatchLearner, {"s": s}
             model = config.build_channels(**shape, pooled=graphs, common=common)
             self.learner = learner(data, model, config, extra)
@@ -151,12 +154,6 @@ class FedStarClient(FedAvgClient[FedStarConfig]):
     def train_alone(self) -> None:
         """A round with nothing shared; nothing is returned."""
         self.state = self.train(self.state.weights, received={})
-
-
-def _checked(data: GraphSetData | NodeData) -> GraphSetData | NodeData:
-    if data.num_features < 1:
-        raise DataError("FedStar's feature channel needs node features: give the data at least one column, e.g. a constant or the degree")
-    return data
 
 
 def count_round(state: ServerState, federation: Federation, config: FedStarConfig) -> tuple[ServerState, Log]:

@@ -13,8 +13,8 @@ FedAvg within clusters of clients; a cluster is cut in two where its clients pul
     alpha_ij         1 + cos(Delta theta_i, Delta theta_j)    edges of the graph whose minimum cut (Stoer-Wagner) divides the cluster
 
 The thresholds depend on rate, steps and number of shared values: with other models they may never or always be met, so both norms of every
-cluster are in the round's log. Clients send their shared weights rather than the difference: the server knows where they
-started, and a cluster that is never cut is then FedAvg (nodes) or FedPer (graphs) bit for bit.
+cluster are in the log of evaluated rounds, and those of every cut in the result. Clients send their shared weights rather than the
+difference: the server knows where they started, and a cluster that is never cut is then FedAvg (nodes) or FedPer (graphs) bit for bit.
 On graphs the convolutions are shared; on nodes all layers (``share_input_norm`` as in FedAvg).
 
 # Differs from the published code: it reports for each client the best test accuracy over all cached cluster models, which looks at the test
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import igraph
 import torch
@@ -100,12 +100,17 @@ class ServerState(Record):
 
     Args:
         splits: Rounds in which a cluster was cut.
+        norms: delta_mean and delta_max of the cluster that was, for each of them.
     """
 
     round: int
     clusters: tuple[Cluster, ...]
     weights: tuple[Weights, ...]
     splits: tuple[int, ...] = ()
+    norms: tuple[tuple[float, float], ...] = ()
+
+
+StateT = TypeVar("StateT", bound=ServerState)
 
 
 class GCFLClient(FedAvgClient[GCFLConfig]):
@@ -115,7 +120,7 @@ class GCFLClient(FedAvgClient[GCFLConfig]):
 
     def from_cluster(self, shared: Weights) -> Weights:
         """E epochs from the cluster's weights; the shared part of where they lead."""
-        self.state = self.train({**self.state.weights, **shared}, received=shared)
+        self.state = self.train({**self.state.weights, **self.allowed(shared)}, received=shared)
         return {name: self.state.weights[name] for name in shared}
 
     @handler
@@ -142,7 +147,7 @@ def gcfl_round(state: ServerState, federation: Federation, config: GCFLConfig) -
     return cluster_and_average(state, replies, config, affinities)
 
 
-def cluster_and_average(state: ServerState, replies: Mapping[PartyId, Any], config: GCFLConfig, affinities: Any) -> tuple[ServerState, Log]:
+def cluster_and_average(state: StateT, replies: Mapping[PartyId, Any], config: GCFLConfig, affinities: Any) -> tuple[StateT, Log]:
     """The server's half of a round: cut clusters, then theta_c += sum_i (n_i / n_c) Delta theta_i in each.
 
     Args:
@@ -153,7 +158,7 @@ def cluster_and_average(state: ServerState, replies: Mapping[PartyId, Any], conf
     clusters: list[Cluster] = []
     weights: list[Weights] = []
     log: dict[str, float] = {}
-    splits = state.splits
+    splits, norms = state.splits, state.norms
     for number, (cluster, shared) in enumerate(zip(state.clusters, state.weights, strict=True)):
         updates = torch.stack([_update(replies[client].weights, shared) for client in cluster])
         mean_norm, max_norm = float(updates.mean(0).norm()), float(updates.norm(dim=1).max())  # delta_mean, delta_max
@@ -162,14 +167,16 @@ def cluster_and_average(state: ServerState, replies: Mapping[PartyId, Any], conf
         if mean_norm < config.eps1 and max_norm > config.eps2 and len(cluster) > 2 and state.round >= config.warmup:
             matrix = affinities(cluster, updates)
             if matrix is not None:
-                parts, splits = minimum_cut(cluster, matrix), (*splits, state.round + 1)
+                parts = minimum_cut(cluster, matrix)
+                splits, norms = (*splits, state.round + 1), (*norms, (mean_norm, max_norm))
         for part in parts:
             clusters.append(part)
             mine = {client: replies[client] for client in part}
             idle = not any(reply.samples for reply in mine.values())  # cut off without a sample: it stays where it was
             weights.append(shared if idle else average(mine))
     log["clusters"] = float(len(clusters))
-    return replace(state, round=state.round + 1, clusters=tuple(clusters), weights=tuple(weights), splits=splits), log
+    after = replace(state, round=state.round + 1, clusters=tuple(clusters), weights=tuple(weights), splits=splits, norms=norms)
+    return after, log
 
 
 def average(replies: Mapping[PartyId, Any]) -> Weights:
@@ -207,11 +214,15 @@ def evaluate(state: ServerState, federation: Federation, config: GCFLConfig) -> 
 
 
 def facts(state: ServerState, config: GCFLConfig, scenario: Any) -> Mapping[str, Any]:
-    """The clusters a run ended with, and when they were cut."""
+    """The clusters a run ended with, when they were cut, and how far their clients had pulled apart."""
     clusters = [list(cluster) for cluster in state.clusters]
     never = f"one cluster, never cut (eps1 {config.eps1}, eps2 {config.eps2}, not before round {config.warmup + 1})"
-    told = f"{len(clusters)} clusters, cut in round {', '.join(map(str, state.splits))}" if state.splits else never
-    return {"summary": told, "clusters": clusters, "splits": list(state.splits), "eps1": config.eps1, "eps2": config.eps2}
+    cuts = [f"{at} (mean {mean:.3f}, largest {largest:.3f})" for at, (mean, largest) in zip(state.splits, state.norms, strict=True)]
+    told = f"{len(clusters)} clusters, cut in round {', '.join(cuts)}" if cuts else never
+    norms = [list(pair) for pair in state.norms]
+    return {
+        "summary": told, "clusters": clusters, "splits": list(state.splits), "norms": norms, "eps1": config.eps1, "eps2": config.eps2,
+    }  # fmt: skip
 
 
 METHOD = register(

@@ -91,7 +91,7 @@ class GCFLPlusClient(GCFLClient):
 
 def init(view: View, config: GCFLPlusConfig, common: Stream) -> ServerState:
     start = gcfl.init(view, config, common)
-    return ServerState(start.round, start.clusters, start.weights, start.splits, {client: () for client in view.clients})
+    return ServerState(start.round, start.clusters, start.weights, series={client: () for client in view.clients})
 
 
 def gcflplus_round(state: ServerState, federation: Federation, config: GCFLPlusConfig) -> tuple[ServerState, Log]:
@@ -108,7 +108,7 @@ def gcflplus_round(state: ServerState, federation: Federation, config: GCFLPlusC
     after, log = cluster_and_average(state, replies, config, affinities)
     if len(after.clusters) > len(state.clusters):
         series = dict.fromkeys(series, ())
-    return ServerState(after.round, after.clusters, after.weights, after.splits, series), log
+    return replace(after, series=series), log
 
 
 def similarity(series: list[tuple[float, ...]], *, standardise: bool) -> Tensor:

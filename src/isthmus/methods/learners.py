@@ -12,6 +12,7 @@ from torch import Tensor
 
 from isthmus.data.graphs import GraphSetData
 from isthmus.data.nodes import NodeData
+from isthmus.errors import DataError
 from isthmus.metrics.groups import minority_mask
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.dropout import DropoutSource
@@ -115,6 +116,12 @@ class NodeLearner:
 
     def logits(self, weights: Weights) -> Tensor:
         return predict(self.model, weights, self.everything)
+
+
+def need_features(data: GraphSetData | NodeData) -> None:
+    """Raise unless nodes have features: every model starts with a map of them."""
+    if data.num_features < 1:
+        raise DataError("the data have no node features: give them at least one column, e.g. a constant or the degree")
 
 
 class GraphLearner:

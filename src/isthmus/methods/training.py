@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from isthmus.data.graphs import GraphSetData
-from isthmus.errors import ConfigError, RunError
+from isthmus.errors import ConfigError, ProtocolError, RunError
 from isthmus.federation.interface import Federation, Stacked, View
 from isthmus.federation.messages import Count, Message, Model
 from isthmus.federation.roles import Client, Cohort, handler
 from isthmus.federation.schema import ScaledRows
 from isthmus.methods.evaluation import Detail, Evaluation, Tally, detail, tally
-from isthmus.methods.learners import GraphLearner, Learner, NodeLearner, dropout_source
+from isthmus.methods.learners import GraphLearner, Learner, NodeLearner, dropout_source, need_features
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.cohort import stack_states, stack_weights, unstack_states, unstack_weights
 from isthmus.nn.dropout import DropoutSource
@@ -205,6 +205,7 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
         data: Any = self.data
         stream = (self.common if self.config.first_weights == "common" else self._stream).child("init")
         self.learner: Learner
+        need_features(data)
         if isinstance(data, GraphSetData):
             model = self.config.build_graphs(num_features=data.num_features, num_classes=data.num_classes, stream=stream)
             self.learner = GraphLearner(data, model, self.config)
@@ -227,6 +228,17 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
         """Names of weights this client does not train."""
         return ()
 
+    def may_share(self) -> Collection[str]:
+        """Names of weights this client takes from the server, and gives to it."""
+        return self.state.weights
+
+    def allowed(self, received: Weights) -> Weights:
+        """What was received, unless it names weights that this client keeps to itself: what is named would be sent back."""
+        if extra := sorted(set(received) - set(self.may_share())):
+            names = ", ".join(extra)
+            raise ProtocolError(f"the server names weights that never leave this client ({names}): both sides need the same settings")
+        return received
+
     def train(self, weights: Weights, received: Weights) -> ModelState:
         """The client's epochs of this round from ``weights``; ``received`` is the part that came from the server."""
         result = self.learner.train(weights, self.state.optimizer, self.stream, self.extra_gradient(received), self.frozen())
@@ -245,7 +257,7 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
     @handler
     def deploy(self, common: Deployed) -> Evaluation:
         """Take the common model, keep what is personal, and score it."""
-        self.state = replace(self.state, weights={**self.state.weights, **common.weights})
+        self.state = replace(self.state, weights={**self.state.weights, **self.allowed(common.weights)})
         return self.evaluate()
 
     @handler

@@ -1,6 +1,7 @@
 """Ours beside theirs: mean, spread of the paper's kind, difference, paired differences, and a verdict.
 
-The yardstick of a verdict is the published spread; where none (or zero) is printed, ours.
+The yardstick of a verdict is the published spread; where none (or zero) is printed, ours. Where the spread is that of single clients
+(``client-stds``) and the score their mean, it is divided by the root of their number.
 
     within 1, within 2   the means differ by at most one, two yardsticks
     above, below         by more
@@ -13,6 +14,7 @@ The yardstick of a verdict is the published spread; where none (or zero) is prin
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -117,6 +119,9 @@ def _comparison(table: Table, cell: Cell, results: Results, values: Callable[[Ce
     theirs = cell.published
     difference = summary.mean - theirs.mean if summary is not None and theirs.mean is not None else None
     yardstick = theirs.spread or ours or None
+    if yardstick and table.spread == "client-stds" and cell.unit == "%":
+        # The printed ± is that of one client; a mean over clients that vary by themselves varies by the root of their number less.
+        yardstick /= math.sqrt(_num_clients(results))
     some = next(iter(results.values()), {}) if own else {}
     seconds = [sum(result["seconds"].values()) for result in results.values() if "seconds" in result] if own else []
     return Comparison(
@@ -147,6 +152,10 @@ def _spread_of_kind(kind: str, cell: Cell, results: Results, summary: Spread | N
         return None
     found = mean_of_client_stds([[score for score in row if score is not None] for row in rows])
     return None if found is None else found * FACTORS[cell.unit]
+
+
+def _num_clients(results: Results) -> int:
+    return max((1, *(len(result.get("per_client", ())) for result in results.values())))
 
 
 def _verdict(cell: Cell, summary: Spread | None, difference: float | None, yardstick: float | None) -> str:

@@ -106,7 +106,8 @@ def _section(table: Table, rows: Sequence[Comparison]) -> list[str]:
         parts.append(f"| {' | '.join(cells)} |")
     parts += ["", f"± is the {SPREADS[table.spread]}."]
     if apart:
-        parts[-1] += " \"std over seeds\" is the population standard deviation of the score itself."
+        parts[-1] += (" \"std over seeds\" is the population standard deviation of the score itself. Verdicts measure with ± over the root "
+                      "of the number of clients: so much does the mean of clients vary that vary each by itself.")  # fmt: skip
     if reference and any(row.paired and row.paired.seeds > 1 for row in shown):
         listed = "; ".join(f"{row.cell.name} {', '.join(f'{value:+.2f}' for value in row.paired.values)}" for row in shown if row.paired)
         parts += ["", f"Seed by seed, to {table.reference}: {listed}."]
