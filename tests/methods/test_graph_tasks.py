@@ -15,6 +15,7 @@ from isthmus.experiments.run import Experiment
 from isthmus.experiments.scenarios import pool_graphs, view_of
 from isthmus.nn.registry import backbones
 from isthmus.tensors import Weights, equal_weights, max_difference
+from isthmus.testing import check_method
 
 SMALL: dict[str, Any] = {"hidden": (8, 8), "rounds": 3, "batch_size": 16, "eval_every": 1, "lr": 0.01}
 
@@ -56,6 +57,15 @@ def test_fedper_shares_the_convolutions_alone(motifs: GraphScenario, backbone: s
     first, second, _ = models(play("fedper", motifs, backbone=backbone)).values()
     for name in first:
         assert torch.equal(first[name], second[name]) == name.startswith(("convs.", "gamma")), name
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg", "fedsgd", "fedprox", "fedper", "fedsage", "gcfl", "gcflplus", "fedstar"])
+def test_general_properties(method: str) -> None:
+    settings: dict[str, Any] = {"fedstar": {"first_weights": "common", "degrees": 4, "steps": 4}, "fedsage": {"backbone": "sage"}}
+    skip = {"fedsgd": "a step of all graphs a round, not one a batch", "fedprox": "it pulls from the second batch of a round on",
+            "fedstar": "two channels; see the test against sharing=none"}  # fmt: skip
+    skipped = {"one_client_equals_local": skip[method]} if method in skip else {}
+    check_method(method, task="graph", settings=settings.get(method), skip=skipped)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedper", "fedsage", "gcfl", "gcflplus", "fedstar"])
