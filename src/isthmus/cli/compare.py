@@ -154,7 +154,7 @@ def check_presets(settings: Sequence[Settings]) -> None:
 
 def compare_methods(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]:
     """Rows of the table, in the order given; differences are to the first method, seed by seed. Refuses runs on different data."""
-    from isthmus.metrics.spread import mean_of_client_stds, spread
+    from isthmus.metrics.spread import spread
 
     results = {method: {o.result["seed"]: o.result for o in each if o.result is not None} for method, each in outcomes.items()}
     _check_same_data([result for by_seed in results.values() for result in by_seed.values()])
@@ -171,7 +171,7 @@ def compare_methods(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]
         times = [by_seed[seed]["seconds_per_round"] for seed in seeds if by_seed[seed].get("seconds_per_round") is not None]
         rows.append({
             "method": method, "seeds": seeds, "score": summary(score), "test": summary(test), "difference": summary(paired),
-            "client_stds": mean_of_client_stds(_by_client([by_seed[seed] for seed in seeds])),
+            "client_stds": _client_stds([by_seed[seed] for seed in seeds]),
             "scores": [by_seed[seed]["score"] for seed in seeds], "score_rule": some.get("score_rule"), "rounds": some.get("rounds"),
             "parameters": some.get("parameters"), "bytes": some.get("bytes"),
             "seconds_per_round": statistics.median(times) if times else None, "discloses": _discloses(some),
@@ -180,15 +180,15 @@ def compare_methods(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]
     return {"methods": rows}
 
 
-def _by_client(results: Sequence[Mapping[str, Any]]) -> list[list[float]]:
-    """Each client's scores over the runs, where the score is the clients' mean; else, or where one is missing, nothing."""
+def _client_stds(results: Sequence[Mapping[str, Any]]) -> float | None:
+    """Of the round the score is of, where the score is the clients' mean."""
+    from isthmus.metrics.spread import client_stds
+
     rules = {str(result.get("score_rule")) for result in results}
     if not all(rule.startswith("unweighted mean of the clients") for rule in rules):
-        return []
-    key = "test_score_last" if all(rule.endswith("last round") for rule in rules) else "test_score"
-    columns = [{row["client"]: row.get(key) for row in result["per_client"]} for result in results]
-    scores = [[column.get(client) for column in columns] for client in columns[0]] if columns else []
-    return [] if any(score is None for row in scores for score in row) else [[float(score or 0.0) for score in row] for row in scores]
+        return None
+    last = all(rule.endswith("last round") for rule in rules)
+    return client_stds([result["per_client"] for result in results], "test_score_last" if last else "test_score")
 
 
 def add_gains(rows: Sequence[dict[str, Any]], backbones: Mapping[str, str]) -> None:

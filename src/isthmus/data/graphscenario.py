@@ -29,7 +29,7 @@ from isthmus.data.graphs import GraphSetData
 from isthmus.data.graphsets import SETTINGS, find_graphs, graph_sets, load_graphs
 from isthmus.data.parameters import need, parse_object
 from isthmus.data.partition import FALLBACK_CLIENTS, check_owners, client_ids, dirichlet_owners
-from isthmus.data.split import Shares
+from isthmus.data.split import Shares, unseen_classes
 from isthmus.errors import ConfigError, DataError, unknown
 from isthmus.seeds import Stream
 
@@ -266,7 +266,7 @@ def build_graph_scenario(
                 )
             train, val, test = splitter.draw(part.y.numpy(), stream)
             parts[client] = replace(part, train=train, val=val, test=test)
-            if absent := sorted(set(part.y[val | test].tolist()) - set(part.y[train].tolist())):
+            if absent := unseen_classes(parts[client]):
                 unseen[client] = absent
             titles[client] = title if per_set == 1 else f"{title} {shard + 1}/{per_set}"
     if unseen:

@@ -20,6 +20,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from isthmus.data.graphs import GraphSetData
 from isthmus.data.loaded import Loaded
 from isthmus.data.nodes import NodeData
 from isthmus.errors import ConfigError, DataError, unknown
@@ -253,8 +254,13 @@ def check_masks(masks: Masks, split: str) -> None:
         raise DataError(f"split {split} puts a node into two parts: give masks that do not overlap")
 
 
+def unseen_classes(data: NodeData | GraphSetData) -> list[int]:
+    """Classes that are scored but never trained on."""
+    return sorted(set(data.y[data.val | data.test].tolist()) - set(data.y[data.train].tolist()))
+
+
 def check_classes(data: NodeData, split: str) -> None:
     """Say which classes are scored but never trained on. Published splits of small sets have such classes, so it is no error."""
-    if absent := sorted(set(data.y[data.val | data.test].tolist()) - set(data.y[data.train].tolist())):
+    if absent := unseen_classes(data):
         names = ", ".join(map(str, absent))
         log.warning("split %s leaves class %s without a training node: no method can predict it; train on more", split, names)

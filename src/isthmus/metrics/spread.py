@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,13 @@ def mean_of_client_stds(scores: Sequence[Sequence[float]]) -> float | None:
     if not scores or any(len(row) < 2 for row in scores):
         return None
     return sum(_sample_std(row) for row in scores) / len(scores)
+
+
+def client_stds(runs: Sequence[Sequence[Mapping[str, Any]]], key: str) -> float | None:
+    """`mean_of_client_stds` of ``key`` in the rows that results have per client, run by run; None where a client lacks it in some run."""
+    columns = [{row["client"]: row.get(key) for row in rows} for rows in runs]
+    scores: list[list[Any]] = [[column.get(client) for column in columns] for client in columns[0]] if columns else []
+    return None if any(score is None for row in scores for score in row) else mean_of_client_stds(scores)
 
 
 def _sample_std(values: Sequence[float]) -> float:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from isthmus.metrics.spread import Spread, mean_of_client_stds, spread
+from isthmus.metrics.spread import Spread, client_stds, spread
 from isthmus.papers.cells import Cell, measured
 from isthmus.papers.tables import Table
 
@@ -146,11 +146,7 @@ def _spread_of_kind(kind: str, cell: Cell, results: Results, summary: Spread | N
     if kind != "client-stds" or cell.unit != "%":
         return summary.std
     key = "test_score_last" if cell.score.endswith("_last") else "test_score"
-    columns = [{row["client"]: row[key] for row in results[seed]["per_client"]} for seed in sorted(results)]
-    rows = [[column.get(client) for column in columns] for client in columns[0]]
-    if any(score is None for row in rows for score in row):
-        return None
-    found = mean_of_client_stds([[score for score in row if score is not None] for row in rows])
+    found = client_stds([results[seed]["per_client"] for seed in sorted(results)], key)
     return None if found is None else found * FACTORS[cell.unit]
 
 
