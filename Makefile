@@ -43,6 +43,7 @@ test-engines: $(ENGINES)
 
 lint: setup
 	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
 
 types: setup
 	$(BIN)/mypy

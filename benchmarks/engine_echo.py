@@ -1,4 +1,6 @@
-"""A client that returns what it is sent, for `engines.py`: in a module of its own, so that other processes can import it."""
+"""A client that returns what it is sent, for `engines.py`: in a module of its own, so that other processes can import
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Calls of the engine nvflare, measured inside a job, for `engines.py`: the server's part takes the times, the site's part answers.
+"""Calls of the engine nvflare, measured inside a job, for `engines.py`: the server's part takes the times, the site's
+part answers.
 
 The federation is one of ours except that its kits also let these two classes in.
 """

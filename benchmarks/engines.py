@@ -1,14 +1,16 @@
-"""Engines side by side: what a round costs, what a call costs beside the engine's own call, what large messages cost, how many clients fit.
+"""Engines side by side: what a round costs, what a call costs beside the engine's own call, what large messages cost,
+how many clients fit.
 
     python benchmarks/engines.py [--only TEXT] [--rounds N] [--repeat N] [--clients N]
 
-- **rounds**: FedAvg, two-layer GCN (hidden 64), Cora (a generated graph of its size where its files are missing), 3 clients, one local
-  epoch, no evaluation in between; median milliseconds per round, and bytes per round as the ledger counts them.
-- **calls**: one small message to one client and back, `federation.call` (ledger and all) and the engine's part of it (`dispatch`), beside
-  the raw call of the same transport with the same bytes (ray: a method of an actor that returns its numpy argument; nvflare: a published
-  function that returns its bytes; local: two copies).
-  Ours and raw take turns, so both see the same machine; the smallest of many is given with the median, because other work on the machine
-  only ever adds. Goal: at most 1.5 times the raw call.
+- **rounds**: FedAvg, two-layer GCN (hidden 64), Cora (a generated graph of its size where its files are missing), 3
+  clients, one local epoch, no evaluation in between; median milliseconds per round, and bytes per round as the ledger
+  counts them.
+- **calls**: one small message to one client and back, `federation.call` (ledger and all) and the engine's part of it
+  (`dispatch`), beside the raw call of the same transport with the same bytes (ray: a method of an actor that returns
+  its numpy argument; nvflare: a published function that returns its bytes; local: two copies).
+  Ours and raw take turns, so both see the same machine; the smallest of many is given with the median, because other
+  work on the machine only ever adds. Goal: at most 1.5 times the raw call.
 - **messages**: the same with 1, 10 and 50 MB.
 - **many**: simulated clients on two actors, milliseconds per round with all of them, `execution=cohort` and `each`.
 
@@ -65,7 +67,7 @@ class Row:
         return f"{self.engine:8s} {self.what:44s} {self.ours:10.2f} {against}  {self.note}"
 
 
-# -- what is run -------------------------------------------------------------------------------------------------------------------
+# -- what is run -----------------------------------------------------------------------------------
 
 
 def payload(megabytes: float) -> Payload:
@@ -76,18 +78,34 @@ def cora() -> Scenario:
     try:
         return build_scenario(dataset="cora", clients=3, split="10/10/80", seed=0)
     except DataError:
-        return build_scenario(dataset="csbm:nodes=2708,classes=7,features=1433,degree=4", clients=3, split="10/10/80", seed=0)
+        return build_scenario(
+            dataset="csbm:nodes=2708,classes=7,features=1433,degree=4", clients=3, split="10/10/80", seed=0
+        )
 
 
 def round_row(name: str, engine: Callable[..., Engine], options: Options) -> Row:
     """FedAvg-GCN on Cora, 3 clients."""
-    flags = {"dataset": "cora", "clients": 3, "seed": 0, "backbone": "gcn", "hidden": 64, "rounds": options.rounds, "local_epochs": 1,
-             "eval_every": options.rounds, "execution": "each"}  # fmt: skip
+    flags = {
+        "dataset": "cora",
+        "clients": 3,
+        "seed": 0,
+        "backbone": "gcn",
+        "hidden": 64,
+        "rounds": options.rounds,
+        "local_epochs": 1,
+        "eval_every": options.rounds,
+        "execution": "each",
+    }
     with Experiment(resolve("fedavg", flags), cora(), engine=engine) as experiment:
         experiment.loop.play()
         sent = sum(experiment.loop.totals.training.values()) / options.rounds
         spent = experiment.loop.round_seconds[2:]
-    return Row(name, "rounds: FedAvg-GCN, Cora, 3 clients", 1e3 * statistics.median(spent), note=f"{sent / 1e6:.2f} MB per round")
+    return Row(
+        name,
+        "rounds: FedAvg-GCN, Cora, 3 clients",
+        1e3 * statistics.median(spent),
+        note=f"{sent / 1e6:.2f} MB per round",
+    )
 
 
 def turns(functions: dict[str, Callable[[], object]], repeat: int) -> dict[str, list[float]]:
@@ -102,8 +120,12 @@ def turns(functions: dict[str, Callable[[], object]], repeat: int) -> dict[str, 
     return times
 
 
-def call_rows(name: str, engine: Engine, raw: Callable[[bytes], Callable[[], object]], options: Options) -> Iterator[Row]:
-    """Calls of one client through an engine that carries ``Echo``; ``raw(data)`` gives the transport's own call with these bytes."""
+def call_rows(
+    name: str, engine: Engine, raw: Callable[[bytes], Callable[[], object]], options: Options
+) -> Iterator[Row]:
+    """Calls of one client through an engine that carries ``Echo``; ``raw(data)`` gives the transport's own call with
+    these bytes.
+    """
     session = Session(engine, ECHO)
     session.clock.begin("train", 1, 1)
     sequence = iter(range(10**6, 10**9))
@@ -125,10 +147,16 @@ def call_rows(name: str, engine: Engine, raw: Callable[[bytes], Callable[[], obj
         size = f"{megabytes} MB there and back" if megabytes else "small message"
         for what in ("dispatch", "call"):
             shown = f"median {statistics.median(times[what]):.2f}, raw {statistics.median(times['raw']):.2f}"
-            yield Row(name, f"{'messages' if megabytes else 'calls'}: {what}, {size}", min(times[what]), min(times["raw"]), shown)
+            yield Row(
+                name,
+                f"{'messages' if megabytes else 'calls'}: {what}, {size}",
+                min(times[what]),
+                min(times["raw"]),
+                shown,
+            )
 
 
-# -- engines -----------------------------------------------------------------------------------------------------------------------
+# -- engines ---------------------------------------------------------------------------------------
 
 
 def local_rows(options: Options) -> Iterator[Row]:
@@ -163,8 +191,14 @@ def ray_rows(options: Options) -> Iterator[Row]:
         yield from call_rows("ray", engine, raw, options)
         engine.close()
         ray.kill(plain)
-        flags = {"dataset": f"csbm:nodes={15 * options.clients},classes=3,features=8,degree=4", "clients": options.clients, "hidden": 16,
-                 "rounds": 5, "eval_every": 5, "seed": 1}  # fmt: skip
+        flags = {
+            "dataset": f"csbm:nodes={15 * options.clients},classes=3,features=8,degree=4",
+            "clients": options.clients,
+            "hidden": 16,
+            "rounds": 5,
+            "eval_every": 5,
+            "seed": 1,
+        }
         scenario = build_scenario(dataset=flags["dataset"], clients=options.clients, split="30/20/50", seed=1)
         for execution in ("cohort", "each"):
             settings = resolve("fedavg", {**flags, "execution": execution})
@@ -173,7 +207,9 @@ def ray_rows(options: Options) -> Iterator[Row]:
                 built = time.perf_counter() - begun
                 experiment.loop.play()
                 spent = 1e3 * statistics.median(experiment.loop.round_seconds[1:])
-            yield Row("ray", f"many: {options.clients} clients, 2 actors, {execution}", spent, note=f"built in {built:.1f} s")
+            yield Row(
+                "ray", f"many: {options.clients} clients, 2 actors, {execution}", spent, note=f"built in {built:.1f} s"
+            )
 
 
 def nvflare_rows(options: Options) -> Iterator[Row]:
@@ -185,8 +221,18 @@ def nvflare_rows(options: Options) -> Iterator[Row]:
 
     from isthmus.experiments.run import start
 
-    flags = {"dataset": cora().dataset, "clients": 3, "seed": 0, "backbone": "gcn", "hidden": 64, "rounds": options.rounds,
-             "local_epochs": 1, "eval_every": options.rounds, "execution": "each", "engine": "nvflare"}  # fmt: skip
+    flags = {
+        "dataset": cora().dataset,
+        "clients": 3,
+        "seed": 0,
+        "backbone": "gcn",
+        "hidden": 64,
+        "rounds": options.rounds,
+        "local_epochs": 1,
+        "eval_every": options.rounds,
+        "execution": "each",
+        "engine": "nvflare",
+    }
     with tempfile.TemporaryDirectory() as folder:
         result = start(resolve("fedavg", flags), Path(folder) / "run")
     sent = (result["bytes"]["up"] + result["bytes"]["down"]) / options.rounds

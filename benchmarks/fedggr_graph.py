@@ -1,12 +1,16 @@
-"""FedGGR's graph: time and memory of finding neighbours, and of one pass of the server, as ratios within one run. Seconds are those of
+"""FedGGR's graph: time and memory of finding neighbours, and of one pass of the server, as ratios within one run.
+Seconds are those of
 the processor, on one thread: other work on the machine does not count.
 
     python benchmarks/fedggr_graph.py [--dataset pubmed] [--k 20] [--largest 200000] [--json]
 
-Part 1, on a data set's features in a random projection: neighbours in blocks against the dense similarity matrix, each in a process of
-its own: seconds, extra memory (peak above what was in use before), and whether the edges are the same. Then forward and backward of
-the server's module, through chosen pairs only against through the dense matrix (on a part of the nodes, where that fits).
-Part 2, on generated nodes in communities: the approximate search while nodes double up to the largest, with its recall on a sample.
+Part 1, on a data set's features in a random projection: neighbours in blocks against the dense similarity matrix, each
+in a process of
+its own: seconds, extra memory (peak above what was in use before), and whether the edges are the same. Then forward and
+backward of the server's module, through chosen pairs only against through the dense matrix (on a part of the nodes,
+where that fits).
+Part 2, on generated nodes in communities: the approximate search while nodes double up to the largest, with its recall
+on a sample.
 """
 
 from __future__ import annotations
@@ -55,7 +59,9 @@ def generated(nodes: int) -> Tensor:
     """Unit rows around a centre for every 50 nodes."""
     generator = torch.Generator().manual_seed(nodes)
     centres = torch.randn(max(1, nodes // 50), WIDTH, generator=generator)
-    return torch.nn.functional.normalize(centres[torch.arange(nodes) % len(centres)] + 0.5 * torch.randn(nodes, WIDTH, generator=generator))
+    return torch.nn.functional.normalize(
+        centres[torch.arange(nodes) % len(centres)] + 0.5 * torch.randn(nodes, WIDTH, generator=generator)
+    )
 
 
 def worker(how: str, source: Path, k: int, target: Path) -> dict[str, Any]:
@@ -116,11 +122,18 @@ def part_one(dataset: str, k: int) -> dict[str, Any]:
     one_pass(few[:500], k, dense=False)
     (quick, gradient), (slow, right) = one_pass(few, k, dense=False), one_pass(few, k, dense=True)
     return {
-        "dataset": dataset, "blocks": blocks, "dense": dense, "same_rows": same_edges(found, expected),
+        "dataset": dataset,
+        "blocks": blocks,
+        "dense": dense,
+        "same_rows": same_edges(found, expected),
         "memory_ratio": round(dense["extra_mb"] / max(1.0, blocks["extra_mb"]), 1),
-        "pass": {"nodes": len(few), "pairs_seconds": round(quick, 3), "dense_seconds": round(slow, 3),
-                 "gradient_difference": float((gradient - right).abs().max() / right.abs().max())},
-    }  # fmt: skip
+        "pass": {
+            "nodes": len(few),
+            "pairs_seconds": round(quick, 3),
+            "dense_seconds": round(slow, 3),
+            "gradient_difference": float((gradient - right).abs().max() / right.abs().max()),
+        },
+    }
 
 
 def part_two(largest: int, k: int) -> list[dict[str, Any]]:
@@ -161,14 +174,23 @@ def main() -> None:
     print(f"{first['dataset']}, {first['blocks']['nodes']} nodes, k = {given.k}")
     for line in (first["blocks"], first["dense"]):
         print(f"  {line['search']:12s} {line['seconds']:8.2f} s  {line['extra_mb']:8.1f} MB extra")
-    print(f"  same neighbours in {100 * first['same_rows']:.3f} % of the rows; dense takes {first['memory_ratio']} times the memory")
+    print(
+        f"  same neighbours in {100 * first['same_rows']:.3f} % of the rows; dense takes {first['memory_ratio']} times "
+        "the memory"
+    )
     step = first["pass"]
-    print(f"  forward and backward, {step['nodes']} nodes: chosen pairs {step['pairs_seconds']} s, dense {step['dense_seconds']} s, "
-          f"gradients differ by {step['gradient_difference']:.1e}")  # fmt: skip
+    print(
+        f"  forward and backward, {step['nodes']} nodes: chosen pairs {step['pairs_seconds']} s, dense "
+        f"{step['dense_seconds']} s, "
+        f"gradients differ by {step['gradient_difference']:.1e}"
+    )
     print("approximate search on generated nodes")
     for line in result["approximate"]:
         growth = f"  {line['growth']} times the time" if "growth" in line else ""  # type: ignore[operator]
-        print(f"  {line['nodes']:8d} nodes {line['seconds']:8.2f} s  {line['extra_mb']:8.1f} MB extra  recall {line['recall']}{growth}")
+        print(
+            f"  {line['nodes']:8d} nodes {line['seconds']:8.2f} s  {line['extra_mb']:8.1f} MB extra  recall "
+            f"{line['recall']}{growth}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,18 +1,19 @@
 """One round of FedSpray against a straightforward dense implementation, and the memory of a round on Physics.
 
-Both sides play the reference profile (proxies of training nodes go on from their last value, projector loaded from the classifier,
-teaching above a confidence of 0.7) on PubMed's published seven clients: two-layer GCN (hidden 64), proxies of width 64, 5 local epochs per
-phase, Adam. The plain side is how one would write it first: PyG's GCNConv on dense features, torch modules, autograd and torch.optim.Adam,
-a proxy for every node, both networks on all nodes in every epoch. They start from the same weights. In float64 GNNs, encoder and proxies
-must agree to 1e-5 after two rounds, in float32 to 1e-3 (Adam's first steps divide rounding errors by tiny gradients), before anything is
-timed; the timed rounds are float32.
+Both sides play the reference profile (proxies of training nodes go on from their last value, projector loaded from the
+classifier, teaching above a confidence of 0.7) on PubMed's published seven clients: two-layer GCN (hidden 64), proxies
+of width 64, 5 local epochs per phase, Adam. The plain side is how one would write it first: PyG's GCNConv on dense
+features, torch modules, autograd and torch.optim.Adam, a proxy for every node, both networks on all nodes in every
+epoch. They start from the same weights. In float64 GNNs, encoder and proxies must agree to 1e-5 after two rounds, in
+float32 to 1e-3 (Adam's first steps divide rounding errors by tiny gradients), before anything is timed; the timed
+rounds are float32.
 
     python benchmarks/fedspray_round.py [--rounds N] [--dataset NAME] [--skip-memory]
 
-Times are CPU time per round (``time.process_time``, one thread), the median over rounds, without evaluation; one run times both sides, in
-turns.
-The memory part runs in processes of its own (``--memory ours|plain``): the peak resident size after two rounds on Physics' twelve clients
-(8,415 sparse features), less what the process had when data were loaded.
+Times are CPU time per round (``time.process_time``, one thread), the median over rounds, without evaluation; one run
+times both sides, in turns.
+The memory part runs in processes of its own (``--memory ours|plain``): the peak resident size after two rounds on
+Physics' twelve clients (8,415 sparse features), less what the process had when data were loaded.
 """
 
 from __future__ import annotations
@@ -53,7 +54,11 @@ class GCN(nn.Module):
 class Encoder(nn.Module):
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
-        self.embed, self.classify, self.project = nn.Linear(features, 64), nn.Linear(64, classes), nn.Linear(64, classes)
+        self.embed, self.classify, self.project = (
+            nn.Linear(features, 64),
+            nn.Linear(64, classes),
+            nn.Linear(64, classes),
+        )
 
     def forward(self, x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
         e = torch.relu(self.embed(x))
@@ -98,7 +103,9 @@ class PlainClient:
         for _ in range(config.local_epochs):
             p_logits, q_logits = self.encoder(self.x, self.s)
             loss = cross_entropy(q_logits[train], self.y[train])
-            loss = loss + config.lambda2 * kl_div(log_softmax(p_logits, dim=-1)[train], predicted[train], reduction="batchmean")
+            loss = loss + config.lambda2 * kl_div(
+                log_softmax(p_logits, dim=-1)[train], predicted[train], reduction="batchmean"
+            )
             self.step(loss, self.encoder_adam, self.proxy_adam)
         means = torch.zeros_like(classes)
         for j in range(self.classes):
@@ -124,26 +131,39 @@ class Plain:
         config = experiment.settings.method_config
         gnns = {name: experiment.engine.party(name).client.export() for name in parts}
         self.clients = {name: PlainClient(data, gnns[name], config) for name, data in parts.items()}
-        self.encoder = {name: tensor.T.contiguous() if tensor.dim() == 2 else tensor for name, tensor in state.encoder.items()}
+        self.encoder = {
+            name: tensor.T.contiguous() if tensor.dim() == 2 else tensor for name, tensor in state.encoder.items()
+        }
         self.proxies: Tensor = state.proxies
         sizes = torch.tensor([float(data.num_train) for data in parts.values()], dtype=config.dtype)
         self.shares = sizes / sizes.sum()
-        counts = torch.stack([torch.bincount(data.y[data.train], minlength=data.num_classes) for data in parts.values()])
+        counts = torch.stack(
+            [torch.bincount(data.y[data.train], minlength=data.num_classes) for data in parts.values()]
+        )
         class_shares = counts.to(config.dtype) / counts.sum(1, keepdim=True)
         self.class_shares = class_shares / class_shares.sum(0)
 
     def round(self) -> None:
         uploads = [client.round(self.encoder, self.proxies) for client in self.clients.values()]
         self.encoder = {
-            name: sum((share * upload[0][name] for share, upload in zip(self.shares, uploads, strict=True)), torch.zeros(()))
+            name: sum(
+                (share * upload[0][name] for share, upload in zip(self.shares, uploads, strict=True)), torch.zeros(())
+            )
             for name in self.encoder
         }
         self.proxies = torch.einsum("kc,kcd->cd", self.class_shares, torch.stack([upload[1] for upload in uploads]))
 
 
 def new_experiment(dataset: str, precision: str = "float32") -> Experiment:
-    flags = {"dataset": dataset, "partition": "fedspray", "profile": "reference", "init": "standard", "eval_every": 10**6, "rounds": 10**6,
-             "precision": precision}  # fmt: skip
+    flags = {
+        "dataset": dataset,
+        "partition": "fedspray",
+        "profile": "reference",
+        "init": "standard",
+        "eval_every": 10**6,
+        "rounds": 10**6,
+        "precision": precision,
+    }
     settings = resolve("fedspray", flags)
     return Experiment(settings, scenario_of(settings))
 
@@ -179,7 +199,10 @@ def compare(dataset: str, rounds: int) -> None:
             play()
             times[name].append(time.process_time() - begun)
     a, b = (statistics.median(times[name]) for name in ("ours", "plain"))
-    print(f"{dataset}: CPU s per round, median of {rounds}: ours {a:.3f}, plain {b:.3f}; plain / ours {b / a:.2f} (at least 3 wanted)")
+    print(
+        f"{dataset}: CPU s per round, median of {rounds}: ours {a:.3f}, plain {b:.3f}; plain / ours {b / a:.2f} (at "
+        "least 3 wanted)"
+    )
 
 
 def memory(side: str, dataset: str) -> None:
@@ -211,7 +234,9 @@ def main() -> None:
     compare(arguments.dataset, arguments.rounds)
     if not arguments.skip_memory:
         for side in ("ours", "plain"):
-            subprocess.run([sys.executable, __file__, "--memory", side, "--memory-dataset", arguments.memory_dataset], check=True)
+            subprocess.run(
+                [sys.executable, __file__, "--memory", side, "--memory-dataset", arguments.memory_dataset], check=True
+            )
 
 
 if __name__ == "__main__":

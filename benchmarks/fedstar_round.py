@@ -1,17 +1,20 @@
-"""A round of FedStar on CHEM against a straightforward implementation with PyG, and structure embeddings of the largest data sets.
+"""A round of FedStar on CHEM against a straightforward implementation with PyG, and structure embeddings of the largest
+data sets.
 
     python benchmarks/fedstar_round.py [--dataset chem] [--rounds N] [--embeddings dd,collab]
 
-The straightforward side is what one writes from the paper: PyG's ``DataLoader`` over ``Data`` objects, ``GINConv``, ``GCNConv``,
-``global_add_pool``, ``torch.optim.Adam``. Both sides start from the same weights; without dropout, with the same batches and in
-float64 (Adam turns the last bits of a gradient near zero into whole steps) their structure encoders must agree to 1e-4 after a round
-before anything is timed, in float32. A round is training at all clients, messages and averaging, without evaluation. Times are CPU time
-(``time.process_time``, one thread), rounds of the two sides in turn, the median of each.
+The straightforward side is what one writes from the paper: PyG's ``DataLoader`` over ``Data`` objects, ``GINConv``,
+``GCNConv``, ``global_add_pool``, ``torch.optim.Adam``. Both sides start from the same weights; without dropout, with
+the same batches and in float64 (Adam turns the last bits of a gradient near zero into whole steps) their structure
+encoders must agree to 1e-4 after a round before anything is timed, in float32. A round is training at all clients,
+messages and averaging, without evaluation. Times are CPU time (``time.process_time``, one thread), rounds of the two
+sides in turn, the median of each.
 
-The lower bound counts the multiplications of the dense products (forward, and twice that on the way back) at the rate of a dense float32
-product of a batch's shape, measured here.
+The lower bound counts the multiplications of the dense products (forward, and twice that on the way back) at the rate
+of a dense float32 product of a batch's shape, measured here.
 
-Embeddings: CPU time and largest memory of a process of its own that loads the data set and computes RWSE with 16 steps, without cache.
+Embeddings: CPU time and largest memory of a process of its own that loads the data set and computes RWSE with 16 steps,
+without cache.
 """
 
 from __future__ import annotations
@@ -52,10 +55,15 @@ class PlainModel(nn.Module):
         self.dropout = dropout
         self.pre, self.embed = nn.Linear(num_features, HIDDEN), nn.Linear(32, HIDDEN)
         self.features = nn.ModuleList(
-            GINConv(nn.Sequential(nn.Linear(2 * HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN))) for _ in range(3)
+            GINConv(nn.Sequential(nn.Linear(2 * HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN)))
+            for _ in range(3)
         )
         self.structure = nn.ModuleList(GCNConv(HIDDEN, HIDDEN) for _ in range(3))
-        self.mix, self.post, self.readout = nn.Linear(2 * HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, num_classes)
+        self.mix, self.post, self.readout = (
+            nn.Linear(2 * HIDDEN, HIDDEN),
+            nn.Linear(HIDDEN, HIDDEN),
+            nn.Linear(HIDDEN, num_classes),
+        )
 
     def forward(self, data: Data) -> Tensor:
         h, g = self.pre(data.x), self.embed(data.s)
@@ -71,15 +79,27 @@ class PlainModel(nn.Module):
     def named(self) -> dict[str, tuple[nn.Parameter, bool]]:
         """Our names -> (parameter, whether ours is its transpose)."""
         pairs: dict[str, tuple[nn.Parameter, bool]] = {}
-        linear = {"pre": self.pre, "structure.embed": self.embed, "mix": self.mix, "post": self.post, "readout": self.readout}
+        linear = {
+            "pre": self.pre,
+            "structure.embed": self.embed,
+            "mix": self.mix,
+            "post": self.post,
+            "readout": self.readout,
+        }
         for ours, layer in linear.items():
             pairs |= {f"{ours}.weight": (layer.weight, True), f"{ours}.bias": (layer.bias, False)}
         for i in range(3):
             inner, _, outer = self.features[i].nn  # type: ignore[union-attr,misc]
             for ours, layer in (("inner", inner), ("outer", outer)):
-                pairs |= {f"convs.{i}.{ours}.weight": (layer.weight, True), f"convs.{i}.{ours}.bias": (layer.bias, False)}
+                pairs |= {
+                    f"convs.{i}.{ours}.weight": (layer.weight, True),
+                    f"convs.{i}.{ours}.bias": (layer.bias, False),
+                }
             conv: Any = self.structure[i]
-            pairs |= {f"structure.convs.{i}.weight": (conv.lin.weight, True), f"structure.convs.{i}.bias": (conv.bias, False)}
+            pairs |= {
+                f"structure.convs.{i}.weight": (conv.lin.weight, True),
+                f"structure.convs.{i}.bias": (conv.bias, False),
+            }
         return pairs
 
     def load(self, weights: Weights) -> None:
@@ -89,15 +109,23 @@ class PlainModel(nn.Module):
                     parameter.copy_(weights[name].T if turned else weights[name])
 
     def read(self) -> dict[str, Tensor]:
-        return {name: (parameter.T if turned else parameter).detach().clone() for name, (parameter, turned) in self.named().items()}
+        return {
+            name: (parameter.T if turned else parameter).detach().clone()
+            for name, (parameter, turned) in self.named().items()
+        }
 
 
 def as_list(data: GraphSetData, s: Tensor, dtype: torch.dtype) -> list[Data]:
     """Training graphs as PyG holds them."""
     x, s, graphs = data.x.to_dense().to(dtype), s.to(dtype), []
     for g in data.train.nonzero().flatten().tolist():
-        nodes, arcs = slice(int(data.ptr[g]), int(data.ptr[g + 1])), slice(int(data.edge_ptr[g]), int(data.edge_ptr[g + 1]))
-        graphs.append(Data(x=x[nodes], s=s[nodes], edge_index=data.edge_index[:, arcs] - nodes.start, y=data.y[g : g + 1]))
+        nodes, arcs = (
+            slice(int(data.ptr[g]), int(data.ptr[g + 1])),
+            slice(int(data.edge_ptr[g]), int(data.edge_ptr[g + 1])),
+        )
+        graphs.append(
+            Data(x=x[nodes], s=s[nodes], edge_index=data.edge_index[:, arcs] - nodes.start, y=data.y[g : g + 1])
+        )
     return graphs
 
 
@@ -105,14 +133,24 @@ class Plain:
     """Server and clients, straightforward."""
 
     def __init__(self, scenario: GraphScenario, dropout: float, dtype: torch.dtype = torch.float32) -> None:
-        self.graphs = {c: as_list(data, structure_embedding(data, "dse+rwse", 16, 16), dtype) for c, data in scenario.parts.items()}
-        self.models = {c: PlainModel(data.num_features, data.num_classes, dropout).to(dtype) for c, data in scenario.parts.items()}
-        self.optimizers = {c: torch.optim.Adam(m.parameters(), lr=LR, weight_decay=WEIGHT_DECAY) for c, m in self.models.items()}
+        self.graphs = {
+            c: as_list(data, structure_embedding(data, "dse+rwse", 16, 16), dtype) for c, data in scenario.parts.items()
+        }
+        self.models = {
+            c: PlainModel(data.num_features, data.num_classes, dropout).to(dtype) for c, data in scenario.parts.items()
+        }
+        self.optimizers = {
+            c: torch.optim.Adam(m.parameters(), lr=LR, weight_decay=WEIGHT_DECAY) for c, m in self.models.items()
+        }
 
     def round(self, orders: dict[str, list[int]] | None = None) -> None:
         for client, graphs in self.graphs.items():
             model, optimizer = self.models[client].train(), self.optimizers[client]
-            loader = DataLoader(graphs, BATCH, shuffle=True) if orders is None else DataLoader(graphs, BATCH, sampler=orders[client])
+            loader = (
+                DataLoader(graphs, BATCH, shuffle=True)
+                if orders is None
+                else DataLoader(graphs, BATCH, sampler=orders[client])
+            )
             for batch in loader:
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(batch), batch.y).backward()
@@ -129,7 +167,13 @@ class Ours:
     """The product, round by round."""
 
     def __init__(self, scenario: GraphScenario, dropout: float, precision: str = "float32") -> None:
-        flags = {"dataset": scenario.dataset, "rounds": 10_000, "eval_every": 10_000, "dropout": dropout, "precision": precision}
+        flags = {
+            "dataset": scenario.dataset,
+            "rounds": 10_000,
+            "eval_every": 10_000,
+            "dropout": dropout,
+            "precision": precision,
+        }
         self.experiment = Experiment(resolve("fedstar", flags), scenario)
         self.experiment.loop.play(until=1)  # setup
         self.clients = {c: self.experiment.engine.party(c).client for c in self.experiment.engine.parties("client")}
@@ -185,9 +229,12 @@ def compare(dataset: str, rounds: int) -> None:
     print(f"{dataset}: structure encoders after one round in double precision differ by at most {difference:.1e}")
     if difference > 1e-4:
         raise SystemExit("the two sides disagree: nothing is timed")
-    # Adam makes steps of the whole rate out of gradients near zero, whatever rounding did to them: plain PyG in single precision is as
-    # far from itself in double precision (1e-3 after a round of CHEM).
-    print(f"in single precision, which is timed, by at most {agree(scenario, 'float32'):.1e}: rounding, a step of Adam being {LR:.0e}")
+    # Adam makes steps of the whole rate out of gradients near zero, whatever rounding did to them: plain PyG in single
+    # precision is as far from itself in double precision (1e-3 after a round of CHEM).
+    print(
+        f"in single precision, which is timed, by at most {agree(scenario, 'float32'):.1e}: rounding, a step of Adam "
+        f"being {LR:.0e}"
+    )
     ours, plain = Ours(scenario, 0.5), Plain(scenario, 0.5)
     times: dict[str, list[float]] = {"ours": [], "plain PyG": []}
     for turn in range(rounds + 1):
@@ -214,8 +261,11 @@ def embed(name: str) -> None:
     seconds = cpu(lambda: walk_embedding(data.edge_index, data.ptr, data.edge_ptr, 16), 1)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     largest = int(data.ptr.diff().max())
-    print(f"RWSE of {name}: {seconds:.1f} s of CPU for {data.num_nodes:,} nodes, {data.edge_index.shape[1]:,} arcs, largest graph "
-          f"{largest:,} nodes; largest memory {peak:,.0f} MB ({loaded:,.0f} MB after loading)")  # fmt: skip
+    print(
+        f"RWSE of {name}: {seconds:.1f} s of CPU for {data.num_nodes:,} nodes, {data.edge_index.shape[1]:,} arcs, "
+        "largest graph "
+        f"{largest:,} nodes; largest memory {peak:,.0f} MB ({loaded:,.0f} MB after loading)"
+    )
     if peak > 2048:
         raise SystemExit("more than 2 GB")
 

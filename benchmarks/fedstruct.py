@@ -2,12 +2,13 @@
 
     python benchmarks/fedstruct.py [rounds|pubmed|growth] [--nodes N,N,...] [--rounds N]
 
-``rounds``: HOP2VEC on Cora (or a generated graph of its size), 10 clients, reference profile. The other side forms the powers at one place,
-and in every round runs the structure MLP on all nodes once per client under autograd, as the published code does. Without dropout both
-must end at the same weights (1e-5 after 3 rounds) before anything is timed; times are CPU seconds per round with dropout, medians.
+``rounds``: HOP2VEC on Cora (or a generated graph of its size), 10 clients, reference profile. The other side forms the
+powers at one place, and in every round runs the structure MLP on all nodes once per client under autograd, as the
+published code does. Without dropout both must end at the same weights (1e-5 after 3 rounds) before anything is timed;
+times are CPU seconds per round with dropout, medians.
 
-``pubmed``: peak memory of 20 hops with p = 30 on PubMed. ``growth``: the same and one training round on generated graphs of degree 10 with
-5 hops, 25k to 200k nodes. Each size runs in a process of its own, so that its peak is its own.
+``pubmed``: peak memory of 20 hops with p = 30 on PubMed. ``growth``: the same and one training round on generated
+graphs of degree 10 with 5 hops, 25k to 200k nodes. Each size runs in a process of its own, so that its peak is its own.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class Straightforward:
             x = data.x if data.x.layout == torch.sparse_csr else to_torch_csr(sp.csr_matrix(data.x.numpy()))
             local = to_torch_csr(row_norm(data.edge_index, data.num_nodes))
             rows = to_torch_csr(power[data.node_id[train].numpy()])
-            self.clients.append((torch.from_numpy(from_torch_csr(x).toarray()), local, rows, train, data.y[train], data.num_nodes))
+            self.clients.append(
+                (torch.from_numpy(from_torch_csr(x).toarray()), local, rows, train, data.y[train], data.num_nodes)
+            )
         self.total = sum(client[-1] for client in self.clients)
         state: Any = run.loop.state
         self.theta = {name: tensor.clone().requires_grad_() for name, tensor in state.weights.items()}
@@ -64,7 +67,9 @@ class Straightforward:
 
     def mlp(self, x: Tensor, prefix: str, norm: str, dropout: float) -> Tensor:
         theta = self.theta
-        x = torch.nn.functional.layer_norm(x, (x.shape[1],), theta[f"{prefix}{norm}.gamma"], theta[f"{prefix}{norm}.beta"])
+        x = torch.nn.functional.layer_norm(
+            x, (x.shape[1],), theta[f"{prefix}{norm}.gamma"], theta[f"{prefix}{norm}.beta"]
+        )
         layers = sum(name.startswith(f"{prefix}layers.") and name.endswith("weight") for name in theta)
         for i in range(layers):
             x = x @ theta[f"{prefix}layers.{i}.weight"] + theta[f"{prefix}layers.{i}.bias"]
@@ -86,7 +91,14 @@ class Straightforward:
 
 
 def experiment(scenario: Scenario, **settings: Any) -> Experiment:
-    given = {"dataset": "cora", "clients": len(scenario.parts), "profile": "reference", "nsf": "hop2vec", "prune": 30, "rounds": 10**6}
+    given = {
+        "dataset": "cora",
+        "clients": len(scenario.parts),
+        "profile": "reference",
+        "nsf": "hop2vec",
+        "prune": 30,
+        "rounds": 10**6,
+    }
     return Experiment(resolve("fedstruct", {**given, **settings}), scenario)
 
 
@@ -121,8 +133,13 @@ def compare_rounds(rounds: int) -> dict[str, Any]:
         plain.round(rate)
         times["straightforward"].append(time.process_time() - begun)
     medians = {name: statistics.median(values) for name, values in times.items()}
-    return {"difference": difference, "setup_seconds": setup, "straightforward_power_seconds": plain.power_seconds,
-            "round_seconds": medians, "ratio": medians["straightforward"] / medians["ours"]}  # fmt: skip
+    return {
+        "difference": difference,
+        "setup_seconds": setup,
+        "straightforward_power_seconds": plain.power_seconds,
+        "round_seconds": medians,
+        "ratio": medians["straightforward"] / medians["ours"],
+    }
 
 
 def train(run: Experiment, state: Any) -> Any:
@@ -149,10 +166,17 @@ def measure(dataset: str, hops: int, clients: int, rounds: int) -> dict[str, Any
             state = train(run, state)
     known: Any = run.loop.state
     return {
-        "dataset": dataset, "nodes": scenario.whole.num_nodes, "hops": hops, "clients": clients, "power_seconds": powers,
-        "data_mb": before, "powers_peak_mb": peak, "peak_mb": _peak(), "entries_per_row": known.structured.entries / known.structured.nodes,
+        "dataset": dataset,
+        "nodes": scenario.whole.num_nodes,
+        "hops": hops,
+        "clients": clients,
+        "power_seconds": powers,
+        "data_mb": before,
+        "powers_peak_mb": peak,
+        "peak_mb": _peak(),
+        "entries_per_row": known.structured.entries / known.structured.nodes,
         "peer_mb": run.loop.totals.setup["peer"] / 2**20,
-    }  # fmt: skip
+    }
 
 
 def _peak() -> float:
@@ -162,7 +186,9 @@ def _peak() -> float:
 def measured_apart(dataset: str, hops: int, rounds: int) -> dict[str, Any]:
     """`measure` in a process of its own."""
     command = [sys.executable, __file__, "measure", dataset, str(hops), "10", str(rounds)]
-    found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+    )
     return found
 
 
@@ -181,29 +207,38 @@ def main() -> None:
         found = compare_rounds(options.rounds)
         seconds = found["round_seconds"]
         print(
-            f"round, Cora, 10 clients: {1000 * seconds['ours']:.1f} ms against {1000 * seconds['straightforward']:.1f} ms: "
+            f"round, Cora, 10 clients: {1000 * seconds['ours']:.1f} ms against {1000 * seconds['straightforward']:.1f} "
+            "ms: "
             f"{found['ratio']:.1f} times; same weights to {found['difference']:.1e} after 3 rounds; "
-            f"setup {found['setup_seconds']:.2f} s with messages, {found['straightforward_power_seconds']:.2f} s at one place"
+            f"setup {found['setup_seconds']:.2f} s with messages, {found['straightforward_power_seconds']:.2f} s at "
+            "one place"
         )
     if options.part in (None, "pubmed"):
         report(measured_apart("pubmed", 20, 0), "powers_peak_mb", MEMORY_LIMITS["pubmed"])
     if options.part in (None, "growth"):
-        rows = [measured_apart(f"csbm:nodes={nodes},classes=5,features=16,degree=10", 5, 1) for nodes in map(int, options.nodes.split(","))]
+        rows = [
+            measured_apart(f"csbm:nodes={nodes},classes=5,features=16,degree=10", 5, 1)
+            for nodes in map(int, options.nodes.split(","))
+        ]
         for row in rows:
             report(row, "peak_mb", MEMORY_LIMITS["growth"])
         if len(rows) > 1:
             first, last = rows[0], rows[-1]
             memory = (last["peak_mb"] - first["peak_mb"]) / (last["nodes"] - first["nodes"]) * 1000
-            print(f"growth: {memory:.1f} MB per 1000 nodes; {last['nodes'] / first['nodes']:.0f} times the nodes take "
-                  f"{last['peak_mb'] / first['peak_mb']:.1f} times the memory and {last['power_seconds'] / first['power_seconds']:.1f} "
-                  "times the CPU time")  # fmt: skip
+            print(
+                f"growth: {memory:.1f} MB per 1000 nodes; {last['nodes'] / first['nodes']:.0f} times the nodes take "
+                f"{last['peak_mb'] / first['peak_mb']:.1f} times the memory and "
+                f"{last['power_seconds'] / first['power_seconds']:.1f} "
+                "times the CPU time"
+            )
 
 
 def report(row: dict[str, Any], key: str, limit: float) -> None:
     verdict = "below" if row[key] < limit else "ABOVE"
     print(
         f"{row['nodes']:,} nodes, {row['hops']} hops: peak {row[key]:.0f} MB, {verdict} {limit:.0f} MB "
-        f"(data alone {row['data_mb']:.0f} MB); powers {row['power_seconds']:.1f} s CPU, {row['entries_per_row']:.1f} entries per row, "
+        f"(data alone {row['data_mb']:.0f} MB); powers {row['power_seconds']:.1f} s CPU, {row['entries_per_row']:.1f} "
+        "entries per row, "
         f"{row['peer_mb']:.0f} MB between clients"
     )
 

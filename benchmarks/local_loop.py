@@ -1,18 +1,19 @@
-"""Local training: a cohort in one set of kernels against a plain PyG loop over clients, and against the arithmetic lower bound.
+"""Local training: a cohort in one set of kernels against a plain PyG loop over clients, and against the arithmetic
+lower bound.
 
-FedAvg, two-layer GCN (hidden 64), full-batch local epochs with Adam and weight decay, persistent optimiser states; a round is training,
-messages and averaging, without evaluation. Both sides start from the same weights; the averaged weights must agree to 1e-5 after one
-round before anything is timed.
+FedAvg, two-layer GCN (hidden 64), full-batch local epochs with Adam and weight decay, persistent optimiser states; a
+round is training, messages and averaging, without evaluation. Both sides start from the same weights; the averaged
+weights must agree to 1e-5 after one round before anything is timed.
 
     python benchmarks/local_loop.py [--threads N] [--only TEXT] [--rounds N]
 
-Times are CPU time per round (``time.process_time``, all threads), the median over rounds. The lower bound of a round is, per step,
-the larger of
-  - the floating-point operations of the sparse products (2 x non-zeros x width, forward and backward, first layer and propagation) and
-    of the dense ones (hidden x classes) at the rate of a dense float32 product measured here, and
-  - the memory traffic of Adam on the first layer, 24 bytes per parameter (read and write weight and both moments; parameters of
-    features that no training node of a client sees need it only once per round), at the bandwidth measured here by scaling an
-    array of the size of weights and moments in place.
+Times are CPU time per round (``time.process_time``, all threads), the median over rounds. The lower bound of a round
+is, per step, the larger of
+  - the floating-point operations of the sparse products (2 x non-zeros x width, forward and backward, first layer and
+    propagation) and of the dense ones (hidden x classes) at the rate of a dense float32 product measured here, and
+  - the memory traffic of Adam on the first layer, 24 bytes per parameter (read and write weight and both moments;
+    parameters of features that no training node of a client sees need it only once per round), at the bandwidth
+    measured here by scaling an array of the size of weights and moments in place.
 """
 
 from __future__ import annotations
@@ -70,10 +71,13 @@ def pubmed_sized(clients: int) -> list[NodeData]:
 
 
 def generated(nodes: int, features: int, density: float, edges: int, classes: int, clients: int) -> list[NodeData]:
-    """A random graph with random sparse features, dealt to the clients; arcs between clients are dropped, 10 % train."""
+    """A random graph with random sparse features, dealt to the clients; arcs between clients are dropped, 10 %
+    train.
+    """
     rng = Stream(0, ("benchmark", nodes)).numpy()
     owner = rng.permutation(np.arange(nodes) % clients)
-    # Three of four edges stay inside a client, as a community partition would have it: random ones would leave nothing to propagate.
+    # Three of four edges stay inside a client, as a community partition would have it: random ones would leave nothing
+    # to propagate.
     order = np.argsort(owner, kind="stable")
     size = np.bincount(owner, minlength=clients)
     start = np.cumsum(size) - size
@@ -129,7 +133,9 @@ class PlainLoop:
         self.parts = [replace(part, x=part.x.to_dense()) for part in parts]
         self.epochs = epochs
         self.models = [PlainGCN(part.num_features, part.num_classes) for part in parts]
-        self.optimizers = [torch.optim.Adam(model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY) for model in self.models]
+        self.optimizers = [
+            torch.optim.Adam(model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY) for model in self.models
+        ]
         self.shared = {
             "first.lin.weight": start["layers.0.weight"].mT.contiguous(),
             "first.bias": start["layers.0.bias"],
@@ -160,11 +166,19 @@ class PlainLoop:
 
 
 class Cohort:
-    """FedAvg as a user runs it: the registered method on the local engine with ``execution=cohort``, messages, ledger and sum included."""
+    """FedAvg as a user runs it: the registered method on the local engine with ``execution=cohort``, messages, ledger
+    and sum included.
+    """
 
     def __init__(self, parts: list[NodeData], epochs: int) -> None:
         self.config = FedAvgConfig(
-            backbone="gcn", hidden=(HIDDEN,), dropout=0.0, lr=LR, weight_decay=WEIGHT_DECAY, local_epochs=epochs, weighting="uniform"
+            backbone="gcn",
+            hidden=(HIDDEN,),
+            dropout=0.0,
+            lr=LR,
+            weight_decay=WEIGHT_DECAY,
+            local_epochs=epochs,
+            weighting="uniform",
         )
         clients = {f"client-{i:04d}": part for i, part in enumerate(parts)}
         engine = LocalEngine(clients, METHOD.table, self.config, Stream(0, ("party",)), cohort=True)
@@ -247,7 +261,8 @@ def run(case: Case, rounds: int) -> None:
     theirs = cpu_ms(plain.round, rounds)
     arithmetic, memory = lower_bound_ms(cohort.inputs, width, classes, case.epochs)
     print(
-        f"{case.name}: plain {theirs:.1f}, cohort {ours:.2f}, ratio {theirs / ours:.1f}x; lower bound {max(arithmetic, memory):.2f} "
+        f"{case.name}: plain {theirs:.1f}, cohort {ours:.2f}, ratio {theirs / ours:.1f}x; lower bound "
+        f"{max(arithmetic, memory):.2f} "
         f"(arithmetic {arithmetic:.2f}, memory {memory:.2f}), {ours / max(arithmetic, memory):.1f}x above it; "
         f"equal to {difference:.0e}; {len(parts)} clients with training nodes"
     )

@@ -1,10 +1,11 @@
 """Cost of the privacy core: field, Lagrange shares, pairwise masks and homomorphic sums, in one run on one thread.
 
-    python benchmarks/privacy.py [--numbers 100000,1000000,10000000] [--clients 3,10,100] [--budget SECONDS] [--skip he,masks,...]
+    python benchmarks/privacy.py [--numbers 100000,1000000,10000000] [--clients 3,10,100] [--budget SECONDS] [--skip
+    he,masks,...]
 
-Each protocol's sum is compared with the exact one. Times are wall seconds, the better of two where a run takes less than a second.
-`client` is what one client spends, `server` what the receiver spends on all clients' uploads; bytes are per client. What would not fit in
-the time budget is left out and said so.
+Each protocol's sum is compared with the exact one. Times are wall seconds, the better of two where a run takes less
+than a second. `client` is what one client spends, `server` what the receiver spends on all clients' uploads; bytes are
+per client. What would not fit in the time budget is left out and said so.
 """
 
 from __future__ import annotations
@@ -49,9 +50,14 @@ def bench_field(numbers: int) -> None:
     for name, prime in PRIMES.items():
         field = Field(prime)
         a, b = field.random(numbers), field.random(numbers)
-        seconds = {what: timed(work)[0] for what, work in (
-            ("add", lambda f=field, x=a, y=b: f.add(x, y)), ("mul", lambda f=field, x=a, y=b: f.mul(x, y)),
-            ("random", lambda f=field: f.random(numbers)))}  # fmt: skip
+        seconds = {
+            what: timed(work)[0]
+            for what, work in (
+                ("add", lambda f=field, x=a, y=b: f.add(x, y)),
+                ("mul", lambda f=field, x=a, y=b: f.mul(x, y)),
+                ("random", lambda f=field: f.random(numbers)),
+            )
+        }
         line(f"field {name}", numbers, None, "  ".join(f"{what} {value:.4f} s" for what, value in seconds.items()))
 
 
@@ -67,9 +73,13 @@ def bench_lagrange(numbers: int) -> None:
             decode, back = timed(lambda c=code, s=shares: c.decode(s))
             assert np.array_equal(back, encoded)
             element = 4 if prime == P31 else 8
-            line(f"lagrange {name} T={threshold}", numbers, None,
-                 f"fixed point {quantise:.4f} s  encode {encode:.4f} s  seeded {seeded:.4f} s  decode {decode:.4f} s  "
-                 f"bytes {(threshold + 1) * element * numbers:,} (seeded {element * numbers + 32 * threshold:,})")  # fmt: skip
+            line(
+                f"lagrange {name} T={threshold}",
+                numbers,
+                None,
+                f"fixed point {quantise:.4f} s  encode {encode:.4f} s  seeded {seeded:.4f} s  decode {decode:.4f} s  "
+                f"bytes {(threshold + 1) * element * numbers:,} (seeded {element * numbers + 32 * threshold:,})",
+            )
 
 
 def check_masks(clients: int) -> None:
@@ -91,7 +101,9 @@ def bench_masks(numbers: int, clients: int) -> None:
     values = torch.randn(numbers)
     encode, words = timed(lambda: encode_leaves([values], parties=clients))
     attempts = iter(range(10))
-    mask, masked = timed(lambda: party.mask_words(words, roster, SumTag("benchmark", "train", 1, 1, attempt=next(attempts))))
+    mask, masked = timed(
+        lambda: party.mask_words(words, roster, SumTag("benchmark", "train", 1, 1, attempt=next(attempts)))
+    )
 
     def add() -> None:
         server = SumServer(roster, SumTag("benchmark", "train", 1, 1))
@@ -105,8 +117,13 @@ def bench_masks(numbers: int, clients: int) -> None:
 
     plain_sum, _ = timed(add_plain)
     server, _ = timed(add)
-    line("masks", numbers, clients, f"client: encode {encode:.4f} s, mask {mask:.4f} s  server: {server:.4f} s (plain {plain_sum:.4f} s)  "
-                                    f"bytes {masked.nbytes:,} (plain float32 {4 * numbers:,})")  # fmt: skip
+    line(
+        "masks",
+        numbers,
+        clients,
+        f"client: encode {encode:.4f} s, mask {mask:.4f} s  server: {server:.4f} s (plain {plain_sum:.4f} s)  "
+        f"bytes {masked.nbytes:,} (plain float32 {4 * numbers:,})",
+    )
 
 
 def bench_homomorphic(numbers: int, clients: int) -> None:
@@ -120,9 +137,14 @@ def bench_homomorphic(numbers: int, clients: int) -> None:
     error = np.abs(opened - min(3, clients) * x).max()
     assert error <= parameters.error, error
     size = sum(map(len, closed))
-    line("homomorphic (CKKS)", numbers, clients,
-         f"keys {make:.3f} s  client: encrypt {encrypt:.3f} s, decrypt {decrypt:.3f} s  server: {add / min(3, clients):.3f} s per client  "
-         f"bytes {size:,} ({size / (4 * numbers):.1f} x float32)  error {error:.1e}")  # fmt: skip
+    line(
+        "homomorphic (CKKS)",
+        numbers,
+        clients,
+        f"keys {make:.3f} s  client: encrypt {encrypt:.3f} s, decrypt {decrypt:.3f} s  server: "
+        f"{add / min(3, clients):.3f} s per client  "
+        f"bytes {size:,} ({size / (4 * numbers):.1f} x float32)  error {error:.1e}",
+    )
 
 
 def main() -> None:
@@ -145,14 +167,22 @@ def main() -> None:
         jobs: list[tuple[str, float, Callable[[], None]]] = [
             ("field", 3e-7 * numbers, lambda n=numbers: bench_field(n)),
             ("lagrange", 2e-6 * numbers, lambda n=numbers: bench_lagrange(n)),
-            *(("masks", (1e-8 + 6e-9) * numbers * clients, lambda n=numbers, c=clients: bench_masks(n, c)) for clients in counts),
+            *(
+                ("masks", (1e-8 + 6e-9) * numbers * clients, lambda n=numbers, c=clients: bench_masks(n, c))
+                for clients in counts
+            ),
             ("he", 4e-6 * numbers, lambda n=numbers: bench_homomorphic(n, max(counts))),
-        ]  # fmt: skip
+        ]
         for part, guess, job in jobs:
             if part in options.skip.split(","):
                 continue
             if time.perf_counter() - begin + guess > options.budget:
-                line(part, numbers, None, f"left out: about {guess:.0f} s more than the budget of {options.budget:.0f} s allows")
+                line(
+                    part,
+                    numbers,
+                    None,
+                    f"left out: about {guess:.0f} s more than the budget of {options.budget:.0f} s allows",
+                )
                 continue
             try:
                 job()

@@ -2,11 +2,12 @@
 
     python benchmarks/secmp.py [--datasets cora,citeseer,pubmed] [--rounds 5] [--skip epochs,sealing,growth]
 
-Three parts. `epochs`: seconds per training epoch of HiFGL-GCN (5 silos, the whole federation around it) with plain, published and hardened
-message passing; what happens once (keys, raw features) apart. `sealing`: one box per edge, which hides the sender from the holder, against
-one envelope per holder, which does not. `growth`: the arithmetic of one exchange alone (fixed point, masks, sums, decoding) against a
-plain sum over the same edges, by edges, width and T. Every sum is compared with the plain one. All times are processor seconds of the one
-thread, so that a busy machine does not show in them.
+Three parts. `epochs`: seconds per training epoch of HiFGL-GCN (5 silos, the whole federation around it) with plain,
+published and hardened message passing; what happens once (keys, raw features) apart. `sealing`: one box per edge, which
+hides the sender from the holder, against one envelope per holder, which does not. `growth`: the arithmetic of one
+exchange alone (fixed point, masks, sums, decoding) against a plain sum over the same edges, by edges, width and T.
+Every sum is compared with the plain one. All times are processor seconds of the one thread, so that a busy machine does
+not show in them.
 """
 
 from __future__ import annotations
@@ -48,8 +49,15 @@ def bench_epochs(dataset: str, rounds: int) -> None:
     arcs = scenario.whole.edge_index.shape[1]
     base: float | None = None
     for secmp, threshold in PROTOCOLS:
-        flags = {"dataset": dataset, "clients": 5, "rounds": rounds + 2, "secmp": secmp, "threshold": threshold, "one_neighbour": "allow",
-                 "eval_every": rounds + 2}  # fmt: skip
+        flags = {
+            "dataset": dataset,
+            "clients": 5,
+            "rounds": rounds + 2,
+            "secmp": secmp,
+            "threshold": threshold,
+            "one_neighbour": "allow",
+            "eval_every": rounds + 2,
+        }
         experiment = Experiment(resolve("hifgl", flags), scenario)
         sealing = 0.0
         exchange_keys = hifgl.exchange_keys
@@ -79,13 +87,19 @@ def bench_epochs(dataset: str, rounds: int) -> None:
         base = base or epoch
         experiment.loop.play()
         loss = experiment.loop.lines[-1]["train_loss"]
-        print(f"{dataset:<10} {arcs:>7,} arcs  {secmp:<10} T={threshold}  {epoch:8.4f} s/epoch  {epoch / base:5.2f} x plain   once: "
-              f"raw features {once:6.2f} s, sealed keys {sealing:6.2f} s   loss {loss:.6f}", flush=True)  # fmt: skip
+        print(
+            f"{dataset:<10} {arcs:>7,} arcs  {secmp:<10} T={threshold}  {epoch:8.4f} s/epoch  {epoch / base:5.2f} x "
+            "plain   once: "
+            f"raw features {once:6.2f} s, sealed keys {sealing:6.2f} s   loss {loss:.6f}",
+            flush=True,
+        )
 
 
 def tell_sealing(edges: int, what: str, sealed: float, opened: float) -> None:
     each = [seconds / edges * 1e6 for seconds in (sealed, opened)]
-    print(f"sealing    {edges:>7,} keys   {what:<23} seal {each[0]:8.3f} us/edge  open {each[1]:8.3f} us/edge", flush=True)
+    print(
+        f"sealing    {edges:>7,} keys   {what:<23} seal {each[0]:8.3f} us/edge  open {each[1]:8.3f} us/edge", flush=True
+    )
 
 
 def bench_sealing(edges: int) -> None:
@@ -124,14 +138,17 @@ def bench_growth(edges: int, width: int, threshold: int) -> None:
 
     def plain() -> np.ndarray:
         return (
-            torch.zeros(nodes, width, dtype=torch.float64).index_add_(0, torch.from_numpy(target), tensor[torch.from_numpy(source)]).numpy()
+            torch.zeros(nodes, width, dtype=torch.float64)
+            .index_add_(0, torch.from_numpy(target), tensor[torch.from_numpy(source)])
+            .numpy()
         )
 
     def hardened() -> np.ndarray:
         shares = sums.hide(sums.encode(values, nonce).values, source, times, keys, nonce)
         field = sums.field
         first = field.add(
-            field.segment_sum(shares, target, nodes), field.segment_sum(sums.zeros(padding, width, nonce), slots.padding, nodes)
+            field.segment_sum(shares, target, nodes),
+            field.segment_sum(sums.zeros(padding, width, nonce), slots.padding, nodes),
         )
         others = [sums.held(held[:, j], slots.sizes, width, nonce)[slots.handle] for j in range(threshold)]
         return sums.open(first, others, 1024, nonce)
@@ -139,8 +156,12 @@ def bench_growth(edges: int, width: int, threshold: int) -> None:
     worst = float(np.abs(plain() - hardened()).max())
     fast, slow = timed(plain), timed(hardened)
     per_number = slow / (edges * width) * 1e9
-    print(f"growth     {edges:>7,} edges  width {width:>3}  T={threshold}  plain {fast:8.4f} s  all parties {slow:8.4f} s  "
-          f"{per_number:7.1f} ns per number  error {worst:.1e}", flush=True)  # fmt: skip
+    print(
+        f"growth     {edges:>7,} edges  width {width:>3}  T={threshold}  plain {fast:8.4f} s  all parties {slow:8.4f} "
+        "s  "
+        f"{per_number:7.1f} ns per number  error {worst:.1e}",
+        flush=True,
+    )
 
 
 def main() -> None:

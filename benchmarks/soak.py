@@ -2,8 +2,9 @@
 
     python benchmarks/soak.py [--rounds 2000] [--sites 3]
 
-A federation on loopback (real kits and processes) plays FedAvg on a small generated graph; resident memory and threads of every process are
-read twenty times on the way. Flat means: from a quarter of the run to its end neither grows by more than a tenth plus 20 MB, or 40 threads.
+A federation on loopback (real kits and processes) plays FedAvg on a small generated graph; resident memory and threads
+of every process are read twenty times on the way. Flat means: from a quarter of the run to its end neither grows by
+more than a tenth plus 20 MB, or 40 threads.
 """
 
 from __future__ import annotations
@@ -54,8 +55,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--sites", type=int, default=3)
     given = parser.parse_args()
-    flags = {"dataset": "csbm:nodes=300,classes=3,features=16", "clients": given.sites, "rounds": given.rounds, "hidden": 16,
-             "eval_every": max(1, given.rounds // 20), "seed": 0}  # fmt: skip
+    flags = {
+        "dataset": "csbm:nodes=300,classes=3,features=16",
+        "clients": given.sites,
+        "rounds": given.rounds,
+        "hidden": 16,
+        "eval_every": max(1, given.rounds // 20),
+        "seed": 0,
+    }
     settings = resolve("fedavg", flags, {"engine": "nvflare", "checkpoint.every": 50, "nvflare.sites": given.sites})
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder) / "runs"
@@ -90,7 +97,10 @@ def report(readings: list[tuple[int, float, Reading]], attempts: int) -> None:
     (first_step, first_time, _), (last_step, last_time, _) = quarter, last
     spent = 1e3 * (last_time - first_time) / (last_step - first_step)
     print(f"\n{attempts} attempt(s), {spent:.1f} ms per round from round {first_step} on")
-    print(f"{'process':16s} {'MB at ' + str(first_step):>12s} {'MB at ' + str(last_step):>12s} {'threads':>10s} {'threads':>10s}")
+    print(
+        f"{'process':16s} {'MB at ' + str(first_step):>12s} {'MB at ' + str(last_step):>12s} {'threads':>10s} "
+        f"{'threads':>10s}"
+    )
     flat = True
     for name in sorted(quarter[2].keys() & last[2].keys()):
         (mb, threads), (mb_end, threads_end) = quarter[2][name], last[2][name]

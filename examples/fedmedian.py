@@ -1,8 +1,9 @@
-"""FedMedian -- Yin et al., ICML 2018, https://arxiv.org/abs/1803.01498: the coordinate-wise median of the clients' weights.
+"""FedMedian -- Yin et al., ICML 2018, https://arxiv.org/abs/1803.01498: the coordinate-wise median of the clients'
+weights.
 
-    paper      here
-    w_t        ServerState.weights
-    w_t^k      Trained.weights
+paper      here
+w_t        ServerState.weights
+w_t^k      Trained.weights
 """
 
 from dataclasses import dataclass

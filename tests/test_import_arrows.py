@@ -1,4 +1,6 @@
-"""Which room may import which (architecture, section 2). Every import counts, also one inside a function or for types only."""
+"""Which room may import which (architecture, section 2). Every import counts, also one inside a function or for types
+only.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,12 @@ def _imports(tree: ast.AST, module: str, *, package: bool) -> list[tuple[int, st
         elif isinstance(node, ast.ImportFrom):
             anchor = module.split(".")[: len(module.split(".")) - node.level + package] if node.level else []
             base = ".".join([*anchor, *([node.module] if node.module else [])])
-            # `from isthmus import federation` imports a room; `from isthmus import __version__` imports a name of the package.
-            found += [(node.lineno, f"{base}.{alias.name}" if _known(f"{base}.{alias.name}") else base) for alias in node.names]
+            # `from isthmus import federation` imports a room; `from isthmus import __version__` imports a name of the
+            # package.
+            found += [
+                (node.lineno, f"{base}.{alias.name}" if _known(f"{base}.{alias.name}") else base)
+                for alias in node.names
+            ]
     return sorted({(line, name) for line, name in found if name.split(".")[0] == "isthmus"})
 
 

@@ -25,9 +25,16 @@ def test_distinct_keys_give_distinct_streams(many: list[Stream]) -> None:
 
 @pytest.mark.parametrize(
     ("a", "b"),
-    [(("ab",), ("a", "b")), ((1,), ("1",)), (("a", 1, 2), ("a", 12)), ((), ("",)), (("", "a"), ("a", "")), (("int:1",), (1,)),
-     (("a", "train", 1, 2), ("a", "train", 2, 1))],
-)  # fmt: skip
+    [
+        (("ab",), ("a", "b")),
+        ((1,), ("1",)),
+        (("a", 1, 2), ("a", 12)),
+        ((), ("",)),
+        (("", "a"), ("a", "")),
+        (("int:1",), (1,)),
+        (("a", "train", 1, 2), ("a", "train", 2, 1)),
+    ],
+)
 def test_near_misses_differ(a: tuple[str | int, ...], b: tuple[str | int, ...]) -> None:
     assert Stream(7, a).integer() != Stream(7, b).integer()
 

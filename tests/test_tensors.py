@@ -18,7 +18,7 @@ from isthmus.tensors import (
     scaled,
     set_weights,
     weighted_mean,
-)  # fmt: skip
+)
 
 
 def _model() -> nn.Module:
@@ -97,7 +97,9 @@ def test_bit_equality() -> None:
     assert not equal_weights({"w": torch.zeros(2)}, {"w": torch.zeros(2, 1)})
     assert not equal_weights({"w": torch.zeros(2)}, {"v": torch.zeros(2)})
     assert not equal_weights({"w": torch.tensor([1.0])}, {"w": torch.tensor([1.0000001])})
-    assert equal_weights({"w": torch.arange(6.0).reshape(2, 3).t()}, {"w": torch.arange(6.0).reshape(2, 3).t().contiguous()})
+    assert equal_weights(
+        {"w": torch.arange(6.0).reshape(2, 3).t()}, {"w": torch.arange(6.0).reshape(2, 3).t().contiguous()}
+    )
     assert equal_weights({"w": torch.tensor(1.0)}, {"w": torch.ones(2, 2)[0, ::2].squeeze()})
     assert equal_weights({}, {}) and equal_weights({"w": torch.zeros(0)}, {"w": torch.zeros(0)})
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 __all__ = ["__version__", "resume", "run"]
 
-# torch says so at the first CSR tensor of a process; we use only what our tests cover, and a user can do nothing about it.
+# torch says so at the first CSR tensor of a process; we use only what our tests cover, and a user can do nothing about
+# it.
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
 
 if TYPE_CHECKING:

@@ -39,7 +39,9 @@ class Stream:
         return Stream(self.seed, self.path + keys)
 
     def integer(self) -> int:
-        """A 63-bit seed. Keys are length-prefixed and typed, so ``("ab",)``, ``("a", "b")``, ``(1,)``, ``("1",)`` differ."""
+        """A 63-bit seed. Keys are length-prefixed and typed, so ``("ab",)``, ``("a", "b")``, ``(1,)``, ``("1",)``
+        differ.
+        """
         digest = hashlib.sha256(b"isthmus/stream")
         for key in (self.seed, *self.path):
             # By value, not by class: a StrEnum or a numpy integer draws what the plain string or int draws.

@@ -19,7 +19,9 @@ def get_weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def set_weights(module: nn.Module, weights: Weights) -> None:
-    """Copy ``weights`` into ``module``. Names and shapes must match exactly, or nothing is copied: a partial load is a bug."""
+    """Copy ``weights`` into ``module``. Names and shapes must match exactly, or nothing is copied: a partial load is a
+    bug.
+    """
     parameters = dict(module.named_parameters())
     check_same_names(parameters, weights)
     for name, parameter in parameters.items():

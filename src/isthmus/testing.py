@@ -27,20 +27,38 @@ from isthmus.methods.registry import get_method
 from isthmus.tensors import Weights, equal_weights, max_difference
 
 SCENARIO: dict[str, Any] = {
-    "dataset": "csbm:nodes=90,classes=3,features=16,degree=4", "partition": "random", "split": "30/20/50", "seed": 5,
-}  # fmt: skip
+    "dataset": "csbm:nodes=90,classes=3,features=16,degree=4",
+    "partition": "random",
+    "split": "30/20/50",
+    "seed": 5,
+}
 GRAPHS: dict[str, Any] = {"dataset": "motifs", "partition": None, "split": "stratified:60/20/20", "seed": 2}
 CALM: dict[str, Any] = {"hidden": (8,), "dropout": 0.0, "rounds": 4, "preset": "fedstruct"}
-CALM_GRAPHS: dict[str, Any] = {"hidden": (8, 8), "dropout": 0.0, "rounds": 3, "batch_size": 16, "lr": 0.01, "preset": "fedstar"}
+CALM_GRAPHS: dict[str, Any] = {
+    "hidden": (8, 8),
+    "dropout": 0.0,
+    "rounds": 3,
+    "batch_size": 16,
+    "lr": 0.01,
+    "preset": "fedstar",
+}
 SECRETIVE: dict[str, dict[str, Any]] = {"fedstruct": {"protocol": "published"}}
-"""Methods whose parties order things by secrets of their own, so that two runs of one seed differ in rounding; and how they do not."""
+"""Methods whose parties order things by secrets of their own, so that two runs of one seed differ in rounding; and how
+they do not.
+"""
 _TASKS = {"node": (CALM, SCENARIO), "graph": (CALM_GRAPHS, GRAPHS)}
 _ONE_BATCH = 10_000
 Models = dict[str, Weights]
 
 
-def check_method(name: str, *, settings: Mapping[str, Any] | None = None, skip: Mapping[str, str] | None = None,
-                 clients: int = 3, task: Literal["node", "graph"] = "node") -> list[str]:  # fmt: skip
+def check_method(
+    name: str,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    skip: Mapping[str, str] | None = None,
+    clients: int = 3,
+    task: Literal["node", "graph"] = "node",
+) -> list[str]:
     """Run all general properties; raises AssertionError on the first that fails. Returns the names of those that ran.
 
     Args:
@@ -48,7 +66,8 @@ def check_method(name: str, *, settings: Mapping[str, Any] | None = None, skip: 
         settings: Further settings for every run; unknown keys are refused as on the command line.
         skip: Property -> why it does not apply.
         clients: Size of the small federation.
-        task: Of the small scenario: one graph cut into parts, or sets of graphs (where clients are not trained together).
+        task: Of the small scenario: one graph cut into parts, or sets of graphs (where clients are not trained
+            together).
     """
     kit = _Kit(name, dict(settings or {}), clients, task)
     checks: dict[str, Callable[[], None]] = {
@@ -72,10 +91,11 @@ def check_method(name: str, *, settings: Mapping[str, Any] | None = None, skip: 
     return ran
 
 
-def small_runs(name: str, *, settings: Mapping[str, Any] | None = None, set: Mapping[str, Any] | None = None,
-               clients: int = 3) -> dict[str, tuple[Settings, AnyScenario]]:  # fmt: skip
-    """A small run of a method for each task it takes (``node``, ``graph``), with its own paper's preset, one client by one: what engines
-    are compared on."""
+def small_runs(
+    name: str, *, settings: Mapping[str, Any] | None = None, set: Mapping[str, Any] | None = None, clients: int = 3
+) -> dict[str, tuple[Settings, AnyScenario]]:
+    """A small run of a method for each task it takes (``node``, ``graph``), with its own paper's preset, one client by
+    one: what engines are compared on."""
     runs: dict[str, tuple[Settings, AnyScenario]] = {}
     for task, (calm, place) in _TASKS.items():
         if task in get_method(name).tasks:
@@ -91,7 +111,10 @@ def final_hashes(experiment: Experiment) -> dict[str, str]:
     for client, weights in _exports(experiment).items():
         digest = hashlib.sha256()
         for key in sorted(weights):
-            digest.update(f"{key}{weights[key].dtype}{tuple(weights[key].shape)}".encode() + weights[key].contiguous().numpy().tobytes())
+            digest.update(
+                f"{key}{weights[key].dtype}{tuple(weights[key].shape)}".encode()
+                + weights[key].contiguous().numpy().tobytes()
+            )
         hashes[client] = digest.hexdigest()
     return hashes
 
@@ -107,25 +130,34 @@ class _Kit:
         calm, self.place = _TASKS[task]
         self.settings = _known(name, calm) | settings
         self.clients = clients
-        # Each client shuffles its graphs for itself: where clients are to do the same, all of them are one batch, in an order of its own.
+        # Each client shuffles its graphs for itself: where clients are to do the same, all of them are one batch, in an
+        # order of its own.
         self.shuffled = task == "graph"
         self.together = _known(name, {"batch_size": _ONE_BATCH, "precision": "float64"}) if self.shuffled else {}
 
-    # -- properties ------------------------------------------------------------------------------------------------------------
+    # -- properties --------------------------------------------------------------------------------
 
     def one_client_equals_local(self) -> None:
         """(P2) A federation of one is that one alone, bit for bit, dropout included."""
         scenario = build(clients=1, **self.place)
         ours = self.models(scenario, dropout=0.3)
         shared = {f.name for f in fields(get_method("local").config)} | {"rounds", "preset"}
-        alone = self.models(scenario, method="local", **{k: v for k, v in {**self.settings, "dropout": 0.3}.items() if k in shared})
-        _same(next(iter(ours.values())), next(iter(alone.values())), f"{self.method.name} with one client differs from local training")
+        alone = self.models(
+            scenario, method="local", **{k: v for k, v in {**self.settings, "dropout": 0.3}.items() if k in shared}
+        )
+        _same(
+            next(iter(ours.values())),
+            next(iter(alone.values())),
+            f"{self.method.name} with one client differs from local training",
+        )
 
     def identical_clients_stay_identical(self) -> None:
         """(P3) Clients with the same data end with the same model."""
         one = build(clients=1, **self.place)
         data = next(iter(one.parts.values()))
-        models = self.models(_with_parts(one, {f"client-{i}": data for i in range(self.clients)}), execution="each", **self.together)
+        models = self.models(
+            _with_parts(one, {f"client-{i}": data for i in range(self.clients)}), execution="each", **self.together
+        )
         first = next(iter(models.values()))
         for client, model in models.items():
             complaint = f"{client} drifted away from a client with the same data"
@@ -190,13 +222,14 @@ class _Kit:
         for client in each:
             _close(each[client], together[client], 1e-5, "training together and one by one differ")
 
-    # -- tools -----------------------------------------------------------------------------------------------------------------
+    # -- tools -------------------------------------------------------------------------------------
 
     def scenario(self) -> AnyScenario:
         return build(clients=self.clients, **self.place)
 
-    def experiment(self, scenario: AnyScenario, *, method: str | None = None, set: Mapping[str, Any] | None = None,
-                   **changes: Any) -> Experiment:  # fmt: skip
+    def experiment(
+        self, scenario: AnyScenario, *, method: str | None = None, set: Mapping[str, Any] | None = None, **changes: Any
+    ) -> Experiment:
         given = changes if method is not None else {**self.settings, **changes}
         if method is None and "dropout" not in {field.name for field in fields(self.method.config)}:
             given.pop("dropout", None)

@@ -1,4 +1,6 @@
-"""``isthmus audit``: what is possible is judged from the ledger; what was recovered comes from kept messages and is checked."""
+"""``isthmus audit``: what is possible is judged from the ledger; what was recovered comes from kept messages and is
+checked.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,19 @@ from isthmus.errors import ConfigError, DataError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.folder import RunFolder
 from isthmus.federation import audit
-from isthmus.federation.audit import ATTACKS, DIFFERENCE, LABELS, MEMBERSHIP, NEIGHBOURS, RANK_ONE, READING, REUSE, SUPPORT, Training, judge
+from isthmus.federation.audit import (
+    ATTACKS,
+    DIFFERENCE,
+    LABELS,
+    MEMBERSHIP,
+    NEIGHBOURS,
+    RANK_ONE,
+    READING,
+    REUSE,
+    SUPPORT,
+    Training,
+    judge,
+)
 from isthmus.federation.ledger import Entry
 from isthmus.federation.messages import kinds_of
 from isthmus.federation.secure import MailPlan, Masked
@@ -38,11 +52,22 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "gradients": play(folder / "gradients", "fedsgd", *mlp, "--split", "4/10/86"),
         "masked": play(folder / "masked", "fedsgd", *mlp, "--split", "4/10/86", "--set", "secure_sum=true"),
         "noisy": play(folder / "noisy", "fedsgd", *mlp, "--split", "4/10/86", *private),
-        "updates": play(folder / "updates", "fedavg", *mlp, "--split", "4/10/86", "--set", "optimizer=sgd", "--set", "lr=0.1",
-                        "--set", "precision=float64"),
+        "updates": play(
+            folder / "updates",
+            "fedavg",
+            *mlp,
+            "--split",
+            "4/10/86",
+            "--set",
+            "optimizer=sgd",
+            "--set",
+            "lr=0.1",
+            "--set",
+            "precision=float64",
+        ),
         "adam": play(folder / "adam", "fedper", "--set", "optimizer=adam"),
         "alone": play(folder / "alone", "local"),
-    }  # fmt: skip
+    }
 
 
 def told(path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -62,7 +87,9 @@ def numbers(found: dict[str, Any], attack: str) -> dict[str, float]:
     return given
 
 
-def test_gradients_in_the_clear_give_records_and_classes_away(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_gradients_in_the_clear_give_records_and_classes_away(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     found = told(runs["gradients"], capsys)
     assert verdicts(found, RANK_ONE) == verdicts(found, LABELS) == verdicts(found, MEMBERSHIP) == {"possible"}
     inputs, labels = numbers(found, RANK_ONE), numbers(found, LABELS)
@@ -77,7 +104,9 @@ def test_an_update_of_one_step_is_a_gradient(runs: dict[str, Path], capsys: pyte
     assert labels["correct"] == labels["claimed"] > labels["by_chance"]
 
 
-def test_masks_stop_what_they_should_and_nothing_else(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_masks_stop_what_they_should_and_nothing_else(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     found = told(runs["masked"], capsys)
     for attack in (RANK_ONE, LABELS, DIFFERENCE, REUSE):
         assert verdicts(found, attack) == {"stopped"}, attack
@@ -90,7 +119,11 @@ def test_noise_limits(runs: dict[str, Path], capsys: pytest.CaptureFixture[str])
     found = told(runs["noisy"], capsys)
     assert verdicts(found, RANK_ONE) == verdicts(found, LABELS) == verdicts(found, MEMBERSHIP) == {"limited"}
     epsilon = json.loads((runs["noisy"] / "result.json").read_text())["privacy"]["epsilon"]
-    assert all(f"epsilon {epsilon:.3g}" in each["why"] for each in found["findings"] if each["attack"] in (RANK_ONE, MEMBERSHIP))
+    assert all(
+        f"epsilon {epsilon:.3g}" in each["why"]
+        for each in found["findings"]
+        if each["attack"] in (RANK_ONE, MEMBERSHIP)
+    )
     assert numbers(found, RANK_ONE)["exact"] == 0
     labels = numbers(found, LABELS)
     assert labels["correct"] < labels["claimed"], "noise names wrong classes"
@@ -102,12 +135,16 @@ def test_a_personal_output_layer_names_no_class(runs: dict[str, Path], capsys: p
     assert {each["attack"] for each in found["recovered"]} == {MEMBERSHIP}
 
 
-def test_who_sends_nothing_is_safe_from_all_but_reading(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_who_sends_nothing_is_safe_from_all_but_reading(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     found = told(runs["alone"], capsys)
     assert {finding["attack"] for finding in found["findings"]} == {READING}
 
 
-def test_people_get_tables_and_plain_words(runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_people_get_tables_and_plain_words(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     capsys.readouterr()
     assert main(["audit", str(runs["gradients"])]) == 0
     out = " ".join(capsys.readouterr().out.split())
@@ -122,10 +159,12 @@ def test_people_get_tables_and_plain_words(runs: dict[str, Path], tmp_path: Path
 
 def test_membership_is_reported_beside_its_control(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     told_by = numbers(told(runs["gradients"], capsys), MEMBERSHIP)
-    assert 0.0 <= told_by["untrained_auc"] <= 1.0 and told_by["members"] == 3, "three records: the control shows how little that says"
+    assert 0.0 <= told_by["untrained_auc"] <= 1.0 and told_by["members"] == 3, (
+        "three records: the control shows how little that says"
+    )
 
 
-# -- transcript --------------------------------------------------------------------------------------------------------------------
+# -- transcript ------------------------------------------------------------------------------------
 
 
 def test_the_transcript_holds_what_each_party_was_sent(runs: dict[str, Path]) -> None:
@@ -168,19 +207,26 @@ def test_what_is_no_run_is_refused(tmp_path: Path, content: str | None, capsys: 
     assert "isthmus resume" in (err := capsys.readouterr().err) or "not a run folder" in err
 
 
-# -- judging a ledger ----------------------------------------------------------------------------------------------------------------
+# -- judging a ledger ------------------------------------------------------------------------------
 
 
 def entry(message: str, protection: str, sender: tuple[str, ...], receiver: tuple[str, ...], **changes: Any) -> Entry:
     count = max(len(sender), len(receiver))
     place = {"attempt": 0, "phase": "train", "round": 1, "sequence": 1, "handler": "h"}
     columns = {**place, "kinds": {"x": "structure"}, "by_kind": {}} | changes
-    return Entry(message=message, protection=protection, sender=sender, receiver=receiver, bytes=(8,) * count, **columns)  # type: ignore[arg-type]
+    return Entry(
+        message=message, protection=protection, sender=sender, receiver=receiver, bytes=(8,) * count, **columns
+    )  # type: ignore[arg-type]
 
 
 def test_products_between_clients() -> None:
     mail = ("client-0", "client-1"), ("client-2", "client-2")
-    for protection, verdict in (("clear", "possible"), ("sealed", "possible"), ("summed", "possible"), ("masked", "stopped")):
+    for protection, verdict in (
+        ("clear", "possible"),
+        ("sealed", "possible"),
+        ("summed", "possible"),
+        ("masked", "stopped"),
+    ):
         found = [finding for finding in judge([entry("Block", protection, *mail)]) if finding.attack == NEIGHBOURS]
         assert [finding.verdict for finding in found] == [verdict] and found[0].who == "client"
 
@@ -191,8 +237,13 @@ def test_rosters_that_give_a_party_away_are_found() -> None:
     found = {finding.attack: finding for finding in judge(sums)}
     assert found[DIFFERENCE].verdict == "possible" and "client-3" in found[DIFFERENCE].why
     apart = [sums[0], entry("Update", "masked", two, ("server",), kinds={"w": "model"}, round=2)]
-    assert {finding.attack: finding for finding in judge(apart)}[DIFFERENCE].verdict == "stopped", "another round holds other values"
-    pair = {finding.attack: finding for finding in judge([entry("Update", "masked", two[:2], ("server",), kinds={"w": "model"})])}
+    assert {finding.attack: finding for finding in judge(apart)}[DIFFERENCE].verdict == "stopped", (
+        "another round holds other values"
+    )
+    pair = {
+        finding.attack: finding
+        for finding in judge([entry("Update", "masked", two[:2], ("server",), kinds={"w": "model"})])
+    }
     assert pair[DIFFERENCE].verdict == "possible" and "two parties" in pair[DIFFERENCE].why
 
 
@@ -200,19 +251,29 @@ def test_announced_positions_are_told() -> None:
     kinds = {name: str(kind) for name, kind in kinds_of(MailPlan).items()}
     plan = entry("MailPlan", "clear", ("client-0", "client-1"), ("server",), kinds=kinds, by_kind={"structure": 64})
     assert [finding.attack for finding in judge([plan])] == [SUPPORT]
-    assert judge([entry("MailPlan", "clear", ("client-0", "client-1"), ("server",), kinds=kinds, by_kind={"identifier": 8})]) == []
+    assert (
+        judge(
+            [entry("MailPlan", "clear", ("client-0", "client-1"), ("server",), kinds=kinds, by_kind={"identifier": 8})]
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize(
     ("training", "verdict"),
     [
-        (Training("sgd", 1), "possible"), (Training("sgd", 3), "limited"), (Training("adam", 1), "limited"),
+        (Training("sgd", 1), "possible"),
+        (Training("sgd", 3), "limited"),
+        (Training("adam", 1), "limited"),
         (Training("sgd", 1, 2.0, 1.5), "limited"),
     ],
 )
 def test_how_much_an_update_tells(training: Training, verdict: str) -> None:
     update = entry("Update", "summed", ("client-0", "client-1"), ("server",), kinds={"w": "model"})
-    assert {finding.attack: finding.verdict for finding in judge([update], training)} == {RANK_ONE: verdict, LABELS: verdict}
+    assert {finding.attack: finding.verdict for finding in judge([update], training)} == {
+        RANK_ONE: verdict,
+        LABELS: verdict,
+    }
 
 
 def test_every_protection_is_explained() -> None:

@@ -21,10 +21,36 @@ from isthmus.methods.registry import all_methods, get_method
 SCENARIO = ["--dataset", "csbm:nodes=90,features=6,degree=4", "--clients", "3"]
 RUN = [*SCENARIO, "--rounds", "3", "--set", "hidden=8"]
 KEYS = {
-    "method", "dataset", "partition", "clients", "split", "seed", "engine", "preset", "profile", "execution", "rounds", "selected_round",
-    "metric", "val", "test", "test_last", "test_client_mean", "test_client_mean_last", "test_minority", "score", "score_rule", "per_client",
-    "parameters", "bytes", "seconds", "seconds_per_round", "peak_rss_mb", "run_dir", "versions",
-}  # fmt: skip
+    "method",
+    "dataset",
+    "partition",
+    "clients",
+    "split",
+    "seed",
+    "engine",
+    "preset",
+    "profile",
+    "execution",
+    "rounds",
+    "selected_round",
+    "metric",
+    "val",
+    "test",
+    "test_last",
+    "test_client_mean",
+    "test_client_mean_last",
+    "test_minority",
+    "score",
+    "score_rule",
+    "per_client",
+    "parameters",
+    "bytes",
+    "seconds",
+    "seconds_per_round",
+    "peak_rss_mb",
+    "run_dir",
+    "versions",
+}
 TIMES = {"seconds", "peak_rss_mb", "run_dir", "finished", "seconds_per_round"}
 
 
@@ -32,7 +58,11 @@ TIMES = {"seconds", "peak_rss_mb", "run_dir", "finished", "seconds_per_round"}
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "finished"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunFolder, "drop_checkpoints", lambda folder: shutil.copytree(path / "checkpoints", path.parent / "checkpoints"))
+        patch.setattr(
+            RunFolder,
+            "drop_checkpoints",
+            lambda folder: shutil.copytree(path / "checkpoints", path.parent / "checkpoints"),
+        )
         assert main(["run", "fedavg", *RUN, "--out", str(path)]) == 0
     return path
 
@@ -45,7 +75,7 @@ def unfinished(finished: Path, tmp_path: Path) -> Path:
     return path
 
 
-# -- run -------------------------------------------------------------------------------------------------------------------------
+# -- run -------------------------------------------------------------------------------------------
 
 
 def test_json_is_one_object_with_the_agreed_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,15 +84,27 @@ def test_json_is_one_object_with_the_agreed_keys(tmp_path: Path, capsys: pytest.
     told = json.loads(out)
     assert out.count("\n") == 1 and told == json.loads((tmp_path / "r" / "result.json").read_text())
     assert set(told) == KEYS | {"source", "finished", "groups", "test_minority_last"}
-    assert set(told["bytes"]) - {"evaluation_up", "evaluation_down"} == {"setup_up", "setup_down", "up", "down", "peer", "device"}
+    assert set(told["bytes"]) - {"evaluation_up", "evaluation_down"} == {
+        "setup_up",
+        "setup_down",
+        "up",
+        "down",
+        "peer",
+        "device",
+    }
     assert set(told["seconds"]) == {"setup", "train", "eval"} and set(told["parameters"]) == {"trainable", "shared"}
-    assert all(0.0 <= told[key] <= 1.0 for key in ("val", "test", "test_last", "test_client_mean", "test_client_mean_last", "score"))
+    assert all(
+        0.0 <= told[key] <= 1.0
+        for key in ("val", "test", "test_last", "test_client_mean", "test_client_mean_last", "score")
+    )
     assert "train 3/3" in err and "\x1b" not in err, "progress goes to stderr, as plain lines where that is no terminal"
     assert len(err.splitlines()) <= 12
 
 
 def test_python_gives_the_same_result(finished: Path, tmp_path: Path) -> None:
-    told = isthmus.run("fedavg", dataset="csbm:nodes=90,features=6,degree=4", clients=3, rounds=3, hidden=8, out=tmp_path / "r")
+    told = isthmus.run(
+        "fedavg", dataset="csbm:nodes=90,features=6,degree=4", clients=3, rounds=3, hidden=8, out=tmp_path / "r"
+    )
     other = json.loads((finished / "result.json").read_text())
     assert {k: v for k, v in told.items() if k not in TIMES} == {k: v for k, v in other.items() if k not in TIMES}
     for file in (finished / "models").iterdir():
@@ -77,19 +119,35 @@ def test_people_get_a_table(finished: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_flags_win_over_set_and_file(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["run", "fedavg", "--config", str(finished / "config.toml"), "--set", "rounds=2", "--set", "seed=8", "--rounds", "1"]
+    arguments = [
+        "run",
+        "fedavg",
+        "--config",
+        str(finished / "config.toml"),
+        "--set",
+        "rounds=2",
+        "--set",
+        "seed=8",
+        "--rounds",
+        "1",
+    ]
     assert main([*arguments, "--json", "--out", str(tmp_path / "r")]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["rounds"], told["seed"], told["clients"]) == (1, 8, 3)
 
 
 def test_progress_is_about_ten_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "local", *SCENARIO, "--rounds", "40", "--set", "hidden=4", "--out", str(tmp_path / "r"), "--json"]) == 0
+    assert (
+        main(["run", "local", *SCENARIO, "--rounds", "40", "--set", "hidden=4", "--out", str(tmp_path / "r"), "--json"])
+        == 0
+    )
     lines = capsys.readouterr().err.splitlines()
     assert 8 <= len(lines) <= 12 and all(re.search(r"train \d+/40  val .* sent .* left ", line) for line in lines)
 
 
-def test_a_live_bar_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_live_bar_on_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     assert main(["run", "local", *RUN, "--out", str(tmp_path / "r"), "--json"]) == 0
@@ -97,7 +155,7 @@ def test_a_live_bar_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert json.loads(out) and "3/3" in err
 
 
-# -- resume, report --------------------------------------------------------------------------------------------------------------
+# -- resume, report --------------------------------------------------------------------------------
 
 
 def test_resume(unfinished: Path, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,7 +169,9 @@ def test_resume(unfinished: Path, finished: Path, capsys: pytest.CaptureFixture[
 def test_resume_again_prints_the_result_again(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (finished / "result.json").read_bytes()
     assert main(["resume", str(finished), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads(before) and (finished / "result.json").read_bytes() == before
+    assert (
+        json.loads(capsys.readouterr().out) == json.loads(before) and (finished / "result.json").read_bytes() == before
+    )
 
 
 def test_report(finished: Path, unfinished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,7 +184,7 @@ def test_report(finished: Path, unfinished: Path, tmp_path: Path, capsys: pytest
         assert other in err and err.count("\n") == 1 and not (tmp_path / "none.html").exists()
 
 
-# -- lists -----------------------------------------------------------------------------------------------------------------------
+# -- lists -----------------------------------------------------------------------------------------
 
 
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,7 +210,12 @@ def test_disclose(method: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_sheet_has_the_settings_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     """FedSpray masks its sums as printed in the paper, and not as in its reference code."""
     shown = []
-    for flags in ([], ["--profile", "reference"], ["--profile", "reference", "--secure-sum"], ["--preset", "fedstruct"]):
+    for flags in (
+        [],
+        ["--profile", "reference"],
+        ["--profile", "reference", "--secure-sum"],
+        ["--preset", "fedstruct"],
+    ):
         assert main(["disclose", "fedspray", *flags]) == 0
         shown.append(" masked " in capsys.readouterr().out)
     assert shown == [True, False, True, False]
@@ -173,7 +238,9 @@ def test_a_group_without_a_verb_shows_its_help(capsys: pytest.CaptureFixture[str
 def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
     out = capsys.readouterr().out
-    assert "Usage: isthmus" in out and all(verb in out for verb in ("run", "resume", "report", "disclose", "methods", "datasets", "demo"))
+    assert "Usage: isthmus" in out and all(
+        verb in out for verb in ("run", "resume", "report", "disclose", "methods", "datasets", "demo")
+    )
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,7 +248,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"isthmus {isthmus.__version__}\n"
 
 
-# -- TensorBoard -----------------------------------------------------------------------------------------------------------------
+# -- TensorBoard -----------------------------------------------------------------------------------
 
 
 def test_tensorboard(tmp_path: Path) -> None:
@@ -193,7 +260,9 @@ def test_tensorboard(tmp_path: Path) -> None:
     events = EventAccumulator(str(path / "tensorboard"))
     events.Reload()
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    assert [(e.step, e.value) for e in events.Scalars("val")] == [(line["step"], pytest.approx(line["val"])) for line in lines]
+    assert [(e.step, e.value) for e in events.Scalars("val")] == [
+        (line["step"], pytest.approx(line["val"])) for line in lines
+    ]
     assert {"test", "val_loss", "bytes/up", "bytes/down"} <= set(events.Tags()["scalars"])
 
 
@@ -208,7 +277,13 @@ def test_tensorboard_after_a_resume_has_every_round_once(tmp_path: Path) -> None
             if progress.step == 3:
                 raise KeyboardInterrupt
 
-    settings: dict[str, Any] = {"dataset": "csbm:nodes=90,features=6,degree=4", "clients": 3, "rounds": 4, "hidden": 8, "tensorboard": True}
+    settings: dict[str, Any] = {
+        "dataset": "csbm:nodes=90,features=6,degree=4",
+        "clients": 3,
+        "rounds": 4,
+        "hidden": 8,
+        "tensorboard": True,
+    }
     with pytest.raises(KeyboardInterrupt):
         isthmus.run("fedavg", **settings, out=tmp_path / "r", callbacks=[Stop()], set={"checkpoint.every": 2})
     isthmus.resume(tmp_path / "r")
@@ -217,7 +292,9 @@ def test_tensorboard_after_a_resume_has_every_round_once(tmp_path: Path) -> None
     assert [e.step for e in events.Scalars("val")] == [2, 3, 4, 5]
 
 
-def test_without_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_tensorboard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)

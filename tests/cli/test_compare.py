@@ -15,7 +15,18 @@ from isthmus.cli.main import main
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import resolve
 
-SCENARIO = ["--dataset", "csbm:nodes=60,features=6", "--clients", "3", "--rounds", "2", "--set", "backbone=gcn", "--set", "hidden=4"]
+SCENARIO = [
+    "--dataset",
+    "csbm:nodes=60,features=6",
+    "--clients",
+    "3",
+    "--rounds",
+    "2",
+    "--set",
+    "backbone=gcn",
+    "--set",
+    "hidden=4",
+]
 
 
 def compare(*words: str) -> int:
@@ -35,7 +46,9 @@ def test_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert local["difference"] == {"mean": 0.0, "std": 0.0, "runs": 2}
     assert local["bytes"]["up"] == 0 < fedavg["bytes"]["up"]
     assert fedavg["parameters"]["shared"] > 0
-    assert any(line["from"] == "client" and line["to"] == "server" and "model" in line["kinds"] for line in fedavg["discloses"])
+    assert any(
+        line["from"] == "client" and line["to"] == "server" and "model" in line["kinds"] for line in fedavg["discloses"]
+    )
     assert not any("model" in line["kinds"] for line in local["discloses"])
     assert "<html" in (out / "report.html").read_text()[:200]
     assert json.loads((out / "compare.json").read_text()) == found
@@ -49,17 +62,38 @@ def test_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "to local, paired" in captured.out and "Who is told what" in captured.out and "report.html" in captured.out
 
 
-def test_both_kinds_of_spread_where_the_score_is_the_clients_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("local", "fedavg", "--dataset", "motifs:graphs=40", "--clients", "2", "--rounds", "1", "--set", "hidden=4,4", "--runs", "2")
+def test_both_kinds_of_spread_where_the_score_is_the_clients_mean(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (
+        "local",
+        "fedavg",
+        "--dataset",
+        "motifs:graphs=40",
+        "--clients",
+        "2",
+        "--rounds",
+        "1",
+        "--set",
+        "hidden=4,4",
+        "--runs",
+        "2",
+    )
     assert compare(*words, "--out", str(tmp_path), "--json") == 0
     found = json.loads(capsys.readouterr().out)["methods"]
     for row in found:
-        runs = [json.loads((folder / "result.json").read_text()) for folder in sorted(tmp_path.glob(f"{row['method']}-*-s?"))]
+        runs = [
+            json.loads((folder / "result.json").read_text())
+            for folder in sorted(tmp_path.glob(f"{row['method']}-*-s?"))
+        ]
         a, b = ([client["test_score_last"] for client in run["per_client"]] for run in runs)
         assert row["client_stds"] == pytest.approx(sum(abs(x - y) / 2**0.5 for x, y in zip(a, b, strict=True)) / 2)
     assert compare(*words, "--out", str(tmp_path)) == 0
     shown = capsys.readouterr().out
-    assert "client stds" in shown and "client stds: mean over clients of each client's sample standard deviation over seeds" in shown
+    assert (
+        "client stds" in shown
+        and "client stds: mean over clients of each client's sample standard deviation over seeds" in shown
+    )
     assert compare("local", "fedavg", *SCENARIO, "--runs", "2", "--out", str(tmp_path / "nodes")) == 0
     assert "client stds" not in capsys.readouterr().out
 
@@ -99,7 +133,9 @@ def test_one_seed_has_an_unknown_spread(tmp_path: Path, capsys: pytest.CaptureFi
         (["local", *SCENARIO, "--set", "nokey=1"], 2, "unknown key 'nokey'"),
     ],
 )
-def test_mistakes(words: list[str], code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes(
+    words: list[str], code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert compare(*words, "--out", str(tmp_path / "o")) == code
     assert message in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
@@ -111,7 +147,9 @@ def test_missing_data_is_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setenv("ISTHMUS_OFFLINE", "1")
     assert compare("local", "fedavg", "--dataset", "flickr", "--runs", "2", "--out", str(tmp_path / "new" / "o")) == 3
     told = capsys.readouterr().err
-    assert "4 of 4 runs have no result: data set 'flickr' is not available" in told and len(told.splitlines()) == 1  # once, not per run
+    assert (
+        "4 of 4 runs have no result: data set 'flickr' is not available" in told and len(told.splitlines()) == 1
+    )  # once, not per run
     assert not (tmp_path / "new").exists()
 
 
@@ -129,17 +167,29 @@ def test_a_damaged_folder_is_named_and_the_rest_is_shown(tmp_path: Path, capsys:
 
 
 def settings(**run: Any) -> Any:
-    values = {"method": "a", "dataset": "cora", "partition": "random", "clients": 10, "split": "10/10/80", "metric": "accuracy", **run}
+    values = {
+        "method": "a",
+        "dataset": "cora",
+        "partition": "random",
+        "clients": 10,
+        "split": "10/10/80",
+        "metric": "accuracy",
+        **run,
+    }
     return SimpleNamespace(run=SimpleNamespace(**values))
 
 
 def test_presets_that_bring_different_scenarios_are_refused() -> None:
     check_same_scenario([settings(), settings(method="b")])
-    with pytest.raises(ConfigError, match=r"a would run with split 10/10/80 and b with split client:40/30/30.*give --split"):
+    with pytest.raises(
+        ConfigError, match=r"a would run with split 10/10/80 and b with split client:40/30/30.*give --split"
+    ):
         check_same_scenario([settings(), settings(method="b", split="client:40/30/30")])
 
 
-def test_scores_by_different_rules_are_refused_and_different_presets_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_scores_by_different_rules_are_refused_and_different_presets_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     one, other = resolve("fedavg", {"dataset": "csbm"}), resolve("fedavg", {"dataset": "csbm", "preset": "fedspray"})
     assert one.score != other.score
     with pytest.raises(ConfigError, match="do not compare: give --preset"):
@@ -152,8 +202,18 @@ def test_scores_by_different_rules_are_refused_and_different_presets_are_named(c
 
 def test_runs_on_different_data_are_refused() -> None:
     def outcome(**changes: Any) -> Any:
-        result = {"seed": 0, "score": 0.5, "test": 0.5, "dataset": "cora", "partition": "random", "clients": 10, "split": "10/10/80",
-                  "source": "mirror", "run_dir": "nowhere", **changes}  # fmt: skip
+        result = {
+            "seed": 0,
+            "score": 0.5,
+            "test": 0.5,
+            "dataset": "cora",
+            "partition": "random",
+            "clients": 10,
+            "split": "10/10/80",
+            "source": "mirror",
+            "run_dir": "nowhere",
+            **changes,
+        }
         return SimpleNamespace(result=result, reason="")
 
     assert compare_methods({"a": [outcome()], "b": [outcome()]})["methods"][1]["difference"]["mean"] == 0.0

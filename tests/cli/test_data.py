@@ -23,7 +23,9 @@ def test_list_names_sets_settings_and_generators(capsys: pytest.CaptureFixture[s
     assert main(["datasets"]) == 0 and "cora" in capsys.readouterr().out
 
 
-def test_verify_finds_a_changed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_finds_a_changed_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     raw = tmp_path / "Planetoid" / "Cora" / "raw"
     raw.mkdir(parents=True)
     for part in ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index"):
@@ -35,7 +37,10 @@ def test_verify_finds_a_changed_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (raw / "ind.cora.graph").unlink()
     assert main(["data", "verify", "cora"]) == 3
     shown = capsys.readouterr()
-    assert "incomplete" in shown.out and "cora is incomplete: Planetoid/Cora/raw of the mirror lacks ind.cora.graph" in shown.err
+    assert (
+        "incomplete" in shown.out
+        and "cora is incomplete: Planetoid/Cora/raw of the mirror lacks ind.cora.graph" in shown.err
+    )
     for file in raw.iterdir():
         file.unlink()
     monkeypatch.setenv("ISTHMUS_CACHE", str(tmp_path / "cache"))

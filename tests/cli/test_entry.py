@@ -39,7 +39,10 @@ def test_ctrl_c_during_imports_is_quiet() -> None:
 
 
 def test_the_version_waits_for_nothing() -> None:
-    code = "import sys; sys.argv = ['isthmus', '--version']; from isthmus.cli.entry import entry; entry(); print('torch' in sys.modules)"
+    code = (
+        "import sys; sys.argv = ['isthmus', '--version']; from isthmus.cli.entry import entry; entry(); "
+        "print('torch' in sys.modules)"
+    )
     assert python("-c", code).stdout.split("\n")[:2] == [f"isthmus {__version__}", "False"]
 
 

@@ -34,7 +34,10 @@ USAGE = [
     ([*RUN, "--split", ""], ["unknown split '': allowed: 10/10/80"]),
     ([*RUN, "--partition", ""], ["unknown partition ''"]),
     ([*RUN, "--preset", "fedstrukt"], ["did you mean 'fedstruct'?"]),
-    ([*RUN, "--profile", "papper"], ["unknown value for profile 'papper': did you mean 'paper'? allowed: paper, reference"]),
+    (
+        [*RUN, "--profile", "papper"],
+        ["unknown value for profile 'papper': did you mean 'paper'? allowed: paper, reference"],
+    ),
     ([*RUN, "--engine", "rai"], ["unknown value for engine 'rai'", "local"]),
     ([*RUN, "--metric", "acuracy"], ["unknown metric 'acuracy'", "accuracy"]),
     ([*RUN, "--set", "lrr=0.1"], ["unknown key 'lrr': did you mean 'lr'? allowed: ", "weight_decay"]),
@@ -54,7 +57,10 @@ USAGE = [
     ([*RUN, "--set", "hidden=4,0"], ["hidden: every layer needs a width of at least 1, got 4,0"]),
     ([*RUN, "--partition", "by-dataset"], ["partition by-dataset is for sets of graphs", "use one of", "louvain"]),
     ([*RUN, "--split", "fedstar"], ["split fedstar is for sets of graphs", "use one of", "stratified"]),
-    (["run", "fedavg", *GRAPHS, "--partition", "louvain"], ["partition louvain is for the nodes of one graph", "by-dataset"]),
+    (
+        ["run", "fedavg", *GRAPHS, "--partition", "louvain"],
+        ["partition louvain is for the nodes of one graph", "by-dataset"],
+    ),
     (["run", "fedavg", *GRAPHS, "--split", "public"], ["split public is for the nodes of one graph", "fedstar"]),
     (["run", "fedavg", *GRAPHS, "--partition", "shards:-1"], ["shards: count must be at least 1"]),
     (["run", "fedspray", *GRAPHS], ["fedspray learns from the nodes of one graph", "fedstar"]),
@@ -80,7 +86,9 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says", "code"), [(*case, 2) for case in USAGE] + [(*case, 3) for case in DATA], ids=lambda value: str(value)[-50:]
+    ("arguments", "says", "code"),
+    [(*case, 2) for case in USAGE] + [(*case, 3) for case in DATA],
+    ids=lambda value: str(value)[-50:],
 )
 @pytest.mark.parametrize("out", [True, False])
 def test_one_line_and_nothing_left_behind(
@@ -92,7 +100,12 @@ def test_one_line_and_nothing_left_behind(
         arguments = [*arguments, "--out", "new"]
     assert main(arguments) == code
     shown = capsys.readouterr()
-    assert shown.out == "" and shown.err.startswith("isthmus: ") and shown.err.count("\n") == 1 and "Traceback" not in shown.err
+    assert (
+        shown.out == ""
+        and shown.err.startswith("isthmus: ")
+        and shown.err.count("\n") == 1
+        and "Traceback" not in shown.err
+    )
     for text in says:
         assert text in shown.err
     assert list(tmp_path.iterdir()) == [], "a refused run leaves nothing"
@@ -103,7 +116,9 @@ def test_debug_shows_the_traceback(place: str, capsys: pytest.CaptureFixture[str
     arguments = [*RUN, "--set", "lr=-1"]
     assert main(["--debug", *arguments] if place == "first" else [*arguments, "--debug"]) == 2
     err = capsys.readouterr().err
-    assert "Traceback" in err and "ConfigError" in err and err.splitlines()[-1].startswith("isthmus: lr must be above 0")
+    assert (
+        "Traceback" in err and "ConfigError" in err and err.splitlines()[-1].startswith("isthmus: lr must be above 0")
+    )
 
 
 def test_an_existing_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +146,9 @@ def test_the_folder_of_default_runs_is_a_file(tmp_path: Path, capsys: pytest.Cap
     assert "--out" in capsys.readouterr().err
 
 
-def test_corrupt_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_corrupt_checkpoints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(RunFolder, "drop_checkpoints", lambda folder: None)
     assert main([*RUN, "--out", "r"]) == 0
     (tmp_path / "r" / "result.json").unlink()
@@ -161,14 +178,18 @@ def test_a_failed_run_is_four(capsys: pytest.CaptureFixture[str], monkeypatch: p
         assert shown.err.splitlines()[-1].startswith("isthmus: train round 1") and "bad luck" in shown.err
 
 
-def test_ctrl_c_before_there_is_a_folder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_ctrl_c_before_there_is_a_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     def interrupted(*rest: Any, **named: Any) -> Any:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("isthmus.experiments.scenarios.build_scenario", interrupted)
     assert main([*RUN, "--out", "r"]) == 130
     shown = capsys.readouterr()
-    assert "stopped; nothing was written" in shown.err and "Traceback" not in shown.err and list(tmp_path.iterdir()) == []
+    assert (
+        "stopped; nothing was written" in shown.err and "Traceback" not in shown.err and list(tmp_path.iterdir()) == []
+    )
 
 
 def test_a_reader_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +199,9 @@ def test_a_reader_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     script = f"{sys.executable} -m isthmus.cli.main methods | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     assert done.returncode == 0 and "Traceback" not in done.stderr and "Exception" not in done.stderr
 
 

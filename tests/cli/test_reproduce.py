@@ -1,4 +1,6 @@
-"""``isthmus reproduce`` on a small made-up paper: what is printed, written, skipped, refused, and with which exit code."""
+"""``isthmus reproduce`` on a small made-up paper: what is printed, written, skipped, refused, and with which exit
+code.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +136,11 @@ def test_damaged_folders_end_with_3_after_the_rest(capsys: pytest.CaptureFixture
     [
         (["nopaper"], 2, "unknown paper 'nopaper'"),
         (["mini/table7"], 2, "unknown table of mini 'table7': did you mean 'table1'? allowed: 1.1, 2, table1"),
-        (["mini/1.1", "--only", "corra"], 2, "no cell of mini/1.1 matches 'corra'; rows, columns and parts are: Local, FedAvg"),
+        (
+            ["mini/1.1", "--only", "corra"],
+            2,
+            "no cell of mini/1.1 matches 'corra'; rows, columns and parts are: Local, FedAvg",
+        ),
         (["mini/1.1", "--only", "fedfuture"], 2, "none of these cells has a result: method fedfuture is not here yet"),
         (["mini/1.1", "--only", "flickr local 2"], 3, "nothing could be run"),
         (["mini", "--runs", "-1"], 2, "--runs"),
@@ -167,7 +173,9 @@ def test_the_results_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert "# A small paper" in page
     assert "8 runs" in page
     assert "Our number is higher for a reason." in page
-    paired = [float(line.split("|")[7].split()[0]) for line in page.splitlines() if line.startswith("| FedAvg / Blocks")]
+    paired = [
+        float(line.split("|")[7].split()[0]) for line in page.splitlines() if line.startswith("| FedAvg / Blocks")
+    ]
     mean = page.partition("Mean over cells, to Local: FedAvg ")[2].partition(" over 2 cells.")[0]
     assert float(mean) == pytest.approx(sum(paired) / 2, abs=0.011) and len(paired) == 2
     assert "method fedfuture is not here yet" in page
@@ -196,15 +204,21 @@ def test_a_page_outlives_its_run_folders(capsys: pytest.CaptureFixture[str]) -> 
     capsys.readouterr()
     assert reproduce("mini/1.1", "--only", "local blocks 2", "--runs", "3", "--docs", "docs", "--json") == 0
     assert document(capsys)["runs"] == {"done": 1}
-    assert len(Path("docs/mini.jsonl").read_text().splitlines()) == 8, "the paper has two seeds: its page shows no third"
+    assert len(Path("docs/mini.jsonl").read_text().splitlines()) == 8, (
+        "the paper has two seeds: its page shows no third"
+    )
     assert reproduce("mini/1.1", "--only", "local blocks 2", "--runs", "1", "--json") == 0
     assert document(capsys)["runs"] == {"done": 1}
     # The folder wins over the record.
     assert '"score":0.' in records
     Path("docs/mini.jsonl").write_text(records.replace('"score":0.', '"score":0.9'))
     assert reproduce("mini/1.1", "--only", "local blocks 2", "--runs", "2", "--docs", "docs") == 0
-    before, after = ([json.loads(line) for line in text.splitlines()] for text in (records, Path("docs/mini.jsonl").read_text()))
-    assert sum(old["score"] == new["score"] for old, new in zip(before, after, strict=True)) == 1, "only seed 0 has a folder again"
+    before, after = (
+        [json.loads(line) for line in text.splitlines()] for text in (records, Path("docs/mini.jsonl").read_text())
+    )
+    assert sum(old["score"] == new["score"] for old, new in zip(before, after, strict=True)) == 1, (
+        "only seed 0 has a folder again"
+    )
 
 
 def test_a_broken_record_is_named(capsys: pytest.CaptureFixture[str]) -> None:

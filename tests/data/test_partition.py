@@ -31,7 +31,16 @@ from isthmus.seeds import Stream
 Need = Callable[[str], Path]
 
 HAS_METIS = find_spec("pymetis") is not None
-COVERING = ["random", "random-equal", "louvain", "louvain:rule=prose", "kmeans", "dirichlet:alpha=5", "shards", *["metis"] * HAS_METIS]
+COVERING = [
+    "random",
+    "random-equal",
+    "louvain",
+    "louvain:rule=prose",
+    "kmeans",
+    "dirichlet:alpha=5",
+    "shards",
+    *["metis"] * HAS_METIS,
+]
 PARTIAL = ["louvain-top", "ego", "ego:hops=0"]
 
 
@@ -46,11 +55,13 @@ def owners(scenario: Scenario) -> Tensor:
     return owner
 
 
-# -- properties --------------------------------------------------------------------------------------------------------
+# -- properties ------------------------------------------------------------------------------------
 
 
 @settings(max_examples=25, deadline=None)
-@given(name=st.sampled_from(COVERING), nodes=st.integers(60, 160), clients=st.integers(1, 5), seed=st.integers(0, 10**6))
+@given(
+    name=st.sampled_from(COVERING), nodes=st.integers(60, 160), clients=st.integers(1, 5), seed=st.integers(0, 10**6)
+)
 def test_covering_partitions_give_every_node_one_owner(name: str, nodes: int, clients: int, seed: int) -> None:
     graph, stream = draw(nodes, seed), Stream(seed, ("partition",))
     owner = parse_partition(name).assign(graph, clients, stream)
@@ -61,7 +72,9 @@ def test_covering_partitions_give_every_node_one_owner(name: str, nodes: int, cl
 
 @settings(max_examples=25, deadline=None)
 @given(name=st.sampled_from(PARTIAL), nodes=st.integers(60, 160), clients=st.integers(1, 4), seed=st.integers(0, 10**6))
-def test_partial_partitions_leave_nodes_out_and_scenarios_renumber(name: str, nodes: int, clients: int, seed: int) -> None:
+def test_partial_partitions_leave_nodes_out_and_scenarios_renumber(
+    name: str, nodes: int, clients: int, seed: int
+) -> None:
     graph = draw(nodes, seed)
     owner = parse_partition(name).assign(graph, clients, Stream(seed, ("partition",)))
     kept = torch.nonzero(owner >= 0).flatten()
@@ -100,7 +113,9 @@ def thirds(count: int) -> Masks:
     slack=st.integers(0, 20),
     rule=st.sampled_from(["code", "prose"]),
 )
-def test_balanced_covers_and_respects_the_limit_of_groups(sizes: list[int], clients: int, slack: int, rule: str) -> None:
+def test_balanced_covers_and_respects_the_limit_of_groups(
+    sizes: list[int], clients: int, slack: int, rule: str
+) -> None:
     total = sum(sizes)
     clients = min(clients, total)
     groups = np.split(np.arange(total), np.cumsum(sizes)[:-1])
@@ -114,7 +129,8 @@ def test_balanced_covers_and_respects_the_limit_of_groups(sizes: list[int], clie
 def test_pointer_rule_by_hand() -> None:
     groups = [np.arange(size) for size in (5, 4, 3, 3, 2)]  # only their sizes matter here
     held = communities.deal_by_pointer(groups, clients=2, target=6, limit=8)
-    # 5 to a; 4 would make 9 > 8 there, so to b; 3 to b (7); b holds 6 or more, so 3 to a (8); 2 goes round to the smallest, b
+    # 5 to a; 4 would make 9 > 8 there, so to b; 3 to b (7); b holds 6 or more, so 3 to a (8); 2 goes round to the
+    # smallest, b
     assert [[len(group) for group in mine] for mine in held] == [[5, 3], [4, 3, 2]]
 
 
@@ -169,7 +185,9 @@ def test_metis_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPat
 @pytest.mark.skipif(not HAS_METIS, reason="pymetis is not installed")
 def test_metis_cuts_less_than_random() -> None:
     share = {
-        name: build_scenario(dataset="csbm:nodes=800,homophily=0.95", partition=name, clients=4).statistics.cross_edge_share
+        name: build_scenario(
+            dataset="csbm:nodes=800,homophily=0.95", partition=name, clients=4
+        ).statistics.cross_edge_share
         for name in ("metis", "random")
     }
     assert share["metis"] is not None and share["random"] is not None and share["metis"] < 0.7 * share["random"]
@@ -177,7 +195,10 @@ def test_metis_cuts_less_than_random() -> None:
 
 def test_ego_balls() -> None:
     path = np.array([[i for i in range(9)], [i + 1 for i in range(9)]])
-    graph = Loaded(node_data(np.zeros((10, 1)), np.concatenate([path, path[::-1]], axis=1), np.zeros(10, dtype=np.int64), 1), "generated")
+    graph = Loaded(
+        node_data(np.zeros((10, 1)), np.concatenate([path, path[::-1]], axis=1), np.zeros(10, dtype=np.int64), 1),
+        "generated",
+    )
     for seed in range(5):
         owner = parse_partition("ego:hops=2").assign(graph, 1, Stream(seed))
         ball = torch.nonzero(owner == 0).flatten()
@@ -222,7 +243,7 @@ def test_repr_is_readable(name: str) -> None:
     assert parse_partition(name) == partition
 
 
-# -- splits ------------------------------------------------------------------------------------------------------------
+# -- splits ----------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)
@@ -290,7 +311,9 @@ def test_public_picks_by_seed_or_number() -> None:
         build_scenario(dataset="csbm", split="public")
 
 
-@pytest.mark.parametrize("text", ["", "random", "fsg:1", "public:x", "stratified", "client:1/2", "a/b/c", "-10/20/90", "1/0/0"])
+@pytest.mark.parametrize(
+    "text", ["", "random", "fsg:1", "public:x", "stratified", "client:1/2", "a/b/c", "-10/20/90", "1/0/0"]
+)
 def test_unusable_splits(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_split(text)
@@ -306,12 +329,19 @@ def test_given_masks_are_checked() -> None:
     ):
         with pytest.raises(DataError, match=message):
             scenario_of(
-                graph, parse_partition("random"), GivenSplit(masks), dataset="x", partition="random", clients=2, split="given", seed=0
+                graph,
+                parse_partition("random"),
+                GivenSplit(masks),
+                dataset="x",
+                partition="random",
+                clients=2,
+                split="given",
+                seed=0,
             )
     assert isinstance(parse_split("10/10/80"), UniformSplit)
 
 
-# -- facts -------------------------------------------------------------------------------------------------------------
+# -- facts -----------------------------------------------------------------------------------------
 
 
 def test_fedstruct_property_16(need_data: Need) -> None:
@@ -338,7 +368,9 @@ def test_balanced_partitions_of_cora_leave_nobody_out(need_data: Need, clients: 
     ("dataset", "clients", "total", "low", "high", "edges"),
     [("pubmed", 7, 11258, 1300, 2287, 3600), ("physics", 12, 31813, 1081, 4442, 14790)],
 )
-def test_fedspray_table_6_2(need_data: Need, dataset: str, clients: int, total: int, low: int, high: int, edges: int) -> None:
+def test_fedspray_table_6_2(
+    need_data: Need, dataset: str, clients: int, total: int, low: int, high: int, edges: int
+) -> None:
     need_data("partitions/fedspray")
     statistics = build_scenario(dataset=dataset, partition="fedspray", split="client:40/30/30").statistics
     sizes = [client.nodes for client in statistics.clients]
@@ -371,7 +403,11 @@ def test_fedspray_table_6_3(need_data: Need) -> None:
 
 @pytest.mark.parametrize(
     ("dataset", "sizes", "missing"),
-    [("cora", (1557, 542, 609), (217, 180)), ("citeseer", (1924, 665, 738), (264,)), ("pubmed", (11829, 3943, 3945), ())],
+    [
+        ("cora", (1557, 542, 609), (217, 180)),
+        ("citeseer", (1924, 665, 738), (264,)),
+        ("pubmed", (11829, 3943, 3945), ()),
+    ],
 )
 def test_fedggr_9_1(need_data: Need, dataset: str, sizes: tuple[int, ...], missing: tuple[int, ...]) -> None:
     need_data("Planetoid/Cora/raw")
@@ -388,11 +424,14 @@ def test_fedggr_9_1(need_data: Need, dataset: str, sizes: tuple[int, ...], missi
 def test_hifgl_property_18(need_data: Need, dataset: str, leakage: float) -> None:
     need_data("Planetoid/Cora/raw")
     scenarios = [
-        build_scenario(dataset=dataset, partition="random-equal", clients=5, split="client:60/20/20", seed=seed) for seed in range(3)
+        build_scenario(dataset=dataset, partition="random-equal", clients=5, split="client:60/20/20", seed=seed)
+        for seed in range(3)
     ]
     values = [subgraph_leakage(scenario.whole.edge_index, owners(scenario)) for scenario in scenarios]
     assert np.mean([value for value in values if value is not None]) == pytest.approx(leakage, abs=0.01)
-    assert np.mean([scenario.statistics.cross_edge_share or 0 for scenario in scenarios]) == pytest.approx(0.8, abs=0.01)
+    assert np.mean([scenario.statistics.cross_edge_share or 0 for scenario in scenarios]) == pytest.approx(
+        0.8, abs=0.01
+    )
     sizes = [part.num_nodes for part in scenarios[0].parts.values()]
     assert max(sizes) - min(sizes) <= 1
 
@@ -426,7 +465,9 @@ def test_equal_parts_differ_by_at_most_one_node(nodes: int, clients: int, seed: 
 @pytest.mark.parametrize("clients", [3, 5, 10])
 def test_equal_parts_keep_the_sum_of_squared_shares_of_the_edges(clients: int) -> None:
     """FedGGR's property 13, within four standard deviations."""
-    scenario = build_scenario(dataset="csbm:nodes=3000,classes=3,features=4,degree=6", partition="random-equal", clients=clients)
+    scenario = build_scenario(
+        dataset="csbm:nodes=3000,classes=3,features=4,degree=6", partition="random-equal", clients=clients
+    )
     share = sum((part.num_nodes / 3000) ** 2 for part in scenario.parts.values())
     edges = scenario.whole.edge_index.shape[1] / 2
     assert scenario.statistics.cross_edge_share is not None

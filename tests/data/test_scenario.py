@@ -108,7 +108,9 @@ def test_same_seed_same_bits_other_seed_other_draw() -> None:
     assert torch.equal(first.whole.x, again.whole.x) and torch.equal(first.whole.train, again.whole.train)
     # Split and partition have streams of their own: another number of clients leaves data and split alone.
     more = build_scenario(dataset=SMALL, clients=7, seed=1)
-    assert torch.equal(first.whole.train, more.whole.train) and torch.equal(first.whole.edge_index, more.whole.edge_index)
+    assert torch.equal(first.whole.train, more.whole.train) and torch.equal(
+        first.whole.edge_index, more.whole.edge_index
+    )
 
 
 def test_one_client_owns_everything() -> None:
@@ -148,7 +150,13 @@ def test_mistakes_are_named(options: dict[str, object], error: type[IsthmusError
 
 
 @settings(max_examples=30, deadline=None)
-@given(nodes=st.integers(40, 200), clients=st.integers(1, 4), seed=st.integers(0, 2**32), train=st.integers(3, 50), test=st.integers(3, 40))
+@given(
+    nodes=st.integers(40, 200),
+    clients=st.integers(1, 4),
+    seed=st.integers(0, 2**32),
+    train=st.integers(3, 50),
+    test=st.integers(3, 40),
+)
 def test_split_sizes_are_floored_and_parts_cover(nodes: int, clients: int, seed: int, train: int, test: int) -> None:
     split = f"{train}/{100 - train - test}/{test}"
     scenario = build_scenario(dataset=f"csbm:nodes={nodes},classes=2,degree=3", clients=clients, seed=seed, split=split)
@@ -160,7 +168,9 @@ def test_split_sizes_are_floored_and_parts_cover(nodes: int, clients: int, seed:
 
 
 def test_undirected_reads_every_arc_both_ways() -> None:
-    plain, both = (build_scenario(dataset="powerlaw:nodes=200", clients=2, seed=1, undirected=on) for on in (False, True))
+    plain, both = (
+        build_scenario(dataset="powerlaw:nodes=200", clients=2, seed=1, undirected=on) for on in (False, True)
+    )
     arcs = {tuple(arc) for arc in plain.whole.edge_index.T.tolist()}
     assert {tuple(arc) for arc in both.whole.edge_index.T.tolist()} == arcs | {(b, a) for a, b in arcs}
     assert both.whole.edge_index.shape[1] == len(arcs | {(b, a) for a, b in arcs})

@@ -14,7 +14,13 @@ from isthmus.experiments.config import Settings, resolve
 from isthmus.experiments.folder import RunFolder
 from isthmus.federation.interface import Failure
 
-DATA = {"dataset": "csbm:nodes=60,classes=3,features=5", "partition": "random", "clients": 2, "split": "40/20/40", "seed": 3}
+DATA = {
+    "dataset": "csbm:nodes=60,classes=3,features=5",
+    "partition": "random",
+    "clients": 2,
+    "split": "40/20/40",
+    "seed": 3,
+}
 
 
 def settings_of(method: str = "fedavg", **more: object) -> Settings:
@@ -29,7 +35,12 @@ def organisation(folder: Path, number: int, roster: Path, **data: object) -> Sit
     identity = make_identity(home / "identity.key")
     with roster.open("a") as file:
         file.write(f'[bank-{number}]\nclient = "client-{number}"\nkey = "{identity.public.hex()}"\n')
-    lines = [f'client = "client-{number}"', f"roster = {json.dumps(str(roster))}", 'identity = "identity.key"', "[data]"]
+    lines = [
+        f'client = "client-{number}"',
+        f"roster = {json.dumps(str(roster))}",
+        'identity = "identity.key"',
+        "[data]",
+    ]
     lines += [f"{key} = {json.dumps(value)}" for key, value in {**DATA, **data}.items()]
     (home / "client.toml").write_text("\n".join(lines))
     return SiteSettings.read(home / "client.toml")
@@ -48,7 +59,9 @@ class Wires:
     def sites(self) -> tuple[str, ...]:
         return tuple(self.runtimes)
 
-    def ask(self, run: str, kind: str, requests: Mapping[str, bytes], timeout: float | None) -> dict[str, bytes | Failure]:
+    def ask(
+        self, run: str, kind: str, requests: Mapping[str, bytes], timeout: float | None
+    ) -> dict[str, bytes | Failure]:
         answers: dict[str, bytes | Failure] = {}
         for site, data in requests.items():
             if site in self.lost or len(self.seen) == self.after:

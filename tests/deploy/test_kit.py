@@ -30,9 +30,12 @@ def kits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kit]:
 
 def test_a_kit_knows_whose_it_is(kits: dict[str, Kit]) -> None:
     assert {name: (kit.kind, kit.name) for name, kit in kits.items()} == {
-        "bank-a": ("client", "bank-a"), "bank-b": ("client", "bank-b"), "server": ("server", "localhost"),
-        "coordinator": ("admin", "coordinator@x.isthmus"), "super@x.isthmus": ("admin", "super@x.isthmus"),
-    }  # fmt: skip
+        "bank-a": ("client", "bank-a"),
+        "bank-b": ("client", "bank-b"),
+        "server": ("server", "localhost"),
+        "coordinator": ("admin", "coordinator@x.isthmus"),
+        "super@x.isthmus": ("admin", "super@x.isthmus"),
+    }
     assert {kit.target for kit in kits.values()} == {kits["server"].target}
 
 
@@ -46,12 +49,16 @@ def test_a_kit_lets_only_our_job_in(kits: dict[str, Kit]) -> None:
     assert "site_log_streamer" not in {part["id"] for part in resources["components"]}
     rights = json.loads((kit.local / "authorization.json").read_text())["permissions"]
     for role in rights.values():
-        assert [role[right] for right in ("byoc", "shell_commands", "operate", "clone_job", "download_job")] == ["none"] * 5
+        assert [role[right] for right in ("byoc", "shell_commands", "operate", "clone_job", "download_job")] == [
+            "none"
+        ] * 5
     assert not list(kit.startup.glob("*.sh")), "they would start a site without our launcher"
     server, home = json.loads((kits["server"].local / "resources.json").read_text()), str(kits["server"].path)
     roots = [server["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"]]
     roots += [part["args"]["uri_root"] for part in server["components"] if "uri_root" in part.get("args", {})]
-    assert len(roots) == 2 and all(root.startswith(home) for root in roots), "state must not lie in a folder all users share"
+    assert len(roots) == 2 and all(root.startswith(home) for root in roots), (
+        "state must not lie in a folder all users share"
+    )
 
 
 def test_closing_down_again_undoes_lax_rules(kits: dict[str, Kit]) -> None:
@@ -143,11 +150,13 @@ def test_jobs_of_a_killed_server_are_swept(kits: dict[str, Kit]) -> None:
         (kit.job_store / name / "meta").write_text(json.dumps({"status": status}))
     assert kit.sweep_jobs() == 2
     assert [json.loads((kit.job_store / name / "meta").read_text())["status"] for name in "abc"] == [
-        "FINISHED:ABANDONED", "FINISHED:COMPLETED", "FINISHED:ABANDONED",
-    ]  # fmt: skip
+        "FINISHED:ABANDONED",
+        "FINISHED:COMPLETED",
+        "FINISHED:ABANDONED",
+    ]
 
 
-# -- the gate ----------------------------------------------------------------------------------------------------------------------
+# -- the gate --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -184,11 +193,25 @@ def test_the_gate_lets_our_job_in(app: Path) -> None:
         (lambda app: (app / "config" / CLIENT_CONFIG).write_text("{"), "cannot be read"),
         (lambda app: (app / "config" / SERVER_CONFIG).unlink(), "cannot be read"),
         (lambda app: (app / "config" / CLIENT_CONFIG).write_text(" " * (1 << 21)), "is too large"),
-        (lambda app: _edit(app, CLIENT_CONFIG, lambda c: c["components"].append({"id": "x", "path": "subprocess.Popen"})), "client config"),
-        (lambda app: _edit(app, CLIENT_CONFIG, lambda c: c["executors"][0]["executor"]["args"]["props"].update(a=1)), "client config"),
+        (
+            lambda app: _edit(
+                app, CLIENT_CONFIG, lambda c: c["components"].append({"id": "x", "path": "subprocess.Popen"})
+            ),
+            "client config",
+        ),
+        (
+            lambda app: _edit(app, CLIENT_CONFIG, lambda c: c["executors"][0]["executor"]["args"]["props"].update(a=1)),
+            "client config",
+        ),
         (lambda app: _edit(app, CLIENT_CONFIG, lambda c: c.update(extra=1)), "client config"),
-        (lambda app: _edit(app, SERVER_CONFIG, lambda c: c["workflows"][0]["args"]["props"].update(runs=["../x"])), "server config"),
-        (lambda app: _edit(app, SERVER_CONFIG, lambda c: c["workflows"][0]["args"]["props"].update(more=1)), "server config"),
+        (
+            lambda app: _edit(app, SERVER_CONFIG, lambda c: c["workflows"][0]["args"]["props"].update(runs=["../x"])),
+            "server config",
+        ),
+        (
+            lambda app: _edit(app, SERVER_CONFIG, lambda c: c["workflows"][0]["args"]["props"].update(more=1)),
+            "server config",
+        ),
         (lambda app: _edit(app, SERVER_CONFIG, lambda c: c["components"].clear()), "server config"),
         (lambda app: (app / ".__nvfl_submitter.crt").unlink(), "not signed by its submitter"),
         (lambda app: (app / ".__nvfl_submitter.crt").write_text("x"), "cannot be read"),
@@ -202,7 +225,9 @@ def test_the_gate_refuses_everything_else(app: Path, harm: Callable[[Path], None
     assert error.startswith("isthmus gate: ") and said in error
 
 
-@pytest.mark.parametrize(("who", "said"), [("super@x.isthmus", "role super not permitted"), ("bank-a", "role (none) not permitted")])
+@pytest.mark.parametrize(
+    ("who", "said"), [("super@x.isthmus", "role super not permitted"), ("bank-a", "role (none) not permitted")]
+)
 def test_the_gate_knows_who_submits(app: Path, kits: dict[str, Kit], who: str, said: str) -> None:
     from isthmus.deploy.gate import refusal
 

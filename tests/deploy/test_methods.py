@@ -1,4 +1,6 @@
-"""Methods whose parties write to each other, between organisations but without processes: mail sealed, the same bits as in one process."""
+"""Methods whose parties write to each other, between organisations but without processes: mail sealed, the same bits as
+in one process.
+"""
 
 from __future__ import annotations
 
@@ -28,21 +30,41 @@ from isthmus.testing import small_runs
 class Organised(RemoteEngine):
     """A site for each client, every request packed to one buffer each way. Models stay at the sites, in ``models``."""
 
-    def __init__(self, parts: Mapping[str, Any], table: Any, config: Any, stream: Any, *, wire: bool = False, cohort: bool = False) -> None:
+    def __init__(
+        self,
+        parts: Mapping[str, Any],
+        table: Any,
+        config: Any,
+        stream: Any,
+        *,
+        wire: bool = False,
+        cohort: bool = False,
+    ) -> None:
         super().__init__({f"site-{client}": [client] for client in sorted(parts)}, table)
         identity = Identity()
         roster = Organisations(dict.fromkeys(parts, identity.public), {client: f"site-{client}" for client in parts})
         self.models: dict[str, Weights] = {}
         self.hosts = {
-            f"site-{client}": SiteHost({client: data}, table, config, stream, run="r", identity=identity, organisations=roster,
-                                       keep=self.models.__setitem__) for client, data in parts.items()
-        }  # fmt: skip
+            f"site-{client}": SiteHost(
+                {client: data},
+                table,
+                config,
+                stream,
+                run="r",
+                identity=identity,
+                organisations=roster,
+                keep=self.models.__setitem__,
+            )
+            for client, data in parts.items()
+        }
         keys = {party: pair for host in self.hosts.values() for party, pair in host.announce().items()}
         for host in self.hosts.values():
             host.meet(Meet(keys))
 
     def carry(self, kind: FrameKind, frames: Mapping[str, Frame], timeout: float | None) -> dict[str, Frame | Failure]:
-        return {site: unpack(pack(self.hosts[site].handle(kind, unpack(pack(frame))))) for site, frame in frames.items()}
+        return {
+            site: unpack(pack(self.hosts[site].handle(kind, unpack(pack(frame))))) for site, frame in frames.items()
+        }
 
     def revive(self) -> None: ...
     def close(self) -> None: ...
@@ -57,13 +79,20 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-WITH_MAIL = [method.name for method in all_methods() if any(s.sends for names in method.table.handlers.values() for s in names.values())]
+WITH_MAIL = [
+    method.name
+    for method in all_methods()
+    if any(s.sends for names in method.table.handlers.values() for s in names.values())
+]
 
 
 @pytest.mark.parametrize("method", WITH_MAIL)
 def test_the_same_bits_between_organisations(method: str) -> None:
     for settings, scenario in small_runs(method).values():
-        with Experiment(settings, scenario, engine=LocalEngine) as local, Experiment(settings, scenario, engine=Organised) as apart:
+        with (
+            Experiment(settings, scenario, engine=LocalEngine) as local,
+            Experiment(settings, scenario, engine=Organised) as apart,
+        ):
             for experiment in (local, apart):
                 experiment.loop.play()
             expected, found = dict(local.engine.export(False)), dict(apart.engine.export(False))

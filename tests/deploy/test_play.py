@@ -1,4 +1,6 @@
-"""Runs between organisations, without processes: same bits as local, mismatches by name, continuation from the newest common tag."""
+"""Runs between organisations, without processes: same bits as local, mismatches by name, continuation from the newest
+common tag.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ def one_thread() -> Iterator[None]:
 
 
 def models(folder: Path) -> dict[str, str]:
-    return {path.stem: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("models/*.safetensors"))}
+    return {
+        path.stem: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("models/*.safetensors"))
+    }
 
 
 def local(folder: Path, **more: Any) -> dict[str, str]:
@@ -106,7 +111,10 @@ def test_a_half_written_checkpoint_goes_back_one(tmp_path: Path) -> None:
     ("more", "said"),
     [
         ({"seed": 4}, "bank-0: seed is 3 in its client.toml, but 4 in the run: agree on one"),
-        ({"dataset": "csbm:nodes=70"}, "bank-0: dataset is 'csbm:nodes=60,classes=3,features=5' in its client.toml, but 'csbm:nodes=70'"),
+        (
+            {"dataset": "csbm:nodes=70"},
+            "bank-0: dataset is 'csbm:nodes=60,classes=3,features=5' in its client.toml, but 'csbm:nodes=70'",
+        ),
         ({"undirected": True}, "bank-0: undirected is True in the run, but its client.toml does not give it"),
         ({"method": "central"}, "bank-0: central needs all data at one place"),
         ({"transcript": True}, "bank-0: transcript=true keeps what protections hide"),
@@ -165,8 +173,15 @@ def test_oversized_and_senseless_requests_are_refused(tmp_path: Path) -> None:
     joined = codec.decode(unpack(runtime.handle("r", BEGIN, begin))[0], Joined)
     assert not joined.error and joined.clients is not None
     assert "exceeds the limit of 1000" in _said(runtime.handle("r", "call", b"isthmus1" + b"0" * 1000))
-    for run, kind, data in (("r", "call", b""), ("r", "order", b"x" * 99), ("r", 1, b""), (None, "call", b""), ("r", "call", "text"),
-                            ("r", "begin", b"isthmus1"), ("other", "order", pack((codec.encode(Order("tags")),)))):  # fmt: skip
+    for run, kind, data in (
+        ("r", "call", b""),
+        ("r", "order", b"x" * 99),
+        ("r", 1, b""),
+        (None, "call", b""),
+        ("r", "call", "text"),
+        ("r", "begin", b"isthmus1"),
+        ("other", "order", pack((codec.encode(Order("tags")),))),
+    ):
         answer = codec.decode(unpack(runtime.handle(run, kind, data))[0], Answer)
         assert answer.error in ("ProtocolError", "ConfigError"), (run, kind, answer)
     assert _said(runtime.handle("r", "order", pack((codec.encode(Order("tags")),)))) == ""
@@ -177,5 +192,3 @@ def test_an_error_in_a_sites_code_says_its_type_alone(tmp_path: Path, monkeypatc
     monkeypatch.setattr("isthmus.deploy.runtime.unpack", lambda data, limits: 1 / 0 if data else None)
     said = _said(runtime.handle("r", BEGIN, b"secret"))
     assert said == "a site failed (ZeroDivisionError): see its log"
-
-

@@ -92,13 +92,22 @@ class Organised(RemoteEngine):
     def __init__(self, scenario: Scenario, signed: bool = True) -> None:
         super().__init__({f"site-{client}": [client] for client in CLIENTS}, TABLE)
         identities = {client: Identity() for client in CLIENTS}
-        roster = Organisations({client: one.public for client, one in identities.items()}, {client: f"site-{client}" for client in CLIENTS})
+        roster = Organisations(
+            {client: one.public for client, one in identities.items()}, {client: f"site-{client}" for client in CLIENTS}
+        )
         self.hosts = {
             f"site-{client}": SiteHost(
-                {client: scenario.parts[client]}, TABLE, None, Stream(0, ("party",)), run="r",
-                identity=identities[client] if signed else None, organisations=roster, keep=lambda name, weights: None,
-            ) for client in CLIENTS
-        }  # fmt: skip
+                {client: scenario.parts[client]},
+                TABLE,
+                None,
+                Stream(0, ("party",)),
+                run="r",
+                identity=identities[client] if signed else None,
+                organisations=roster,
+                keep=lambda name, weights: None,
+            )
+            for client in CLIENTS
+        }
         self.keys: dict[PartyId, Keys] = {}
         for host in self.hosts.values():
             self.keys |= host.announce()
@@ -184,7 +193,9 @@ def test_masked_mail_is_sealed_too(scenario: Scenario) -> None:
 
 
 def _sealed(calls: Sequence_, change: Callable[[Parcel], Parcel]) -> Sequence_:
-    return [replace(call, parcels=tuple(map(change, call.parcels))) if call.parcels is not None else call for call in calls]
+    return [
+        replace(call, parcels=tuple(map(change, call.parcels))) if call.parcels is not None else call for call in calls
+    ]
 
 
 def _content(parcel: Parcel, **changes: Any) -> Parcel:
@@ -244,8 +255,16 @@ def test_a_call_that_arrives_twice_is_answered_from_memory(scenario: Scenario) -
 def test_a_server_that_plays_a_party_is_found_out(scenario: Scenario) -> None:
     """It gives everybody session keys of its own making in client-1's name; long-term keys are not its to make."""
     engine = Organised(scenario)
-    mallory = SiteHost({"client-1": scenario.parts["client-1"]}, TABLE, None, Stream(0, ("party",)), run="r", identity=Identity(),
-                       organisations=None, keep=lambda name, weights: None)  # fmt: skip
+    mallory = SiteHost(
+        {"client-1": scenario.parts["client-1"]},
+        TABLE,
+        None,
+        Stream(0, ("party",)),
+        run="r",
+        identity=Identity(),
+        organisations=None,
+        keep=lambda name, weights: None,
+    )
     engine.keys |= mallory.announce()
     with pytest.raises(ProtocolError, match="did not sign this key"):
         engine.hosts["site-client-0"].meet(Meet(engine.keys))
@@ -270,8 +289,10 @@ def test_masks_for_strangers_are_refused(scenario: Scenario) -> None:
         for call in calls:
             order = call.mail.orders if call.mail is not None else None
             if order:
-                fake = {party: replace(one, roster=replace(one.roster, keys={**one.roster.keys, "client-1": b"1" * 32}))
-                        for party, one in order.items()}  # fmt: skip
+                fake = {
+                    party: replace(one, roster=replace(one.roster, keys={**one.roster.keys, "client-1": b"1" * 32}))
+                    for party, one in order.items()
+                }
                 call = replace(call, mail=replace(call.mail, orders=fake))
             changed.append(call)
         return changed

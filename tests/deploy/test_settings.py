@@ -24,8 +24,8 @@ DATA = '[data]\ndataset = "cora"\nclients = 3\n'
         ('client = "client-0"\n[data]\ndataset = "cora"', "must say at least dataset and clients"),
         (f'client = "client-0"\n{DATA}sead = 1', "did you mean 'seed'?"),
         (f'client = "client-0"\n{DATA}seed = "one"', "seed in [data] of client.toml must be a whole number"),
-        ('[data]\nsimulated = [3, 3]', "must be [number, sites]"),
-        (f"client = \"client-0\"\nroster = 3\n{DATA}", "are paths, got 3"),
+        ("[data]\nsimulated = [3, 3]", "must be [number, sites]"),
+        (f'client = "client-0"\nroster = 3\n{DATA}', "are paths, got 3"),
     ],
 )
 def test_mistakes_in_client_toml(tmp_path: Path, text: str, said: str) -> None:
@@ -72,7 +72,10 @@ def test_identities(tmp_path: Path) -> None:
         ('[a]\nkey = "00"\nclient = "client-0"', "has 1 bytes instead of 32"),
         ('[a]\nkey = "zz"\nclient = "client-0"', "must hold client"),
         (f'[a]\nkey = "{"0" * 64}"', "must hold client"),
-        (f'[a]\nkey = "{"0" * 64}"\nclient = "x"\n[b]\nkey = "{"1" * 64}"\nclient = "x"', "gives 'x' to two organisations (a and b)"),
+        (
+            f'[a]\nkey = "{"0" * 64}"\nclient = "x"\n[b]\nkey = "{"1" * 64}"\nclient = "x"',
+            "gives 'x' to two organisations (a and b)",
+        ),
     ],
 )
 def test_mistakes_in_the_roster(tmp_path: Path, text: str, said: str) -> None:

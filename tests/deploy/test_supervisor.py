@@ -34,8 +34,10 @@ class Pretended:
     def ask(self, name: str, *arguments: Any, **named: Any) -> Any:
         if name == "submit_job":
             assert sorted(path.name for path in Path(arguments[0]).rglob("*") if path.is_file()) == [
-                "config_fed_client.json", "config_fed_server.json", "meta.json",
-            ]  # fmt: skip
+                "config_fed_client.json",
+                "config_fed_server.json",
+                "meta.json",
+            ]
             self.submitted.append(named["submit_token"])
             return f"job-{len(self.submitted)}"
         if name == "get_job_status":
@@ -61,7 +63,14 @@ def watch(tmp_path: Path, server: Pretended) -> tuple[Supervisor, Path]:
     run = tmp_path / "r"
     (run / "ledger").mkdir(parents=True)
     supervisor = Supervisor.__new__(Supervisor)
-    supervisor.__dict__ |= {"admin": server, "runs": tmp_path, "sites": ("a", "b"), "tick": lambda: None, "attempts": [], "_sign": 0.0}
+    supervisor.__dict__ |= {
+        "admin": server,
+        "runs": tmp_path,
+        "sites": ("a", "b"),
+        "tick": lambda: None,
+        "attempts": [],
+        "_sign": 0.0,
+    }
     return supervisor, run
 
 
@@ -84,10 +93,18 @@ def a_round_then(run: Path, status: str) -> Callable[[], str]:
 def test_a_job_that_ends_without_result_is_submitted_again(tmp_path: Path) -> None:
     server = Pretended([])
     supervisor, run = watch(tmp_path, server)
-    server.jobs = [a_round_then(run, "FINISHED:EXECUTION_EXCEPTION"), a_round_then(run, "FINISHED:ABANDONED"), finish(run)]
+    server.jobs = [
+        a_round_then(run, "FINISHED:EXECUTION_EXCEPTION"),
+        a_round_then(run, "FINISHED:ABANDONED"),
+        finish(run),
+    ]
     supervisor.play(["r"])
     assert server.submitted == ["r-0", "r-1", "r-2"] and server.closed
-    assert [attempt["ended"] for attempt in supervisor.attempts] == ["FINISHED:EXECUTION_EXCEPTION", "FINISHED:ABANDONED", "finished"]
+    assert [attempt["ended"] for attempt in supervisor.attempts] == [
+        "FINISHED:EXECUTION_EXCEPTION",
+        "FINISHED:ABANDONED",
+        "finished",
+    ]
     assert json.loads((run / "attempts.json").read_text()) == 2
 
 

@@ -25,5 +25,10 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     ]
     with Loopback(3, folder / "runs", folder / "state", extra) as made:
         yield made
-        pids = [pid for keeper in made.keepers.values() if keeper.pid is not None for pid in (keeper.pid, *descendants(keeper.pid))]
+        pids = [
+            pid
+            for keeper in made.keepers.values()
+            if keeper.pid is not None
+            for pid in (keeper.pid, *descendants(keeper.pid))
+        ]
     assert not any(is_alive(pid) for pid in pids)

@@ -1,4 +1,6 @@
-"""A server's part of a job that does not keep to the rules: it sends a site what no server of ours would, and writes down the answers."""
+"""A server's part of a job that does not keep to the rules: it sends a site what no server of ours would, and writes
+down the answers.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,11 @@ class HostileServer:
 
         begin = Begin("hostile", MARK, 0, settings, versions())
         ask("a call before the run began", CALL, call("client-0", "evaluate"))
-        ask("another version", BEGIN, pack((codec.encode(Begin("hostile", MARK, 0, settings, {**versions(), "isthmus": "9.9"})),)))
+        ask(
+            "another version",
+            BEGIN,
+            pack((codec.encode(Begin("hostile", MARK, 0, settings, {**versions(), "isthmus": "9.9"})),)),
+        )
         ask("a damaged config", BEGIN, pack((codec.encode(Begin("hostile", MARK, 0, "[run", versions())),)))
         ask("a path for a name", BEGIN, pack((codec.encode(begin),)), run="../../etc")
         ask("begin", BEGIN, pack((codec.encode(begin),)))

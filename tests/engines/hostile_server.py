@@ -1,7 +1,8 @@
-"""A server that was tampered with: it sends what it is told in ``order.json`` to a site's parent process, without asking for permission.
+"""A server that was tampered with: it sends what it is told in ``order.json`` to a site's parent process, without
+asking for permission.
 
-``python hostile_server.py KIT FOLDER``: started like an honest one; an order is ``{"site": ..., "topic": ..., "body": ...}``, the answer
-goes to ``reply.json``.
+``python hostile_server.py KIT FOLDER``: started like an honest one; an order is ``{"site": ..., "topic": ..., "body":
+...}``, the answer goes to ``reply.json``.
 """
 
 from __future__ import annotations

@@ -21,8 +21,11 @@ PATIENCE = 240.0
 
 def settings_of(method: str, engine: str, set: Mapping[str, Any] | None = None, **more: Any) -> Settings:
     given = {**NODES, "rounds": 2, "hidden": 8, **more}
-    return resolve(method, {key: value for key, value in given.items() if value is not None}, {"execution": "each", **(set or {})}
-                   | {"engine": engine})  # fmt: skip
+    return resolve(
+        method,
+        {key: value for key, value in given.items() if value is not None},
+        {"execution": "each", **(set or {})} | {"engine": engine},
+    )
 
 
 def hashes(folder: Path) -> dict[str, str]:

@@ -31,7 +31,7 @@ from nvflare_helpers import (
     settings_of,
     site_hashes,
     wait_until,
-)  # fmt: skip
+)
 
 from isthmus.deploy.alive import is_alive
 from isthmus.deploy.loopback import Loopback, free_port
@@ -60,7 +60,10 @@ def test_all_methods_in_one_job(federation: Loopback, tmp_path: Path) -> None:
     found = {name: site_hashes(federation, name) for name in wanted}
     for name in wanted:
         first = next(iter(wanted[name].values()))[:12]
-        print(f"{name:20s} {len(wanted[name])} models, local {first}, nvflare {'equal' if found[name] == wanted[name] else 'DIFFERENT'}")  # noqa: T201
+        print(  # noqa: T201
+            f"{name:20s} {len(wanted[name])} models, local {first}, nvflare "
+            f"{'equal' if found[name] == wanted[name] else 'DIFFERENT'}"
+        )
     assert found == wanted
     assert len(supervisor.attempts) == 1
 
@@ -71,7 +74,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("victim", ["client job", "client parent", "server job", "server parent"])
-def test_a_kill_at_a_random_round_changes_nothing(federation: Loopback, victim: str, undisturbed: dict[str, str]) -> None:
+def test_a_kill_at_a_random_round_changes_nothing(
+    federation: Loopback, victim: str, undisturbed: dict[str, str]
+) -> None:
     run = f"kill-{victim.replace(' ', '-')}"
     add_run(federation, run, settings_of("fedavg", "nvflare", {"checkpoint.every": 1}, rounds=ROUNDS))
     supervisor = federation.supervisor()
@@ -90,7 +95,10 @@ def test_a_kill_at_a_random_round_changes_nothing(federation: Loopback, victim: 
     seconds = time.monotonic() - begun
     playing.join(timeout=PATIENCE)
     assert not playing.is_alive()
-    print(f"{victim}: killed at round {killed_at}, next job after {seconds:.1f} s, done after {time.monotonic() - begun:.1f} s")  # noqa: T201
+    print(  # noqa: T201
+        f"{victim}: killed at round {killed_at}, next job after {seconds:.1f} s, done after "
+        f"{time.monotonic() - begun:.1f} s"
+    )
     assert len(supervisor.attempts) == 2
     assert site_hashes(federation, run) == undisturbed
 
@@ -99,9 +107,14 @@ def test_ctrl_c_ends_everything_and_resume_goes_on(tmp_path: Path) -> None:
     """`isthmus run --engine nvflare`, interrupted in the middle of a round."""
     wanted = local_hashes(settings_of("fedper", "local", rounds=60), tmp_path / "local")
     out = tmp_path / "out"
-    options = [f"{key}={value}" for key, value in {**NODES, "rounds": 60, "hidden": 8, "checkpoint.every": 1, "engine": "nvflare"}.items()]
+    options = [
+        f"{key}={value}"
+        for key, value in {**NODES, "rounds": 60, "hidden": 8, "checkpoint.every": 1, "engine": "nvflare"}.items()
+    ]
     command = [sys.executable, "-m", "isthmus.cli.main", "run", "fedper", "--out", str(out)]
-    process = subprocess.Popen([*command, *(part for option in options for part in ("--set", option))], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*command, *(part for option in options for part in ("--set", option))], stderr=subprocess.PIPE, text=True
+    )
     wait_until(lambda: committed_steps(out) >= 5)
     started = descendants(process.pid)
     assert len(started) >= 7, "server and three sites, and the job of each"
@@ -131,7 +144,9 @@ def test_organisations_by_their_commands(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(running("server", "start", home))
         for x in "ab":
-            stack.enter_context(running("client", "start", "--kit", home / "kits" / f"bank-{x}", "--config", tmp_path / f"{x}.toml"))
+            stack.enter_context(
+                running("client", "start", "--kit", home / "kits" / f"bank-{x}", "--config", tmp_path / f"{x}.toml")
+            )
         result = json.loads(isthmus("submit", tmp_path / "run.toml", "--federation", home, "--json"))
         assert result["rounds"] == 3 and result["engine"] == "nvflare" and result["clients"] == 2
         status = json.loads(isthmus("status", home, "--json"))
@@ -139,12 +154,17 @@ def test_organisations_by_their_commands(tmp_path: Path) -> None:
         assert [(run["state"], run["rounds"]) for run in status["runs"]] == [("finished", 4)]
         isthmus("stop", home)
         assert server.wait(timeout=20.0) is not None
-    down = subprocess.run([sys.executable, "-m", "isthmus.cli.main", "status", str(home), "--json"], capture_output=True, text=True)
+    down = subprocess.run(
+        [sys.executable, "-m", "isthmus.cli.main", "status", str(home), "--json"], capture_output=True, text=True
+    )
     assert (down.returncode, json.loads(down.stdout)["server"]) == (4, False)
     assert "isthmus server start" in down.stderr
     wanted = local_hashes(settings_of("fedavg", "local", rounds=3, clients=2), tmp_path / "local")
     (run,) = (home / "runs").iterdir()
-    assert hashes(tmp_path / "state-a" / run.name / "models") | hashes(tmp_path / "state-b" / run.name / "models") == wanted
+    assert (
+        hashes(tmp_path / "state-a" / run.name / "models") | hashes(tmp_path / "state-b" / run.name / "models")
+        == wanted
+    )
     assert not (run / "models").exists(), "models stay with their owners"
 
 
@@ -158,7 +178,9 @@ def isthmus(*arguments: object) -> str:
 
 @contextlib.contextmanager
 def running(*arguments: object) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-m", "isthmus.cli.main", *map(str, arguments)], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "isthmus.cli.main", *map(str, arguments)], stderr=subprocess.DEVNULL
+    )
     try:
         yield process
     finally:

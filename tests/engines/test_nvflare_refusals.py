@@ -1,4 +1,6 @@
-"""What a federation refuses, each tried on real processes; where it matters, the same attack succeeds on a site without our guard."""
+"""What a federation refuses, each tried on real processes; where it matters, the same attack succeeds on a site without
+our guard.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +41,23 @@ from isthmus.deploy.supervisor import Admin
 HERE = Path(__file__).parent
 
 
-# -- who may connect ---------------------------------------------------------------------------------------------------------------
+# -- who may connect -------------------------------------------------------------------------------
 
 
 def _greets(federation: Loopback, certificate: Path | None, key: Path | None) -> bool:
-    """Whether the server talks to somebody with this certificate: what it says first in HTTP/2 comes after the handshake is complete."""
+    """Whether the server talks to somebody with this certificate: what it says first in HTTP/2 comes after the
+    handshake is complete.
+    """
     kit = federation.kits[SERVER_KIT]
     context = ssl.create_default_context(cafile=str(kit.startup / "rootCA.pem"))
     context.set_alpn_protocols(["h2"])
     if certificate is not None:
         context.load_cert_chain(certificate, key)
     try:
-        with socket.create_connection(kit.target, timeout=10.0) as plain, context.wrap_socket(plain, server_hostname=kit.target[0]) as tls:
+        with (
+            socket.create_connection(kit.target, timeout=10.0) as plain,
+            context.wrap_socket(plain, server_hostname=kit.target[0]) as tls,
+        ):
             tls.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
             return bool(tls.recv(9))
     except (ssl.SSLError, ConnectionError):
@@ -61,10 +68,20 @@ def _self_signed(folder: Path, name: str) -> tuple[Path, Path]:
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
-    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(subject).public_key(key.public_key()).serial_number(1)
-    certificate = builder.not_valid_before(now).not_valid_after(now + datetime.timedelta(days=1)).sign(key, hashes.SHA256())
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(1)
+    )
+    certificate = (
+        builder.not_valid_before(now).not_valid_after(now + datetime.timedelta(days=1)).sign(key, hashes.SHA256())
+    )
     (folder / "own.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     (folder / "own.key").write_bytes(private)
     return folder / "own.crt", folder / "own.key"
 
@@ -83,23 +100,42 @@ def test_one_kit_cannot_pose_as_another(federation: Loopback, tmp_path: Path) ->
     path = copy / "startup" / "fed_client.json"
     path.write_text(path.read_text().replace('"site-1"', f'"{ABSENT}"'))
     module = "nvflare.private.fed.app.client.client_train"
-    command = [sys.executable, "-P", "-m", module, "-m", str(copy), "-s", "fed_client.json", "--set", "secure_train=true", f"uid={ABSENT}",
-               f"org={ABSENT}", "config_folder=config"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        module,
+        "-m",
+        str(copy),
+        "-s",
+        "fed_client.json",
+        "--set",
+        "secure_train=true",
+        f"uid={ABSENT}",
+        f"org={ABSENT}",
+        "config_folder=config",
+    ]
     log = federation.state / SERVER_KIT / "log.txt"
     with _process(command, tmp_path / "out.txt"):
-        wait_until(lambda: f"claimed endpoint '{ABSENT}' requires identity '{ABSENT}'" in log.read_text(errors="replace"))
+        wait_until(
+            lambda: f"claimed endpoint '{ABSENT}' requires identity '{ABSENT}'" in log.read_text(errors="replace")
+        )
     with Admin(federation.coordinator) as admin:
         assert ABSENT not in admin.sites()
         wait_until(lambda: set(federation.names) <= set(admin.sites()))
 
 
-# -- which jobs run ----------------------------------------------------------------------------------------------------------------
+# -- which jobs run --------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def _process(command: list[str], out: Path, environment: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def _process(
+    command: list[str], out: Path, environment: dict[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     with out.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, **(environment or {})}, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=file, stderr=file, env={**os.environ, **(environment or {})}, start_new_session=True
+        )
     try:
         yield process
     finally:
@@ -108,7 +144,9 @@ def _process(command: list[str], out: Path, environment: dict[str, str] | None =
 
 
 class Dishonest:
-    """A federation whose server lets everything pass and sends what it likes. ``guarded`` is a site of ours, ``bare`` one without guard."""
+    """A federation whose server lets everything pass and sends what it likes. ``guarded`` is a site of ours, ``bare``
+    one without guard.
+    """
 
     def __init__(self, federation: Loopback, folder: Path) -> None:
         self.federation, self.folder = federation, folder
@@ -127,7 +165,9 @@ class Dishonest:
         """What a site's parent process answers to the server."""
         (self.folder / ".order.json").write_text(json.dumps({"site": site, "topic": topic, "body": body}))
         (self.folder / ".order.json").rename(self.folder / "order.json")
-        text: str = json.loads(wait_until((self.folder / "reply.json").exists) and (self.folder / "reply.json").read_text())["text"]
+        text: str = json.loads(
+            wait_until((self.folder / "reply.json").exists) and (self.folder / "reply.json").read_text()
+        )["text"]
         (self.folder / "reply.json").unlink()
         return text
 
@@ -142,18 +182,40 @@ def _quiet(ask: Callable[[], Any]) -> Any:
 @pytest.fixture(scope="module")
 def dishonest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dishonest]:
     folder = tmp_path_factory.mktemp("dishonest")
-    made = Loopback(2, folder / "runs", folder / "state", [{"name": SUPER, "type": "admin", "org": "loopback", "role": "super"}])
+    made = Loopback(
+        2, folder / "runs", folder / "state", [{"name": SUPER, "type": "admin", "org": "loopback", "role": "super"}]
+    )
     try:
         _open_up(made.kits[SERVER_KIT])
         _open_up(made.kits["site-2"])
         (folder / "config.toml").write_text(_config())
         paths = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
         environment = {FOLDER: str(folder), "PYTHONPATH": paths, RUNS: str(folder / "runs")}
-        command = [sys.executable, "-P", "-u", str(HERE / "hostile_server.py"), str(made.kits[SERVER_KIT].path), str(folder)]
+        command = [
+            sys.executable,
+            "-P",
+            "-u",
+            str(HERE / "hostile_server.py"),
+            str(made.kits[SERVER_KIT].path),
+            str(folder),
+        ]
         bare = made.kits["site-2"]
-        unguarded = [sys.executable, "-P", "-u", "-m", "nvflare.private.fed.app.client.client_train", "-m", str(bare.path),
-                     "-s", "fed_client.json", "--set", "secure_train=true", f"uid={bare.name}", f"org={bare.organisation}",
-                     "config_folder=config"]  # fmt: skip
+        unguarded = [
+            sys.executable,
+            "-P",
+            "-u",
+            "-m",
+            "nvflare.private.fed.app.client.client_train",
+            "-m",
+            str(bare.path),
+            "-s",
+            "fed_client.json",
+            "--set",
+            "secure_train=true",
+            f"uid={bare.name}",
+            f"org={bare.organisation}",
+            "config_folder=config",
+        ]
         settings = {SITE_SETTINGS: str(made.folder / "site-2.toml"), "NVFLARE_TENSOR_DOWNLOAD_CHUNK_SIZE": "0"}
         with _process(command, folder / "server.txt", environment), _process(unguarded, folder / "bare.txt", settings):
             made.start_one("site-1")
@@ -169,7 +231,10 @@ def _open_up(kit: Kit) -> None:
     del resources["app_validator"]
     resources["class_allow_list"] = [*resources["class_allow_list"], "hostile_app.HostileServer"]
     path.write_text(json.dumps(resources))
-    lax = {"format_version": "1.0", "permissions": dict.fromkeys(("project_admin", "org_admin", "lead", "member"), "any")}
+    lax = {
+        "format_version": "1.0",
+        "permissions": dict.fromkeys(("project_admin", "org_admin", "lead", "member"), "any"),
+    }
     (kit.local / "authorization.json").write_text(json.dumps(lax))
 
 
@@ -196,7 +261,8 @@ def _carry_code(marker: Path) -> Callable[[Path], None]:
     def change(app: Path) -> None:
         (app / "custom").mkdir()
         (app / "custom" / "evil.py").write_text(
-            f"import pathlib\npathlib.Path({str(marker)!r}).touch()\n\nclass Evil:\n    def __init__(self):\n        pass\n"
+            f"import pathlib\npathlib.Path({str(marker)!r}).touch()\n\nclass Evil:\n    def __init__(self):\n        "
+            "pass\n"
         )
         _add_component(app / "config" / CLIENT_CONFIG, "evil.Evil")
 
@@ -237,7 +303,9 @@ def test_the_same_code_runs_where_there_is_no_gate(dishonest: Dishonest, tmp_pat
     assert (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("cls", ["subprocess.Popen", "isthmus.deploy.processes.Keeper", "nvflare.app_common.np.np_trainer.NPTrainer"])
+@pytest.mark.parametrize(
+    "cls", ["subprocess.Popen", "isthmus.deploy.processes.Keeper", "nvflare.app_common.np.np_trainer.NPTrainer"]
+)
 def test_a_job_that_names_another_class(dishonest: Dishonest, cls: str, tmp_path: Path) -> None:
     job = _job(tmp_path, "class", [dishonest.guarded], _name_class(cls, args=["touch", str(tmp_path / "ran")]))
     status, said = dishonest.submit(job, dishonest.federation.coordinator)
@@ -260,11 +328,13 @@ def test_another_server_app_is_refused_by_the_gate(dishonest: Dishonest, tmp_pat
     assert "the server config differs from the fixed template" in said
 
 
-# -- what a site answers -----------------------------------------------------------------------------------------------------------
+# -- what a site answers ---------------------------------------------------------------------------
 
 
 def test_the_remote_shell(dishonest: Dishonest, tmp_path: Path) -> None:
-    """A tampered server reads files at a site, its private key for one; with our launcher the site does not know what is asked of it."""
+    """A tampered server reads files at a site, its private key for one; with our launcher the site does not know what
+    is asked of it.
+    """
     (tmp_path / "customers.csv").write_text("iban,balance\n")
     for site, stolen in ((dishonest.bare, True), (dishonest.guarded, False)):
         key = dishonest.federation.kits[site].startup / "client.key"
@@ -272,7 +342,14 @@ def test_the_remote_shell(dishonest: Dishonest, tmp_path: Path) -> None:
             assert (content in dishonest.order(site, "sys.shell", f"cat {path}")) is stolen
 
 
-UNWANTED = ["sys.shell", "train.restart", "train.shutdown", "sys.configure_site_log", "sys.report_env", "train.delete_run"]
+UNWANTED = [
+    "sys.shell",
+    "train.restart",
+    "train.shutdown",
+    "sys.configure_site_log",
+    "sys.report_env",
+    "train.delete_run",
+]
 
 
 @pytest.mark.parametrize("topic", UNWANTED)
@@ -281,7 +358,9 @@ def test_requests_no_job_needs(dishonest: Dishonest, topic: str) -> None:
 
 
 def test_messages_of_a_hostile_server(dishonest: Dishonest, tmp_path: Path) -> None:
-    """The gate would not let such a job in; to see the door behind it, this site is one without gate, but with our runtime."""
+    """The gate would not let such a job in; to see the door behind it, this site is one without gate, but with our
+    runtime.
+    """
     job = _job(tmp_path, "hostile", [dishonest.bare], _server_app("hostile_app.HostileServer"))
     status, _ = dishonest.submit(job, dishonest.federation.coordinator)
     found = json.loads((dishonest.folder / "answers.json").read_text())
@@ -301,5 +380,3 @@ def test_messages_of_a_hostile_server(dishonest: Dishonest, tmp_path: Path) -> N
     rest = {name: answer.partition(":")[0] for name, answer in found.items()}
     assert rest == dict.fromkeys(("malformed", "pickle", "truncated"), "ProtocolError")
     assert "COMPLETED" in status
-
-

@@ -1,4 +1,6 @@
-"""Ray: the same bits as one process for every method, nothing lost with an actor, many clients on few actors. Real processes."""
+"""Ray: the same bits as one process for every method, nothing lost with an actor, many clients on few actors. Real
+processes.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,11 @@ def test_addresses_that_lead_nowhere(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]  # bound, but nobody listens
         settings: dict[str, Any] = {"dataset": "csbm:nodes=90", "clients": 3, "engine": "ray", "out": tmp_path / "r"}
-        for address, said in ((f"127.0.0.1:{port}", "no ray cluster answers"), ("nowhere", "HOST:PORT"), ("ray://a:1", "HOST:PORT")):
+        for address, said in (
+            (f"127.0.0.1:{port}", "no ray cluster answers"),
+            ("nowhere", "HOST:PORT"),
+            ("ray://a:1", "HOST:PORT"),
+        ):
             with pytest.raises(ConfigError, match=said):
                 isthmus.run("fedavg", set={"ray.address": address}, **settings)
     assert not (tmp_path / "r").exists()
@@ -78,7 +84,9 @@ def test_every_method_ends_with_the_same_bits(method: str, cluster: Cluster) -> 
     runs = small_runs(method, settings={"dropout": 0.3} if "dropout" in _fields(method) else {})
     assert runs
     for task, (settings, scenario) in runs.items():
-        assert hashes(settings, scenario, partial(RayEngine, cluster=cluster, actors=2)) == hashes(settings, scenario, LocalEngine), task
+        assert hashes(settings, scenario, partial(RayEngine, cluster=cluster, actors=2)) == hashes(
+            settings, scenario, LocalEngine
+        ), task
 
 
 def _fields(method: str) -> set[str]:
@@ -87,7 +95,9 @@ def _fields(method: str) -> set[str]:
 
 def test_secure_sums_on_actors(cluster: Cluster) -> None:
     settings, scenario = small_runs("fedavg", settings={"secure_sum": True})["node"]
-    assert hashes(settings, scenario, partial(RayEngine, cluster=cluster, actors=2)) == hashes(settings, scenario, LocalEngine)
+    assert hashes(settings, scenario, partial(RayEngine, cluster=cluster, actors=2)) == hashes(
+        settings, scenario, LocalEngine
+    )
 
 
 class Killing(RayEngine):
@@ -150,9 +160,21 @@ def test_cohorts_on_actors(cluster: Cluster) -> None:
 
 
 def test_a_thousand_clients_on_two_actors(cluster: Cluster) -> None:
-    settings = resolve("fedavg", {"dataset": "csbm:nodes=15000,classes=3,features=8,degree=4", "clients": 1000, "rounds": 2,
-                                  "eval_every": 2, "hidden": 8, "split": "30/20/50", "seed": 1})  # fmt: skip
-    with Experiment(settings, scenario_of(settings), engine=partial(RayEngine, cluster=cluster, actors=2)) as experiment:
+    settings = resolve(
+        "fedavg",
+        {
+            "dataset": "csbm:nodes=15000,classes=3,features=8,degree=4",
+            "clients": 1000,
+            "rounds": 2,
+            "eval_every": 2,
+            "hidden": 8,
+            "split": "30/20/50",
+            "seed": 1,
+        },
+    )
+    with Experiment(
+        settings, scenario_of(settings), engine=partial(RayEngine, cluster=cluster, actors=2)
+    ) as experiment:
         experiment.loop.play()
         exported = dict(experiment.engine.export(False))
         assert len(exported) == 1000 and len(experiment.engine.places) == 2  # type: ignore[attr-defined]
@@ -182,10 +204,27 @@ def test_what_goes_wrong_in_an_actor_is_told(cluster: Cluster) -> None:
         assert experiment.engine.tags() == ()  # still there, or there again
 
 
-# -- the command line, with clusters of its own ------------------------------------------------------------------------------------
+# -- the command line, with clusters of its own
+# ------------------------------------------------------------------------------------
 
-RUN = ["run", "fedavg", "--dataset", "csbm:nodes=90,features=6,degree=4", "--clients", "3", "--set", "execution=each",
-       "--set", "backbone=gcn", "--set", "hidden=8", "--set", "checkpoint.every=5", "--rounds", "200"]  # fmt: skip
+RUN = [
+    "run",
+    "fedavg",
+    "--dataset",
+    "csbm:nodes=90,features=6,degree=4",
+    "--clients",
+    "3",
+    "--set",
+    "execution=each",
+    "--set",
+    "backbone=gcn",
+    "--set",
+    "hidden=8",
+    "--set",
+    "checkpoint.every=5",
+    "--rounds",
+    "200",
+]
 COMMAND = [sys.executable, "-c", "import sys; from isthmus.cli.main import main; sys.exit(main(sys.argv[1:]))"]
 CLUSTER = """
 import sys, ray
@@ -233,17 +272,28 @@ def test_interrupted_and_resumed_it_ends_with_the_same_bits_and_leaves_nothing(
     local_run: dict[str, bytes], scratch: Path, tmp_path: Path
 ) -> None:
     out, environment = tmp_path / "run", {**os.environ, "TMPDIR": str(scratch)}
-    process = subprocess.Popen([*COMMAND, *RUN, "--engine", "ray", "--out", str(out)], env=environment, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    process = subprocess.Popen(
+        [*COMMAND, *RUN, "--engine", "ray", "--out", str(out)],
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     metrics, deadline = out / "metrics.jsonl", time.monotonic() + 240
-    while process.poll() is None and time.monotonic() < deadline and not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 3):
+    while (
+        process.poll() is None
+        and time.monotonic() < deadline
+        and not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 3)
+    ):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
     assert process.returncode != 0, "it was over before it could be interrupted"
     assert "Traceback" not in errors and not (out / "result.json").exists(), errors
     assert not left_over(scratch)
-    done = subprocess.run([*COMMAND, "resume", str(out), "--json"], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [*COMMAND, "resume", str(out), "--json"], env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["engine"] == "ray" and result["execution"] == "each"
@@ -254,13 +304,17 @@ def test_interrupted_and_resumed_it_ends_with_the_same_bits_and_leaves_nothing(
 
 def test_an_existing_cluster_is_used_and_left_alone(local_run: dict[str, bytes], tmp_path: Path) -> None:
     environment = {**os.environ, "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
-    cluster = subprocess.Popen([sys.executable, "-c", CLUSTER], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    cluster = subprocess.Popen(
+        [sys.executable, "-c", CLUSTER], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     try:
         assert cluster.stdin is not None and cluster.stdout is not None
         address = cluster.stdout.readline().strip()
         out = tmp_path / "run"
         wanted = ["--engine", "ray", "--set", f"ray.address={address}", "--set", "ray.actors=2"]
-        done = subprocess.run([*COMMAND, *RUN, *wanted, "--out", str(out)], env=environment, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            [*COMMAND, *RUN, *wanted, "--out", str(out)], env=environment, capture_output=True, text=True, timeout=300
+        )
         assert done.returncode == 0, done.stderr
         assert models(out) == local_run
         assert cluster.poll() is None

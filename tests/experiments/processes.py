@@ -1,4 +1,6 @@
-"""Real processes of the command line. The fork server has torch loaded already, so that a process costs little and can be killed often."""
+"""Real processes of the command line. The fork server has torch loaded already, so that a process costs little and can
+be killed often.
+"""
 
 from __future__ import annotations
 

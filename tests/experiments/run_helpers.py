@@ -12,8 +12,13 @@ from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.run import Experiment, report_statistics, scenario_of
 
 SMALL: dict[str, Any] = {
-    "dataset": "csbm:nodes=90,features=6,degree=4", "clients": 3, "rounds": 4, "backbone": "gcn", "hidden": 8, "lr": 0.05,
-}  # fmt: skip
+    "dataset": "csbm:nodes=90,features=6,degree=4",
+    "clients": 3,
+    "rounds": 4,
+    "backbone": "gcn",
+    "hidden": 8,
+    "lr": 0.05,
+}
 TIMES = {"seconds", "peak_rss_mb", "run_dir", "finished", "seconds_per_round"}
 """Keys of a result that may differ between two runs that are the same."""
 
@@ -45,7 +50,9 @@ def ledger(path: Path) -> dict[str, list[dict[str, Any]]]:
     """Entries by segment, without the number of the attempt."""
     segments = {}
     for file in sorted((path / "ledger").iterdir()):
-        segments[file.name] = [{k: v for k, v in json.loads(line).items() if k != "attempt"} for line in file.read_text().splitlines()]
+        segments[file.name] = [
+            {k: v for k, v in json.loads(line).items() if k != "attempt"} for line in file.read_text().splitlines()
+        ]
     return segments
 
 

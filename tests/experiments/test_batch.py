@@ -21,7 +21,13 @@ from isthmus.experiments.config import resolve
 from isthmus.experiments.run import start
 from isthmus.papers.plan import folder_of
 
-SMALL: dict[str, Any] = {"dataset": "csbm:nodes=60,features=6", "clients": 3, "rounds": 2, "backbone": "gcn", "hidden": 4}
+SMALL: dict[str, Any] = {
+    "dataset": "csbm:nodes=60,features=6",
+    "clients": 3,
+    "rounds": 2,
+    "backbone": "gcn",
+    "hidden": 4,
+}
 
 
 def job(out: Path, method: str = "fedavg", **changes: Any) -> Job:
@@ -77,7 +83,9 @@ def test_a_finished_run_keeps_what_is_needed(tmp_path: Path) -> None:
     assert (full.folder / "models").is_dir() and not (lean.folder / "models").exists()
     for each in (full, lean):
         assert not (each.folder / "checkpoints").exists()
-        assert {"config.toml", "result.json", "metrics.jsonl", "disclosure.json"} <= {path.name for path in each.folder.iterdir()}
+        assert {"config.toml", "result.json", "metrics.jsonl", "disclosure.json"} <= {
+            path.name for path in each.folder.iterdir()
+        }
         assert finished(each) is not None
 
 
@@ -90,8 +98,15 @@ def test_damaged_folders_are_named_and_the_rest_is_run(tmp_path: Path) -> None:
     text = (other.folder / "config.toml").read_text()
     (other.folder / "config.toml").write_text(text.replace("rounds = 2", "rounds = 3"))
     outcomes = run_all([config, result, remains, other, fine], workers=1)
-    assert [outcomes[each.folder].status for each in (config, result, remains, other, fine)] == ["damaged"] * 4 + ["done"]
-    for each, words in ((config, "is damaged"), (result, "is damaged"), (remains, "remains of a run"), (other, "rounds 3 instead of 2")):
+    assert [outcomes[each.folder].status for each in (config, result, remains, other, fine)] == ["damaged"] * 4 + [
+        "done"
+    ]
+    for each, words in (
+        (config, "is damaged"),
+        (result, "is damaged"),
+        (remains, "remains of a run"),
+        (other, "rounds 3 instead of 2"),
+    ):
         reason = outcomes[each.folder].reason
         assert words in reason and str(each.folder) in reason and "delete" in reason
     assert (config.folder / "config.toml").read_text() == "[run\n"  # left alone
@@ -166,7 +181,7 @@ def test_what_a_run_works_out_for_itself_is_no_difference(tmp_path: Path) -> Non
     assert different(one.settings, job(tmp_path, method="local").settings) == ["method local instead of fedavg"]
 
 
-# -- other processes -----------------------------------------------------------------------------------------------------------
+# -- other processes -------------------------------------------------------------------------------
 
 
 def test_processes_give_the_same_numbers_and_survive_a_death(tmp_path: Path) -> None:
@@ -201,7 +216,9 @@ run_all([job(Path(sys.argv[1]), seed=seed, rounds=80) for seed in range(2)], wor
 def test_killed_with_its_workers_and_continued(tmp_path: Path) -> None:
     here = Path(__file__).parent
     jobs = [job(tmp_path / "killed", seed=seed, rounds=80) for seed in range(2)]
-    parent = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path / "killed"), str(here)], stderr=subprocess.PIPE)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "killed"), str(here)], stderr=subprocess.PIPE
+    )
     while not all(list(each.folder.glob("ledger/00001*.jsonl")) for each in jobs):
         assert parent.poll() is None, parent.stderr and parent.stderr.read()
         time.sleep(0.02)
@@ -214,5 +231,8 @@ def test_killed_with_its_workers_and_continued(tmp_path: Path) -> None:
     assert outcome.status == "done"
     straight = job(tmp_path / "straight", seed=0, rounds=80)
     assert scores({straight.folder: outcome}) == scores(run_all([straight], workers=1))
-    weights = {folder: (folder / "models" / "client-0.safetensors").read_bytes() for folder in (straight.folder, jobs[0].folder)}
+    weights = {
+        folder: (folder / "models" / "client-0.safetensors").read_bytes()
+        for folder in (straight.folder, jobs[0].folder)
+    }
     assert weights[straight.folder] == weights[jobs[0].folder]

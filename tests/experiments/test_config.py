@@ -12,7 +12,15 @@ from run_helpers import small
 from isthmus.data.datasets import canonical_name
 from isthmus.data.graphsets import SETTINGS
 from isthmus.errors import ConfigError
-from isthmus.experiments.config import RunConfig, Settings, coerce, parse_override, read_file, resolve, settings_from_toml
+from isthmus.experiments.config import (
+    RunConfig,
+    Settings,
+    coerce,
+    parse_override,
+    read_file,
+    resolve,
+    settings_from_toml,
+)
 from isthmus.experiments.presets import CONDITIONS, load_preset, preset_names
 from isthmus.experiments.scenarios import build, parts_for
 from isthmus.experiments.scoring import SCORE_RULES
@@ -39,11 +47,21 @@ def test_a_method_for_nodes_says_so_before_anything_else(method: str) -> None:
 
 
 def test_which_methods_are_for_nodes_only() -> None:
-    assert {"apfl", "fedgcn", "fedggr", "fedlit", "fedpergnn", "fedspray", "fedspray-published", "fedstruct", "hifgl",
-            "mlpteacher"} == set(NODES_ONLY)  # fmt: skip
+    assert {
+        "apfl",
+        "fedgcn",
+        "fedggr",
+        "fedlit",
+        "fedpergnn",
+        "fedspray",
+        "fedspray-published",
+        "fedstruct",
+        "hifgl",
+        "mlpteacher",
+    } == set(NODES_ONLY)
 
 
-# -- where settings come from --------------------------------------------------------------------------------------------------
+# -- where settings come from ----------------------------------------------------------------------
 
 
 def test_precedence(tmp_path: Path) -> None:
@@ -56,16 +74,24 @@ def test_precedence(tmp_path: Path) -> None:
     found = from_file.method_config.lr, from_file.method_config.dropout, from_file.run.rounds
     assert found == (0.3, 0.33, 33), "the file over the preset"
     overridden = resolve("fedavg", {"dataset": "cora"}, {"lr": "0.4", "rounds": 44}, file)
-    assert (overridden.method_config.lr, overridden.method_config.dropout, overridden.run.rounds) == (0.4, 0.33, 44), "--set over the file"
+    assert (overridden.method_config.lr, overridden.method_config.dropout, overridden.run.rounds) == (0.4, 0.33, 44), (
+        "--set over the file"
+    )
     flagged = resolve("fedavg", {"dataset": "cora", "rounds": 55, "seed": None}, {"lr": "0.4", "rounds": 44}, file)
-    assert (flagged.run.rounds, flagged.method_config.lr, flagged.run.seed) == (55, 0.4, 3), "a flag over --set; None is not given"
+    assert (flagged.run.rounds, flagged.method_config.lr, flagged.run.seed) == (55, 0.4, 3), (
+        "a flag over --set; None is not given"
+    )
 
 
 def test_a_file_may_pick_preset_and_data_set(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text('dataset = "pubmed"\nprofile = "reference"\n[checkpoint]\nevery = 7\n')
     settings = resolve("fedavg", {}, {}, file)
-    assert settings.run.rounds == 50 and settings.method_config.loss == "double_softmax" and settings.run.checkpoint_every == 7
+    assert (
+        settings.run.rounds == 50
+        and settings.method_config.loss == "double_softmax"
+        and settings.run.checkpoint_every == 7
+    )
 
 
 @pytest.mark.parametrize("spelling", ["photo", "Amazon-Photo", "amazon_photo", "PHOTO"])
@@ -94,23 +120,38 @@ def test_settings_of_another_method_are_refused(where: str, tmp_path: Path) -> N
     file.write_text('method = "fedprox"\n')
     with pytest.raises(ConfigError, match="another method than 'fedavg'"):
         resolve(
-            "fedavg", {"dataset": "cora"} | ({"method": "fedprox"} if where == "flags" else {}),
-            {"method": "fedprox"} if where == "overrides" else {}, file if where == "file" else None,
-        )  # fmt: skip
+            "fedavg",
+            {"dataset": "cora"} | ({"method": "fedprox"} if where == "flags" else {}),
+            {"method": "fedprox"} if where == "overrides" else {},
+            file if where == "file" else None,
+        )
 
 
-# -- types -----------------------------------------------------------------------------------------------------------------------
+# -- types -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("wire=false", False), ("wire=true", True), ("wire=False", False), ('wire="false"', False), ("rounds=7", 7), ("rounds=7.0", 7),
-        ("rounds = 7", 7), ("lr=1e-3", 1e-3), ("lr=1", 1.0), ("hidden=128,64", (128, 64)), ("hidden=[128, 64]", (128, 64)),
-        ("hidden=32", (32,)), ("weighting=nodes", "nodes"), ("split=20/20/60", "20/20/60"), ("dataset=csbm:nodes=60,classes=3",
-        "csbm:nodes=60,classes=3"), ("clients=none", None), ("checkpoint.every=3", 3),
+        ("wire=false", False),
+        ("wire=true", True),
+        ("wire=False", False),
+        ('wire="false"', False),
+        ("rounds=7", 7),
+        ("rounds=7.0", 7),
+        ("rounds = 7", 7),
+        ("lr=1e-3", 1e-3),
+        ("lr=1", 1.0),
+        ("hidden=128,64", (128, 64)),
+        ("hidden=[128, 64]", (128, 64)),
+        ("hidden=32", (32,)),
+        ("weighting=nodes", "nodes"),
+        ("split=20/20/60", "20/20/60"),
+        ("dataset=csbm:nodes=60,classes=3", "csbm:nodes=60,classes=3"),
+        ("clients=none", None),
+        ("checkpoint.every=3", 3),
     ],
-)  # fmt: skip
+)
 def test_values_from_the_command_line(text: str, value: object) -> None:
     key, given = parse_override(text)
     settings = resolve("fedavg", {}, {"dataset": "csbm", "head": False, key: given})
@@ -128,23 +169,48 @@ def test_set_needs_key_and_value(text: str) -> None:
 @pytest.mark.parametrize(
     ("value", "hint"),
     [
-        (True, int), ("x", int), (2.5, int), (float("inf"), int), (float("nan"), int), ([1], int), ({}, int), (None, int), ("1e3", int),
-        (True, float), ("x", float), (float("nan"), float), ("inf", float), (10**400, float), ({"a": 1}, float), (None, float),
-        (1, bool), ("yes", bool), (None, bool), (True, str), ([], str), (None, str), ("a,b", tuple[int, ...]), ([1, 2.5], tuple[int, ...]),
-        ("c", Literal["a", "b"]), (1, Literal["a", "b"]), ("x", int | None),
+        (True, int),
+        ("x", int),
+        (2.5, int),
+        (float("inf"), int),
+        (float("nan"), int),
+        ([1], int),
+        ({}, int),
+        (None, int),
+        ("1e3", int),
+        (True, float),
+        ("x", float),
+        (float("nan"), float),
+        ("inf", float),
+        (10**400, float),
+        ({"a": 1}, float),
+        (None, float),
+        (1, bool),
+        ("yes", bool),
+        (None, bool),
+        (True, str),
+        ([], str),
+        (None, str),
+        ("a,b", tuple[int, ...]),
+        ([1, 2.5], tuple[int, ...]),
+        ("c", Literal["a", "b"]),
+        (1, Literal["a", "b"]),
+        ("x", int | None),
     ],
-)  # fmt: skip
+)
 def test_wrong_types_are_config_errors(value: Any, hint: Any) -> None:
     with pytest.raises(ConfigError, match="knob"):
         coerce(value, hint, "knob")
 
 
 def test_literals_name_what_is_allowed() -> None:
-    with pytest.raises(ConfigError, match=r"unknown value for optimizer 'adan': did you mean 'adam'\? allowed: adam, sgd"):
+    with pytest.raises(
+        ConfigError, match=r"unknown value for optimizer 'adan': did you mean 'adam'\? allowed: adam, sgd"
+    ):
         small(optimizer="adan")
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
 NEAREST = [("lrr", "lr"), ("checkpoint_every", "checkpoint.every"), ("round", "rounds"), ("Seed", "seed")]
@@ -155,11 +221,15 @@ NEAREST = [("lrr", "lr"), ("checkpoint_every", "checkpoint.every"), ("round", "r
 def test_unknown_keys_name_the_nearest(given: str, nearest: str, where: str, tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text(f'[method]\n"{given}" = 1\n')
-    with pytest.raises(ConfigError, match=rf"^unknown key '{given}': did you mean '{nearest}'\? allowed: .*weight_decay") as caught:
+    with pytest.raises(
+        ConfigError, match=rf"^unknown key '{given}': did you mean '{nearest}'\? allowed: .*weight_decay"
+    ) as caught:
         resolve(
-            "fedavg", {"dataset": "cora"} | ({given: 1} if where == "flags" else {}), {given: "1"} if where == "overrides" else {},
+            "fedavg",
+            {"dataset": "cora"} | ({given: 1} if where == "flags" else {}),
+            {given: "1"} if where == "overrides" else {},
             file if where == "file" else None,
-        )  # fmt: skip
+        )
     assert " mu" not in str(caught.value), "keys of other methods are not offered"
 
 
@@ -170,23 +240,89 @@ def test_a_key_of_another_method_is_unknown() -> None:
 
 
 OUT_OF_RANGE: dict[str, tuple[Any, ...]] = {
-    "clients": (0, -1), "seed": (-1, 2**63), "rounds": (0, -5), "eval_every": (0, -1), "checkpoint.every": (-1,), "threads": (0, 10**10),
-    "hidden": ("0", "-3", "8,0", 10**18), "dropout": (-0.1, 1.0, 1.5), "lr": (0.0, -1.0), "weight_decay": (-1e-9,), "local_epochs": (0, -2),
-    "batch_size": (0, -1), "hops": (-1,), "heads": (0,), "alpha": (2.0,), "dprate": (1.5,), "attention_dropout": (-1.0,),
-    "fraction": (0.0, 1.01, -0.5), "mu": (-0.1,), "personal_layers": (-1,), "dp_clip": (-1.0,), "dp_noise": (-0.5,),
-    "dp_delta": (0.0, 1.0, -1e-5), "ray.actors": (0, -2), "nvflare.sites": (0, -1), "lambda1": (-1.0,), "lambda2": (-0.1,),
-    "proxy_width": (0, -4), "encoder_lr": (0.0,), "proxy_lr": (0.0, -1.0), "kd_confidence": (-0.1, 1.1), "min_class_count": (0,),
-    "mixing": (-0.1, 1.1), "alpha_lr": (-1.0,), "types": (0,), "eps1": (-1.0,), "eps2": (-0.1,), "warmup": (-1,), "window": (0,),
-    "degrees": (0, -1), "steps": (0, -1), "clip": (-1.0,), "epsilon": (-1.0,),
-    "structure_hops": (0, -1), "betas": ("0.5",), "beta0": ("x",), "prune": (-1,), "nsf_dim": (0,), "structure_hidden": ("0",),
-    "nsf_lr": (0.0,), "nsf_weight_decay": (-1.0,),
-    "self_supervision": (-1.0,), "hidden_share": (0.0, 1.0),
-    "local_width": (0,), "global_width": (0,), "joint_dropout": (-0.1, 1.0), "k": (0, -1), "refresh": (0,), "server_hidden": (0,),
-    "input_dropout": (-0.1, 1.0), "server_lr": (0.0, -1.0), "encoder_hidden": (0,), "embedding_width": (0,), "encoder_epochs": (-1,),
-    "encoder_every": (0,), "quorum": (0.0, 1.5), "gradient_clip": (-1.0,), "gradient_noise": (-1.0,), "embedding_bits": (-1,),
-    "lr_decay": (0.0, -1.0), "lr_step": (0,), "threshold": (0, -1), "k_min": (0,), "message_clip": (0.0,), "message_noise": (-1.0,),
-    "horizon": (0,), "prime": (0, 4), "bound": (0.0,), "max_degree": (0,), "columns": (0,), "min_cohort": (0,), "fraction_bits": (-1, 80),
-}  # fmt: skip
+    "clients": (0, -1),
+    "seed": (-1, 2**63),
+    "rounds": (0, -5),
+    "eval_every": (0, -1),
+    "checkpoint.every": (-1,),
+    "threads": (0, 10**10),
+    "hidden": ("0", "-3", "8,0", 10**18),
+    "dropout": (-0.1, 1.0, 1.5),
+    "lr": (0.0, -1.0),
+    "weight_decay": (-1e-9,),
+    "local_epochs": (0, -2),
+    "batch_size": (0, -1),
+    "hops": (-1,),
+    "heads": (0,),
+    "alpha": (2.0,),
+    "dprate": (1.5,),
+    "attention_dropout": (-1.0,),
+    "fraction": (0.0, 1.01, -0.5),
+    "mu": (-0.1,),
+    "personal_layers": (-1,),
+    "dp_clip": (-1.0,),
+    "dp_noise": (-0.5,),
+    "dp_delta": (0.0, 1.0, -1e-5),
+    "ray.actors": (0, -2),
+    "nvflare.sites": (0, -1),
+    "lambda1": (-1.0,),
+    "lambda2": (-0.1,),
+    "proxy_width": (0, -4),
+    "encoder_lr": (0.0,),
+    "proxy_lr": (0.0, -1.0),
+    "kd_confidence": (-0.1, 1.1),
+    "min_class_count": (0,),
+    "mixing": (-0.1, 1.1),
+    "alpha_lr": (-1.0,),
+    "types": (0,),
+    "eps1": (-1.0,),
+    "eps2": (-0.1,),
+    "warmup": (-1,),
+    "window": (0,),
+    "degrees": (0, -1),
+    "steps": (0, -1),
+    "clip": (-1.0,),
+    "epsilon": (-1.0,),
+    "structure_hops": (0, -1),
+    "betas": ("0.5",),
+    "beta0": ("x",),
+    "prune": (-1,),
+    "nsf_dim": (0,),
+    "structure_hidden": ("0",),
+    "nsf_lr": (0.0,),
+    "nsf_weight_decay": (-1.0,),
+    "self_supervision": (-1.0,),
+    "hidden_share": (0.0, 1.0),
+    "local_width": (0,),
+    "global_width": (0,),
+    "joint_dropout": (-0.1, 1.0),
+    "k": (0, -1),
+    "refresh": (0,),
+    "server_hidden": (0,),
+    "input_dropout": (-0.1, 1.0),
+    "server_lr": (0.0, -1.0),
+    "encoder_hidden": (0,),
+    "embedding_width": (0,),
+    "encoder_epochs": (-1,),
+    "encoder_every": (0,),
+    "quorum": (0.0, 1.5),
+    "gradient_clip": (-1.0,),
+    "gradient_noise": (-1.0,),
+    "embedding_bits": (-1,),
+    "lr_decay": (0.0, -1.0),
+    "lr_step": (0,),
+    "threshold": (0, -1),
+    "k_min": (0,),
+    "message_clip": (0.0,),
+    "message_noise": (-1.0,),
+    "horizon": (0,),
+    "prime": (0, 4),
+    "bound": (0.0,),
+    "max_degree": (0,),
+    "columns": (0,),
+    "min_cohort": (0,),
+    "fraction_bits": (-1, 80),
+}
 
 
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in OUT_OF_RANGE.items() for value in values])
@@ -220,10 +356,12 @@ def test_no_data_set() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("rounds = ", "not valid TOML"), ("run = 3", "unknown key 'run'"), ('score = "x"', "unknown key 'score'"),
+        ("rounds = ", "not valid TOML"),
+        ("run = 3", "unknown key 'run'"),
+        ('score = "x"', "unknown key 'score'"),
         ("[method]\nfoo.bar = 1", "foo.bar"),
     ],
-)  # fmt: skip
+)
 def test_bad_config_files(text: str, says: str, tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text(text)
@@ -242,17 +380,21 @@ def test_unreadable_config_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda text: text[: len(text) // 2], lambda text: "", lambda text: text.replace("[method]", "[methods]"),
-        lambda text: "method = 3\n" + text.replace("[method]", "[m]"), lambda text: text.replace("rounds", "runds"),
-        lambda text: text.replace("node_weighted_last", "best_of_all"), lambda text: text.replace('method = "fedavg"', 'method = "x"'),
+        lambda text: text[: len(text) // 2],
+        lambda text: "",
+        lambda text: text.replace("[method]", "[methods]"),
+        lambda text: "method = 3\n" + text.replace("[method]", "[m]"),
+        lambda text: text.replace("rounds", "runds"),
+        lambda text: text.replace("node_weighted_last", "best_of_all"),
+        lambda text: text.replace('method = "fedavg"', 'method = "x"'),
     ],
-)  # fmt: skip
+)
 def test_damaged_resolved_config(damage: Any) -> None:
     with pytest.raises(ConfigError):
         settings_from_toml(damage(small().to_toml()))
 
 
-# -- presets -----------------------------------------------------------------------------------------------------------------------
+# -- presets ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -268,7 +410,9 @@ def test_every_key_of_a_preset_is_known(name: str) -> None:
 
 @pytest.mark.parametrize("name", preset_names())
 def test_every_layer_of_a_preset_can_apply(name: str) -> None:
-    """Conditions name methods, profiles and data sets that exist (aliases are folded into names before a preset is asked)."""
+    """Conditions name methods, profiles and data sets that exist (aliases are folded into names before a preset is
+    asked).
+    """
     for layer in load_preset(name).layers:
         for condition, known in (("method", METHODS), ("profile", ["paper", "reference"])):
             wanted = layer.get(condition, known[0])
@@ -286,7 +430,9 @@ def test_a_method_runs_as_it_comes(method: str, profile: str, dataset: str) -> N
     assert settings.run.preset == (get_method(method).preset or "fedstruct")
 
 
-@pytest.mark.parametrize("method", ["local", "central", "fedavg", "fedsgd", "fedprox", "fedper", "apfl", "gcfl", "gcflplus"])
+@pytest.mark.parametrize(
+    "method", ["local", "central", "fedavg", "fedsgd", "fedprox", "fedper", "apfl", "gcfl", "gcflplus"]
+)
 @pytest.mark.parametrize("profile", ["paper", "reference"])
 @pytest.mark.parametrize("dataset", ["cora", "chameleon", "csbm"])
 def test_every_preset_gives_baselines_valid_settings(method: str, profile: str, dataset: str) -> None:

@@ -28,7 +28,11 @@ class Example:
 
 
 def test_docstrings_are_read() -> None:
-    assert documented(Example) == {"first": "Both of them, with more.", "second": "Both of them, with more.", "third": "Alone."}
+    assert documented(Example) == {
+        "first": "Both of them, with more.",
+        "second": "Both of them, with more.",
+        "third": "Alone.",
+    }
     assert documented(dict) == {}
 
 
@@ -46,9 +50,16 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Weight of the proximal term" in capsys.readouterr().out
     assert main(["methods", "fedprox", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["settings"]
-    assert {"group": "method", "key": "mu", "default": 0.01, "meaning": "Weight of the proximal term; 0 is FedAvg."} in told
+    assert {
+        "group": "method",
+        "key": "mu",
+        "default": 0.01,
+        "meaning": "Weight of the proximal term; 0 is FedAvg.",
+    } in told
     assert main(["methods", "--json"]) == 0
-    assert {row["name"] for row in json.loads(capsys.readouterr().out)["methods"]} == {method.name for method in all_methods()}
+    assert {row["name"] for row in json.loads(capsys.readouterr().out)["methods"]} == {
+        method.name for method in all_methods()
+    }
     assert main(["methods", "fedprx"]) == 2 and "did you mean 'fedprox'" in capsys.readouterr().err
     with pytest.raises(ConfigError):
         settings_of("nothing")

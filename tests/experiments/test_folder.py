@@ -26,7 +26,14 @@ class Killed(BaseException):
 
 
 def settings(**changes: Any) -> Settings:
-    return small("fedavg", {"checkpoint.every": changes.pop("every", 1)}, rounds=3, dropout=0.4, selection="best_val_loss", **changes)
+    return small(
+        "fedavg",
+        {"checkpoint.every": changes.pop("every", 1)},
+        rounds=3,
+        dropout=0.4,
+        selection="best_val_loss",
+        **changes,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +64,7 @@ def stopped(stopped_once: Path, tmp_path: Path) -> Path:
     return path
 
 
-# -- death at any write ----------------------------------------------------------------------------------------------------------
+# -- death at any write ----------------------------------------------------------------------------
 
 
 class Reaper:
@@ -103,7 +110,9 @@ def test_killed_at_every_write_and_once_more_while_resuming(tmp_path: Path, monk
     play(given, plain)
     total = reaper.writes
     assert total >= 40
-    for death in range(5, total + 1):  # the first four are those of run-id and config.toml, before which there is no run
+    for death in range(
+        5, total + 1
+    ):  # the first four are those of run-id and config.toml, before which there is no run
         path = tmp_path / f"run-{death}"
         reaper.left = death
         with pytest.raises(Killed):
@@ -119,7 +128,9 @@ def test_killed_at_every_write_and_once_more_while_resuming(tmp_path: Path, monk
         shutil.rmtree(path)
 
 
-def test_killed_before_the_config_is_written_leaves_a_usable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_before_the_config_is_written_leaves_a_usable_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reaper = Reaper(monkeypatch)
     for death in range(1, 4):
         reaper.left = death
@@ -142,7 +153,7 @@ def test_killed_before_the_first_tag(plain: Path, tmp_path: Path) -> None:
     assert_same_run(tmp_path / "r", plain)
 
 
-# -- damage ----------------------------------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------------------
 
 
 def truncated(path: Path) -> None:
@@ -186,7 +197,9 @@ def test_all_tags_damaged(party: str, stopped: Path) -> None:
     for tag in (stopped / "checkpoints" / party).glob("*.tag"):
         flipped(tag)
     before = {path: path.read_bytes() for path in stopped.rglob("*.json*")}
-    with pytest.raises(DataError, match=r"no checkpoint that all parties hold .*checksum differs.*; start the run again") as caught:
+    with pytest.raises(
+        DataError, match=r"no checkpoint that all parties hold .*checksum differs.*; start the run again"
+    ) as caught:
         isthmus.resume(stopped)
     assert caught.value.exit_code == 3 and "\n" not in str(caught.value)
     assert {path: path.read_bytes() for path in stopped.rglob("*.json*")} == before, "the traces are not touched"
@@ -210,7 +223,9 @@ def test_damaged_metrics_are_not_passed_over(damage: Callable[[Path], None], sto
         isthmus.resume(stopped)
 
 
-@pytest.mark.parametrize("damage", [truncated, Path.unlink, lambda path: path.write_text("[1]\n"), lambda path: path.write_text("{}\n")])
+@pytest.mark.parametrize(
+    "damage", [truncated, Path.unlink, lambda path: path.write_text("[1]\n"), lambda path: path.write_text("{}\n")]
+)
 def test_a_damaged_ledger_is_not_passed_over(damage: Callable[[Path], None], stopped: Path) -> None:
     damage(stopped / "ledger" / "000002.jsonl")
     with pytest.raises(DataError, match=r"ledger.* is damaged"):
@@ -242,7 +257,7 @@ def test_damaged_config(stopped: Path) -> None:
         isthmus.resume(stopped)
 
 
-# -- the folder itself -----------------------------------------------------------------------------------------------------------
+# -- the folder itself -----------------------------------------------------------------------------
 
 
 def test_write_whole_replaces_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +274,9 @@ def test_write_whole_replaces_at_once(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_an_existing_run_is_refused(plain: Path) -> None:
     before = result(plain)
-    with pytest.raises(ConfigError, match=r"already holds a run: continue it with `isthmus resume .*` or choose another --out"):
+    with pytest.raises(
+        ConfigError, match=r"already holds a run: continue it with `isthmus resume .*` or choose another --out"
+    ):
         isthmus.run("fedavg", dataset="csbm", out=plain)
     assert result(plain) == before
 
@@ -304,12 +321,16 @@ def test_checkpoints_left_behind_by_a_finished_run_go_when_it_is_resumed(stopped
     assert not (stopped / "checkpoints").exists()
 
 
-def test_checkpoints_of_another_run_are_refused(stopped: Path, plain: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_checkpoints_of_another_run_are_refused(
+    stopped: Path, plain: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The same settings, the same step, a whole file: still not this run's."""
     other = tmp_path / "other"
     shutil.copytree(stopped, other)
     (other / "run-id").write_text("00" * 16)
-    with pytest.raises(DataError, match=r"no checkpoint that all parties hold can be read: checkpoint .* of another run"):
+    with pytest.raises(
+        DataError, match=r"no checkpoint that all parties hold can be read: checkpoint .* of another run"
+    ):
         isthmus.resume(other)
     # One foreign tag among our own is passed over for the one before it.
     foreign = RunFolder(tmp_path / "foreign")

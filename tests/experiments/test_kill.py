@@ -20,7 +20,18 @@ from isthmus.experiments.run import run
 
 ROUNDS = 50
 DATASET = "csbm:nodes=300,features=16"
-OPTIONS = ["--dataset", DATASET, "--clients", "3", "--rounds", str(ROUNDS), "--set", "hidden=16", "--set", "selection=best_val_acc"]
+OPTIONS = [
+    "--dataset",
+    DATASET,
+    "--clients",
+    "3",
+    "--rounds",
+    str(ROUNDS),
+    "--set",
+    "hidden=16",
+    "--set",
+    "selection=best_val_acc",
+]
 
 
 @pytest.fixture(scope="module")
@@ -29,18 +40,38 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     paths = {}
     for execution in ("each", "cohort"):
         paths[execution] = tmp_path_factory.mktemp("plain") / execution
-        settings: dict[str, Any] = {"dataset": DATASET, "clients": 3, "rounds": ROUNDS, "hidden": 16, "selection": "best_val_acc"}
+        settings: dict[str, Any] = {
+            "dataset": DATASET,
+            "clients": 3,
+            "rounds": ROUNDS,
+            "hidden": 16,
+            "selection": "best_val_acc",
+        }
         run("fedavg", **settings, execution=execution, out=paths[execution])
     return paths
 
 
-@pytest.mark.parametrize(("execution", "every", "kills"), [("each", 1, 6), ("cohort", 3, 6), ("each", 0, 3), ("cohort", 1, 3)])
-def test_killed_at_random_moments(execution: str, every: int, kills: int, plain: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("execution", "every", "kills"), [("each", 1, 6), ("cohort", 3, 6), ("each", 0, 3), ("cohort", 1, 3)]
+)
+def test_killed_at_random_moments(
+    execution: str, every: int, kills: int, plain: dict[str, Path], tmp_path: Path
+) -> None:
     seed = random.SystemRandom().randrange(10**6)
     print(f"moments of death: seed {seed}")  # noqa: T201  (shown by pytest if the test fails)
     dice = random.Random(seed)
     path = tmp_path / "run"
-    arguments = ["run", "fedavg", *OPTIONS, "--set", f"execution={execution}", "--set", f"checkpoint.every={every}", "--out", str(path)]
+    arguments = [
+        "run",
+        "fedavg",
+        *OPTIONS,
+        "--set",
+        f"execution={execution}",
+        "--set",
+        f"checkpoint.every={every}",
+        "--out",
+        str(path),
+    ]
     died, reached = 0, 0
     for _ in range(kills):
         process = start(arguments, tmp_path / "log")
@@ -64,7 +95,18 @@ def test_the_real_command_line_killed_and_resumed(plain: dict[str, Path], tmp_pa
     """The same once more with nothing prepared: ``python -m isthmus.cli.main``."""
     path = tmp_path / "run"
     module = [sys.executable, "-m", "isthmus.cli.main"]
-    arguments = [*module, "run", "fedavg", *OPTIONS, "--set", "execution=each", "--set", "checkpoint.every=1", "--out", str(path)]
+    arguments = [
+        *module,
+        "run",
+        "fedavg",
+        *OPTIONS,
+        "--set",
+        "execution=each",
+        "--set",
+        "checkpoint.every=1",
+        "--out",
+        str(path),
+    ]
     process = subprocess.Popen(arguments, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     while process.poll() is None and not (path / "metrics.jsonl").exists():
         time.sleep(0.002)
@@ -72,7 +114,9 @@ def test_the_real_command_line_killed_and_resumed(plain: dict[str, Path], tmp_pa
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL and not (path / "result.json").exists()
-    done = subprocess.run([*module, "resume", str(path), "--json"], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [*module, "resume", str(path), "--json"], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == json.loads((path / "result.json").read_text()) and done.stdout.count("\n") == 1
     assert "continued after" in done.stderr and "Traceback" not in done.stderr and "Warning" not in done.stderr
@@ -81,7 +125,9 @@ def test_the_real_command_line_killed_and_resumed(plain: dict[str, Path], tmp_pa
 
 def test_ctrl_c_says_how_to_go_on(plain: dict[str, Path], tmp_path: Path) -> None:
     path = tmp_path / "a run"
-    process = start(["run", "fedavg", *OPTIONS, "--set", "execution=each", "--out", str(path), "--json"], tmp_path / "log")
+    process = start(
+        ["run", "fedavg", *OPTIONS, "--set", "execution=each", "--out", str(path), "--json"], tmp_path / "log"
+    )
     assert wait_for_lines(path / "metrics.jsonl", 10, process) < ROUNDS
     assert process.pid is not None
     os.kill(process.pid, signal.SIGINT)
@@ -111,4 +157,3 @@ def test_two_processes_on_one_folder(plain: dict[str, Path], tmp_path: Path) -> 
     assert told.count("\n") == 1 and "in use by another process" in told
     assert first.exitcode == 0
     assert_same_run(path, plain["each"])
-

@@ -30,7 +30,9 @@ from isthmus.tensors import equal_weights
 METHODS = [method.name for method in all_methods()]
 
 
-@pytest.mark.parametrize(("rounds", "every", "wanted"), [(7, 3, [3, 6, 7]), (6, 3, [3, 6]), (3, 5, [3]), (3, 1, [1, 2, 3])])
+@pytest.mark.parametrize(
+    ("rounds", "every", "wanted"), [(7, 3, [3, 6, 7]), (6, 3, [3, 6]), (3, 5, [3]), (3, 1, [1, 2, 3])]
+)
 def test_evaluation_cadence(rounds: int, every: int, wanted: list[int], tmp_path: Path) -> None:
     play(small(rounds=rounds, eval_every=every), tmp_path / "r")
     assert [line["round"] for line in lines(tmp_path / "r")] == wanted, "every so many rounds, the last always"
@@ -51,7 +53,9 @@ def test_metrics_lines(tmp_path: Path) -> None:
     for before, after in itertools.pairwise(found):
         assert after["seconds"] >= before["seconds"] and after["bytes"]["up"] > before["bytes"]["up"]
     sizes = {client: data.num_nodes for client, data in experiment.parts.items()}
-    assert {client: sum(total for _, total in parts.values()) for client, parts in found[-1]["per_client"].items()} == sizes
+    assert {
+        client: sum(total for _, total in parts.values()) for client, parts in found[-1]["per_client"].items()
+    } == sizes
     assert found[-1]["test"] == sum(p["test"][0] for p in found[-1]["per_client"].values()) / sum(
         p["test"][1] for p in found[-1]["per_client"].values()
     )
@@ -59,16 +63,24 @@ def test_metrics_lines(tmp_path: Path) -> None:
 
 def test_totals_are_those_of_the_ledger_files(tmp_path: Path) -> None:
     play(small("fedavg", rounds=3), tmp_path / "r")
-    entries = [Entry.from_json(line) for file in (tmp_path / "r" / "ledger").iterdir() for line in file.read_text().splitlines()]
+    entries = [
+        Entry.from_json(line)
+        for file in (tmp_path / "r" / "ledger").iterdir()
+        for line in file.read_text().splitlines()
+    ]
     sums = {phase: channel_totals(e for e in entries if e.phase == phase) for phase in ("setup", "train", "evaluation")}
     sent = result(tmp_path / "r")["bytes"]
     assert sent["up"] == sums["train"]["up"] > 0 and sent["down"] == sums["train"]["down"] > 0
     assert sent["setup_up"] == sums["setup"]["up"] > 0 and sent["setup_down"] == sums["setup"]["down"]
-    assert sent["evaluation_up"] == sums["evaluation"]["up"] > 0 and sent["evaluation_down"] == sums["evaluation"]["down"]
+    assert (
+        sent["evaluation_up"] == sums["evaluation"]["up"] > 0 and sent["evaluation_down"] == sums["evaluation"]["down"]
+    )
     assert sent["peer"] == sent["device"] == 0
     assert sum(sum(total.values()) for total in sums.values()) == sum(sent.values())
     assert lines(tmp_path / "r")[-1]["bytes"]["up"] == sent["up"]
-    assert sorted(ledger(tmp_path / "r")) == [f"{step:06d}.jsonl" for step in range(1, 5)], "a segment per committed round"
+    assert sorted(ledger(tmp_path / "r")) == [f"{step:06d}.jsonl" for step in range(1, 5)], (
+        "a segment per committed round"
+    )
 
 
 @pytest.mark.parametrize("execution", ["each", "cohort"])
@@ -82,7 +94,7 @@ def test_a_run_shows_exactly_what_the_method_declares(method: str, execution: st
     assert {row["protection"] for row in written["rows"]} <= set(written["protections"])
 
 
-# -- selection -------------------------------------------------------------------------------------------------------------------
+# -- selection -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("selection", ["last", "best_val_acc", "best_val_loss"])
@@ -96,7 +108,10 @@ def test_models_are_those_of_the_selected_round(selection: str, execution: str, 
     assert result(tmp_path / "r")["selected_round"] == picked
     # A run that stops at that round ends with the very models that the long run kept.
     stop = 8 if selection == "last" else picked
-    play(dataclasses.replace(settings, run=dataclasses.replace(settings.run, rounds=stop, selection="last")), tmp_path / "short")
+    play(
+        dataclasses.replace(settings, run=dataclasses.replace(settings.run, rounds=stop, selection="last")),
+        tmp_path / "short",
+    )
     assert models(tmp_path / "r") == models(tmp_path / "short")
     if selection != "last":
         assert picked < 8, "choose another seed: here the last round is the best, and the test shows nothing"
@@ -119,8 +134,16 @@ def test_test_labels_do_not_touch_training_or_selection(selection: str, tmp_path
         experiment.loop.play()
     a, b = (experiment.loop.lines for experiment in runs)
     assert [line["test"] for line in a] != [line["test"] for line in b], "the labels did change"
-    strip = {"test", "test_groups", "test_group_client_means", "test_loss", "test_client_mean", "test_node_weighted", "per_client",
-             "seconds"}  # fmt: skip
+    strip = {
+        "test",
+        "test_groups",
+        "test_group_client_means",
+        "test_loss",
+        "test_client_mean",
+        "test_node_weighted",
+        "per_client",
+        "seconds",
+    }
     left, right = ([{k: v for k, v in line.items() if k not in strip} for line in found] for found in (a, b))
     assert left == right
     assert runs[0].loop.best is not None and runs[1].loop.best is not None
@@ -141,7 +164,9 @@ def test_score_rules(rule: str, tmp_path: Path) -> None:
     assert told["val"] == max(other["val"] for other in found) and told["test_last"] == found[-1]["test"]
     assert told["test"] == found[told["selected_round"] - 1]["test"]
     loop = experiment.loop
-    again = form_result(experiment.settings, experiment.scenario, experiment.nodes, loop.lines, loop.totals, {}, [], {}, "x")
+    again = form_result(
+        experiment.settings, experiment.scenario, experiment.nodes, loop.lines, loop.totals, {}, [], {}, "x"
+    )
     assert again["score"] == told["score"] and again["seconds_per_round"] is None
 
 
@@ -150,16 +175,24 @@ def test_unknown_score_rule() -> None:
         dataclasses.replace(small(), score="pooled")
 
 
-# -- result and folder -----------------------------------------------------------------------------------------------------------
+# -- result and folder -----------------------------------------------------------------------------
 
 
 def test_python_api_and_what_a_folder_holds(tmp_path: Path) -> None:
     given = isthmus.run("fedavg", **SMALL, out=tmp_path / "r", set={"checkpoint.every": 2})
     assert given == result(tmp_path / "r")
     assert {path.name for path in (tmp_path / "r").iterdir()} == {
-        "config.toml", "run-id", "scenario.json", "metrics.jsonl", "ledger", "disclosure.json", "models", "log.txt", "result.json",
+        "config.toml",
+        "run-id",
+        "scenario.json",
+        "metrics.jsonl",
+        "ledger",
+        "disclosure.json",
+        "models",
+        "log.txt",
+        "result.json",
         ".lock",
-    }  # fmt: skip
+    }
     assert sorted(models(tmp_path / "r")) == [f"client-{k}.safetensors" for k in range(3)]
     weights = load_file(tmp_path / "r" / "models" / "client-0.safetensors")
     assert given["parameters"]["trainable"] == given["parameters"]["shared"] == sum(w.numel() for w in weights.values())
@@ -186,7 +219,11 @@ def test_wire_gives_the_same_bits(method: str, tmp_path: Path) -> None:
 
 
 def test_clients_follow_the_partition_where_it_brings_them(tmp_path: Path) -> None:
-    settings = resolve("fedavg", {"dataset": "banks:accounts=120,banks=4", "partition": "owner", "rounds": 1}, {"hidden": 4, "head": False})
+    settings = resolve(
+        "fedavg",
+        {"dataset": "banks:accounts=120,banks=4", "partition": "owner", "rounds": 1},
+        {"hidden": 4, "head": False},
+    )
     play(settings, tmp_path / "r")
     assert result(tmp_path / "r")["clients"] == 4 and "clients = 4" in (tmp_path / "r" / "config.toml").read_text()
 
@@ -221,7 +258,9 @@ def test_no_result_before_the_end_and_no_lock_after_an_error(tmp_path: Path) -> 
     assert told["seconds_per_round"] > 0
 
 
-def test_seconds_per_round_is_the_median_over_all_rounds_also_after_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seconds_per_round_is_the_median_over_all_rounds_also_after_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(RunFolder, "drop_checkpoints", lambda folder: None)
     settings = small("local", {"checkpoint.every": 1}, rounds=6)
     play(settings, tmp_path / "r")
@@ -242,7 +281,9 @@ def test_the_state_the_server_selected_survives_a_restart(tmp_path: Path, monkey
     again.play(RunFolder.open(tmp_path / "r"), resumed=True)
     before, after = (experiment.loop.selected_state for experiment in (first, again))
     assert isinstance(before, ServerState) and isinstance(after, ServerState)
-    assert before.round == after.round == result(tmp_path / "r")["selected_round"] and equal_weights(before.weights, after.weights)
+    assert before.round == after.round == result(tmp_path / "r")["selected_round"] and equal_weights(
+        before.weights, after.weights
+    )
 
 
 def test_totals_in_memory_after_a_rollback() -> None:

@@ -20,7 +20,14 @@ from isthmus.metrics import classification as exact
 from isthmus.metrics.groups import majority_class
 from isthmus.metrics.named import parse_metric
 
-SMALL: dict[str, Any] = {"dataset": "banks:banks=3,accounts=600", "partition": "owner", "rounds": 6, "hidden": (8,), "seed": 1, "lr": 0.02}
+SMALL: dict[str, Any] = {
+    "dataset": "banks:banks=3,accounts=600",
+    "partition": "owner",
+    "rounds": 6,
+    "hidden": (8,),
+    "seed": 1,
+    "lr": 0.02,
+}
 
 
 def play(method: str, **settings: Any) -> Experiment:
@@ -42,16 +49,21 @@ def test_pooled_score_equals_the_exact_one_over_all_nodes(metric: str) -> None:
         truth.append(owner.data.y[test])
     score, guess, y = (torch.cat(parts).numpy() for parts in (scores, guesses, truth))
     wanted = {
-        "auprc": exact.auprc(y, score), "auroc": exact.auroc(y, score), "balanced_accuracy": exact.balanced_accuracy(y, guess),
-        "macro_f1": exact.macro_f1(y, guess), "recall@20": exact.recall_at_k(y, score, 20),
+        "auprc": exact.auprc(y, score),
+        "auroc": exact.auroc(y, score),
+        "balanced_accuracy": exact.balanced_accuracy(y, guess),
+        "macro_f1": exact.macro_f1(y, guess),
+        "recall@20": exact.recall_at_k(y, score, 20),
         "recall@p0.2": exact.recall_at_precision(y, score, 0.2),
-    }[metric]  # fmt: skip
+    }[metric]
     assert experiment.loop.lines[-1]["test"] == pytest.approx(wanted, abs=0.02)
     assert experiment.loop.lines[-1]["test_accuracy"] == pytest.approx(float((guess == y).mean()))
 
 
 def test_detail_is_asked_for_only_where_a_metric_needs_it() -> None:
-    messages = [{row["message"] for row in play("fedavg", **given).loop.sheet.rows()} for given in ({}, {"metric": "auprc"})]
+    messages = [
+        {row["message"] for row in play("fedavg", **given).loop.sheet.rows()} for given in ({}, {"metric": "auprc"})
+    ]
     assert "Detail" not in messages[0] and "Detail" in messages[1]
 
 
@@ -64,9 +76,18 @@ def test_minority_and_degree_groups_add_up_to_the_test_nodes() -> None:
 
 
 def test_minority_scores_are_also_averaged_over_clients() -> None:
-    parts = [{"train": Tally(0, 0, 0.0), "val": Tally(0, 0, 0.0), "test": Tally(1, 4, 0.0), "test:minority": Tally(right, total, 0.0)}
-             for right, total in ((1, 1), (1, 4), (0, 0))]  # fmt: skip
-    line = evaluation_line({f"c{k}": Evaluation(part) for k, part in enumerate(parts)}, dict.fromkeys(("c0", "c1", "c2"), 4))
+    parts = [
+        {
+            "train": Tally(0, 0, 0.0),
+            "val": Tally(0, 0, 0.0),
+            "test": Tally(1, 4, 0.0),
+            "test:minority": Tally(right, total, 0.0),
+        }
+        for right, total in ((1, 1), (1, 4), (0, 0))
+    ]
+    line = evaluation_line(
+        {f"c{k}": Evaluation(part) for k, part in enumerate(parts)}, dict.fromkeys(("c0", "c1", "c2"), 4)
+    )
     assert line["test_groups"] == {"minority": [2, 5]}
     assert line["test_group_client_means"] == {"minority": 0.625}  # who has none does not count
 
@@ -106,7 +127,9 @@ def test_the_sheet_of_a_run_is_known_before_it_starts(metric: str, secure: bool)
 
 
 def test_always_the_majority_class_is_never_right_on_minorities() -> None:
-    parts = build_scenario(dataset="csbm:nodes=120,classes=3,features=4,degree=4", clients=3, split="client:40/30/30", seed=1).parts
+    parts = build_scenario(
+        dataset="csbm:nodes=120,classes=3,features=4,degree=4", clients=3, split="client:40/30/30", seed=1
+    ).parts
     told = {}
     for name, data in parts.items():
         logits = torch.zeros(data.num_nodes, 3)

@@ -49,7 +49,7 @@ def test_a_lost_party_is_taken_back_and_the_run_ends_with_the_same_bits(
         Fault("client-1", "train", 2, "local_update", kind, after=after),
         Fault("client-0", "evaluation", 5, "deploy", kind, after=after),
         Fault("client-2", "train", 6, "local_update", kind, after=after),
-    ]  # fmt: skip
+    ]
     seen = Recoveries()
     given = settings(selection="best_val_acc", rounds=6, every=every)
     experiment = play(given, tmp_path / "r", engine=FaultyEngine, plan=plan, callbacks=[seen])
@@ -58,7 +58,11 @@ def test_a_lost_party_is_taken_back_and_the_run_ends_with_the_same_bits(
     if every:
         assert seen.steps == {1: [2, 5, 6], 3: [1, 3, 6]}[every]
     assert experiment.engine.rollbacks == 3  # type: ignore[attr-defined]
-    attempts = [json.loads(line)["attempt"] for f in sorted((tmp_path / "r" / "ledger").iterdir()) for line in f.read_text().splitlines()]
+    attempts = [
+        json.loads(line)["attempt"]
+        for f in sorted((tmp_path / "r" / "ledger").iterdir())
+        for line in f.read_text().splitlines()
+    ]
     assert attempts == sorted(attempts) and attempts[-1] == 3
 
 
@@ -94,7 +98,9 @@ def test_parties_that_fail_in_turn_do_not_loop_for_ever(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("execution", ["each", "cohort"])
-def test_a_handler_that_raises_ends_the_run_at_once(execution: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_that_raises_ends_the_run_at_once(
+    execution: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
 
     def broken(self: Any, *rest: Any, **named: Any) -> Any:
@@ -113,7 +119,9 @@ def test_a_handler_that_raises_ends_the_run_at_once(execution: str, tmp_path: Pa
     assert_same_run(tmp_path / "r", tmp_path / "plain")
 
 
-def test_a_server_function_that_raises_leaves_its_traceback_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_function_that_raises_leaves_its_traceback_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*rest: Any) -> Any:
         raise ZeroDivisionError("nobody there")
 
@@ -126,7 +134,12 @@ def test_a_server_function_that_raises_leaves_its_traceback_in_the_log(tmp_path:
 
 def test_recovery_is_logged_in_the_folder_not_on_the_terminal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        play(settings(), tmp_path / "r", engine=FaultyEngine, plan=[Fault("client-1", "train", 2, "local_update", "crashed")])
+        play(
+            settings(),
+            tmp_path / "r",
+            engine=FaultyEngine,
+            plan=[Fault("client-1", "train", 2, "local_update", "crashed")],
+        )
     assert "client-1: crashed" in (tmp_path / "r" / "log.txt").read_text()
     assert not caplog.records
     assert logging.getLogger("isthmus").handlers == [], "the log file is closed with the run"

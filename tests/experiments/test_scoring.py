@@ -30,7 +30,9 @@ def test_scores_of_a_round_by_hand() -> None:
     )
     assert line["val"] == 1 / 4 and line["val_loss"] == 1.0 and line["val_client_mean"] == 1 / 4
     assert line["test"] == 4 / 6 and line["test_loss"] == 0.5 and line["test_client_mean"] == (3 / 4 + 1 / 2) / 2
-    assert line["test_node_weighted"] == pytest.approx((10 * 3 / 4 + 30 * 1 / 2) / 40), "clients without test nodes do not count"
+    assert line["test_node_weighted"] == pytest.approx((10 * 3 / 4 + 30 * 1 / 2) / 40), (
+        "clients without test nodes do not count"
+    )
     assert line["train_loss"] is None
     assert line["per_client"]["a"] == {"train": [0, 0], "val": [1, 2], "test": [3, 4]}
 
@@ -49,12 +51,16 @@ def rounds(*values: float | None, key: str = "val") -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("lines", "selection", "picked"),
     [
-        (rounds(0.1, 0.3, 0.2), "best_val_acc", 2), (rounds(0.1, 0.3, 0.3), "best_val_acc", 2), (rounds(0.3, 0.3, 0.3), "last", 1),
-        (rounds(0.9, 0.2, 0.4, key="val_loss"), "best_val_loss", 2), (rounds(0.9, 0.2, 0.2, key="val_loss"), "best_val_loss", 2),
-        (rounds(None, None, None), "best_val_acc", 3), (rounds(None, 0.2, None, 0.1), "best_val_acc", 2),
+        (rounds(0.1, 0.3, 0.2), "best_val_acc", 2),
+        (rounds(0.1, 0.3, 0.3), "best_val_acc", 2),
+        (rounds(0.3, 0.3, 0.3), "last", 1),
+        (rounds(0.9, 0.2, 0.4, key="val_loss"), "best_val_loss", 2),
+        (rounds(0.9, 0.2, 0.2, key="val_loss"), "best_val_loss", 2),
+        (rounds(None, None, None), "best_val_acc", 3),
+        (rounds(None, 0.2, None, 0.1), "best_val_acc", 2),
         (rounds(None, 0.9, None, 0.5, key="val_loss"), "best_val_loss", 4),
     ],
-)  # fmt: skip
+)
 def test_selection_with_ties_and_holes(lines: list[dict[str, Any]], selection: str, picked: int) -> None:
     assert selected_line(lines, selection)["round"] == picked
     best = None
@@ -71,4 +77,8 @@ def test_no_round() -> None:
 def test_every_rule_names_a_column_and_a_round() -> None:
     line = evaluation_line({"a": evaluation(Tally(1, 2, 1.0), Tally(1, 1, 1.0))}, {"a": 3})
     for column, when, sentence in SCORE_RULES.values():
-        assert column in line and when in ("last", "selected") and when.removesuffix("ed") in sentence.replace("picked", "select")
+        assert (
+            column in line
+            and when in ("last", "selected")
+            and when.removesuffix("ed") in sentence.replace("picked", "select")
+        )

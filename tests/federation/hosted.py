@@ -1,4 +1,6 @@
-"""An engine with walls but without processes: parties behind hosts, everything packed to one buffer each way, hosts that can be killed."""
+"""An engine with walls but without processes: parties behind hosts, everything packed to one buffer each way, hosts
+that can be killed.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +18,45 @@ from isthmus.federation.wire import Frame, pack, unpack
 class HostedEngine(RemoteEngine):
     """Client ``i`` at place ``i mod places``."""
 
-    def __init__(self, parts: Mapping[str, Any], table: Any, config: Any, stream: Any, *, wire: bool = False, cohort: bool = False,
-                 places: int = 2, explain: bool = True) -> None:  # fmt: skip
+    def __init__(
+        self,
+        parts: Mapping[str, Any],
+        table: Any,
+        config: Any,
+        stream: Any,
+        *,
+        wire: bool = False,
+        cohort: bool = False,
+        places: int = 2,
+        explain: bool = True,
+    ) -> None:
         names = sorted(parts)
         super().__init__({f"place-{k}": names[k::places] for k in range(min(places, len(names)))}, table)
         self._store: Callable[[PartyId], Store] | None = None
-        self._make = lambda place: PartyHost({client: parts[client] for client in self.places[place]}, table, config, stream, cohort=cohort,
-                                             explain=explain)  # fmt: skip
+        self._make = lambda place: PartyHost(
+            {client: parts[client] for client in self.places[place]},
+            table,
+            config,
+            stream,
+            cohort=cohort,
+            explain=explain,
+        )
         self.hosts: dict[Place, PartyHost | None] = {place: self._make(place) for place in self.places}
         self.revived = 0
         self.closed = False
         self.carried = 0
 
-    def carry(self, kind: FrameKind, frames: Mapping[Place, Frame], timeout: float | None) -> Mapping[Place, Frame | Failure]:
+    def carry(
+        self, kind: FrameKind, frames: Mapping[Place, Frame], timeout: float | None
+    ) -> Mapping[Place, Frame | Failure]:
         answers: dict[Place, Frame | Failure] = {}
         for place, frame in reversed(list(frames.items())):  # whoever is faster: it must not matter
             host = self.hosts[place]
             data = pack(frame)
             self.carried += len(data)
-            answers[place] = Failure("crashed", "killed") if host is None else unpack(pack(host.handle(kind, unpack(data))))
+            answers[place] = (
+                Failure("crashed", "killed") if host is None else unpack(pack(host.handle(kind, unpack(data))))
+            )
         return answers
 
     def kill(self, place: Place) -> None:
@@ -66,7 +88,9 @@ class HostedEngine(RemoteEngine):
 
     @property
     def execution(self) -> Literal["each", "cohort"]:
-        return "cohort" if any(answer.execution == "cohort" for answer in self.order(Order("open")).values()) else "each"
+        return (
+            "cohort" if any(answer.execution == "cohort" for answer in self.order(Order("open")).values()) else "each"
+        )
 
     def close(self) -> None:
         self.closed = True

@@ -27,7 +27,7 @@ DTYPE_LIST = tuple(DTYPES)
 COMMON = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-# -- records with every kind of value ------------------------------------------------------------------------------------------
+# -- records with every kind of value --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,9 @@ everythings = st.builds(
     weights=st.dictionaries(texts, dense(), max_size=3),
     nested=st.lists(st.tuples(integers, texts), max_size=3).map(tuple),
     pair=st.tuples(numbers, st.booleans()),
-    deep=st.dictionaries(texts, st.lists(st.dictionaries(texts, st.none() | integers, max_size=2), max_size=2).map(tuple), max_size=2),
+    deep=st.dictionaries(
+        texts, st.lists(st.dictionaries(texts, st.none() | integers, max_size=2), max_size=2).map(tuple), max_size=2
+    ),
     inners=st.lists(inners, max_size=2).map(tuple),
     flag=st.booleans(),
     nothing=st.none(),
@@ -256,7 +258,10 @@ def test_plain_values_leave_their_subclasses_at_home() -> None:
 
 def test_a_parameter_travels_without_its_graph() -> None:
     parameter = torch.nn.Parameter(torch.arange(4.0))
-    for value in (codec.copy(Inner(parameter * 2, 1, 1.0)), codec.decode(codec.encode(Inner(parameter, 1, 1.0)), Inner)):
+    for value in (
+        codec.copy(Inner(parameter * 2, 1, 1.0)),
+        codec.decode(codec.encode(Inner(parameter, 1, 1.0)), Inner),
+    ):
         assert not value.tensor.requires_grad and value.tensor.grad_fn is None
 
 
@@ -318,7 +323,7 @@ def test_what_cannot_travel_is_reported_to_the_author() -> None:
             schema(made)
 
 
-# -- hostile bytes -------------------------------------------------------------------------------------------------------------
+# -- hostile bytes ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -343,7 +348,9 @@ def _refused(data: bytes, expected: type[Record] = Small, limits: codec.Limits =
 
 
 def _decoded_or_refused(data: bytes) -> None:
-    """Anything but a ProtocolError propagates and fails the test; what is accepted must be a sound record, the same from a view."""
+    """Anything but a ProtocolError propagates and fails the test; what is accepted must be a sound record, the same
+    from a view.
+    """
     try:
         record = codec.decode(data, Small)
     except ProtocolError:
@@ -411,10 +418,18 @@ def test_another_record_is_refused() -> None:
     assert "must be a Words" in _refused(SMALL_BYTES, Words)
 
 
-def _forge(tree: object, parts: Mapping[str, tuple[str, list[int], bytes]] | None = None, *, header: Mapping[str, object] | None = None,
-           text: str | None = None, metadata: Mapping[str, object] | None = None) -> bytes:  # fmt: skip
+def _forge(
+    tree: object,
+    parts: Mapping[str, tuple[str, list[int], bytes]] | None = None,
+    *,
+    header: Mapping[str, object] | None = None,
+    text: str | None = None,
+    metadata: Mapping[str, object] | None = None,
+) -> bytes:
     """A safetensors buffer written by somebody else."""
-    entries: dict[str, object] = {"__metadata__": {"isthmus": json.dumps(tree) if text is None else text, **(metadata or {})}}
+    entries: dict[str, object] = {
+        "__metadata__": {"isthmus": json.dumps(tree) if text is None else text, **(metadata or {})}
+    }
     body = b""
     for name, (dtype, shape, raw) in (parts or {}).items():
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + len(raw)]}
@@ -526,12 +541,19 @@ def test_a_bool_is_0_or_1(number: int) -> None:
 CSR_TREE = {"": "Inner", "tensor": ["c", 2, 2], "count": "i", "rate": "f"}
 
 
-def _csr_parts(columns: tuple[str, list[int], bytes] | None = None, pointers: tuple[str, list[int], bytes] | None = None,
-               values: tuple[str, list[int], bytes] | None = None) -> dict[str, tuple[str, list[int], bytes]]:  # fmt: skip
+def _csr_parts(
+    columns: tuple[str, list[int], bytes] | None = None,
+    pointers: tuple[str, list[int], bytes] | None = None,
+    values: tuple[str, list[int], bytes] | None = None,
+) -> dict[str, tuple[str, list[int], bytes]]:
     """[[1, 2], [0, 0]] unless told otherwise."""
     return {
-        "0": values or _single(1.0, 2.0), "1": columns or _ints(0, 1), "2": pointers or _ints(0, 2, 2), "i": _ints(7), "f": _floats(0.5),
-    }  # fmt: skip
+        "0": values or _single(1.0, 2.0),
+        "1": columns or _ints(0, 1),
+        "2": pointers or _ints(0, 2, 2),
+        "i": _ints(7),
+        "f": _floats(0.5),
+    }
 
 
 BAD_CSR: dict[str, bytes] = {
@@ -559,7 +581,8 @@ BAD_CSR: dict[str, bytes] = {
     "one side": _forge(CSR_TREE | {"tensor": ["c", 2]}, _csr_parts()),
     "a huge side": _forge(CSR_TREE | {"tensor": ["c", 2, 2**60]}, _csr_parts()),
     "sides whose product overflows": _forge(
-        CSR_TREE | {"tensor": ["c", 2**17, 2**48 - 1]}, _csr_parts(_ints(), ("I64", [2**17 + 1], bytes(8 * (2**17 + 1))), _single())
+        CSR_TREE | {"tensor": ["c", 2**17, 2**48 - 1]},
+        _csr_parts(_ints(), ("I64", [2**17 + 1], bytes(8 * (2**17 + 1))), _single()),
     ),
     "parts missing": _forge(CSR_TREE, {"0": _single(1.0, 2.0), "1": _ints(0, 1), "i": _ints(7), "f": _floats(0.5)}),
 }
@@ -640,12 +663,16 @@ class Positive(Message):
 
 def test_no_error_quotes_what_a_stranger_sent() -> None:
     """An error's text ends up in logs: it names types and places, not contents."""
-    trees = ({"name": ["secret"], "more": []}, {"name": "sa", "secret": [], "more": []}, {"name": "not marked: secret", "more": []})
+    trees = (
+        {"name": ["secret"], "more": []},
+        {"name": "sa", "secret": [], "more": []},
+        {"name": "not marked: secret", "more": []},
+    )
     for tree in trees:
         assert "secret" not in _refused(_forge({"": "Words", **tree}), Words)
 
 
-# -- sums and rows -------------------------------------------------------------------------------------------------------------
+# -- sums and rows ---------------------------------------------------------------------------------
 
 
 @COMMON
@@ -677,7 +704,10 @@ def test_a_stack_sums_like_its_rows(dtype: torch.dtype) -> None:
 
 
 def test_scaled_rows_stand_for_the_product() -> None:
-    stack, scale = torch.arange(12.0, dtype=torch.float64).reshape(3, 2, 2), torch.tensor([0.5, 0.25, 2.0], dtype=torch.float64)
+    stack, scale = (
+        torch.arange(12.0, dtype=torch.float64).reshape(3, 2, 2),
+        torch.tensor([0.5, 0.25, 2.0], dtype=torch.float64),
+    )
     node = schema(Inner).fields["tensor"]
     rows = ScaledRows(stack, scale)
     assert torch.equal(node.row(rows, 2), stack[2] * 2.0)
@@ -695,7 +725,11 @@ def test_tensors_without_a_sum(dtype: torch.dtype) -> None:
 
 def test_things_that_do_not_add_up() -> None:
     one = Inner(torch.ones(2), 1, 1.0)
-    for other in (replace(one, tensor=torch.ones(3)), replace(one, tensor=torch.ones(2).double()), replace(one, tensor=torch.ones(1))):
+    for other in (
+        replace(one, tensor=torch.ones(3)),
+        replace(one, tensor=torch.ones(2).double()),
+        replace(one, tensor=torch.ones(1)),
+    ):
         with pytest.raises(ProtocolError, match="different shape"):
             schema(Inner).add(one, other)
     with pytest.raises(ProtocolError, match="64 bits"):
@@ -710,12 +744,14 @@ def test_things_that_do_not_add_up() -> None:
             schema(maps).add(full, replace(full, **changed))
 
 
-# -- finite numbers ------------------------------------------------------------------------------------------------------------
+# -- finite numbers --------------------------------------------------------------------------------
 
 
 def test_finite_looks_at_models_gradients_and_embeddings() -> None:
     assert codec.finite(Inner(torch.ones(2), 1, float("nan")))
-    assert codec.finite(Inner(torch.full((2,), 6e4, dtype=torch.float16), 1, 1.0))  # the sum overflows, the numbers do not
+    assert codec.finite(
+        Inner(torch.full((2,), 6e4, dtype=torch.float16), 1, 1.0)
+    )  # the sum overflows, the numbers do not
     for bad in (float("nan"), float("inf"), float("-inf")):
         assert not codec.finite(Inner(torch.tensor([1.0, bad]), 1, 1.0))
     assert not codec.finite(Inner(torch.tensor([float("inf"), float("-inf")]), 1, 1.0))

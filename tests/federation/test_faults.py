@@ -95,7 +95,12 @@ def test_kinds_that_are_not_tried_again(kind: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "miss", [Fault("b", "train", 2, "train", times=9), Fault("b", "setup", 1, "train", times=9), Fault("b", "train", 1, "other", times=9)]
+    "miss",
+    [
+        Fault("b", "train", 2, "train", times=9),
+        Fault("b", "setup", 1, "train", times=9),
+        Fault("b", "train", 1, "other", times=9),
+    ],
 )
 def test_a_fault_strikes_only_where_it_aims(miss: Fault) -> None:
     _, session = _start(miss)

@@ -65,7 +65,10 @@ def test_a_broadcast_crosses_once_per_place() -> None:
 
 def test_cohorts_train_inside_a_place() -> None:
     settings, scenario = small_runs("fedavg", settings={"execution": "cohort", "rounds": 1}, clients=4)["node"]
-    with Experiment(settings, scenario, engine=HostedEngine) as experiment, Experiment(settings, scenario, engine=LocalEngine) as local:
+    with (
+        Experiment(settings, scenario, engine=HostedEngine) as experiment,
+        Experiment(settings, scenario, engine=LocalEngine) as local,
+    ):
         assert experiment.settings.run.execution == "cohort"
         for one in (experiment, local):
             one.loop.play()
@@ -79,7 +82,9 @@ def test_cohorts_train_inside_a_place() -> None:
 
 @pytest.mark.parametrize("round", [1, 2, 4])
 def test_a_lost_place_comes_back_from_its_tags(round: int, tmp_path: Path) -> None:
-    settings, scenario = small_runs("fedavg", settings={"selection": "best_val_acc"}, set={"checkpoint.every": 2})["node"]
+    settings, scenario = small_runs("fedavg", settings={"selection": "best_val_acc"}, set={"checkpoint.every": 2})[
+        "node"
+    ]
 
     class Dying(HostedEngine):
         def dispatch(self, calls: Any, timeout: float | None) -> Any:
@@ -125,7 +130,7 @@ def test_without_stores_a_lost_place_ends_the_run() -> None:
         experiment.loop.play()
 
 
-# -- a host's door ---------------------------------------------------------------------------------------------------------------
+# -- a host's door ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -170,7 +175,9 @@ def test_a_host_that_cannot_read_a_tag_says_so(host: PartyHost, tmp_path: Path) 
 def test_texts_of_errors_leave_only_where_they_may() -> None:
     def outcome(explain: bool) -> str:
         settings, scenario = small_runs("fedavg")["node"]
-        engine = HostedEngine(scenario.parts, get_method("fedavg").table, settings.method_config, Stream(0), explain=explain)
+        engine = HostedEngine(
+            scenario.parts, get_method("fedavg").table, settings.method_config, Stream(0), explain=explain
+        )
         bad = Invocation("client-0", "client", "local_update", Turn(0, "train", 1, 1), 1)  # its message is missing
         found: Any = engine.dispatch([bad], None)["client-0"]
         assert found.kind == "protocol"
@@ -191,7 +198,7 @@ def test_answers_of_other_parties_are_not_taken() -> None:
             list(engine.export(False))
 
 
-# -- engines by name -------------------------------------------------------------------------------------------------------------
+# -- engines by name -------------------------------------------------------------------------------
 
 
 def test_an_experiment_closes_its_engine_also_where_it_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:

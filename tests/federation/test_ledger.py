@@ -21,9 +21,18 @@ class Update(Message):
 
 def _entry(sender: str = "a", receiver: str = "server", phase: str = "train") -> Entry:
     return Entry.of(
-        Update, attempt=0, phase=phase, round=3, sequence=1, handler="local_update", protection="clear", sender=(sender, sender + "2"),
-        receiver=(receiver,), bytes=(100, 20), by_kind={Kind.MODEL: 80, Kind.COUNT: 16},
-    )  # fmt: skip
+        Update,
+        attempt=0,
+        phase=phase,
+        round=3,
+        sequence=1,
+        handler="local_update",
+        protection="clear",
+        sender=(sender, sender + "2"),
+        receiver=(receiver,),
+        bytes=(100, 20),
+        by_kind={Kind.MODEL: 80, Kind.COUNT: 16},
+    )
 
 
 def test_an_entry_survives_json() -> None:
@@ -72,9 +81,16 @@ def test_the_sheet_adds_up_what_the_ledger_says() -> None:
     sheet.add([_entry(phase="setup")])
     first, second = sheet.rows()
     assert first == {
-        "phase": "train", "sender": "client", "receiver": "server", "message": "Update", "protection": "clear",
-        "kinds": ["count", "model"], "times": 4, "bytes": 240, "bytes_by_kind": {"model": 160, "count": 32},
-    }  # fmt: skip
+        "phase": "train",
+        "sender": "client",
+        "receiver": "server",
+        "message": "Update",
+        "protection": "clear",
+        "kinds": ["count", "model"],
+        "times": 4,
+        "bytes": 240,
+        "bytes_by_kind": {"model": 160, "count": 32},
+    }
     assert second["phase"] == "setup" and second["times"] == 2
 
 
@@ -84,7 +100,11 @@ def test_differences_go_both_ways() -> None:
     honest = Disclosure("train", "client", "server", Update)
     assert honest.kinds == (Kind.COUNT, Kind.MODEL)
     assert differences(sheet, [honest]) == []
-    for other in (replace(honest, protection="summed"), replace(honest, phase="setup"), replace(honest, receiver="client")):
+    for other in (
+        replace(honest, protection="summed"),
+        replace(honest, phase="setup"),
+        replace(honest, receiver="client"),
+    ):
         shown, declared = differences(sheet, [other])
         assert shown.startswith("shown but not declared") and declared.startswith("declared but never shown")
     assert differences(sheet, []) == ["shown but not declared: train / client / server / Update / clear"]

@@ -11,7 +11,18 @@ from torch import Tensor
 
 from isthmus.errors import ProtocolError
 from isthmus.federation import messages
-from isthmus.federation.messages import Count, Embedding, Identifier, Kind, Message, Metric, Model, PartyId, kinds_of, role_of
+from isthmus.federation.messages import (
+    Count,
+    Embedding,
+    Identifier,
+    Kind,
+    Message,
+    Metric,
+    Model,
+    PartyId,
+    kinds_of,
+    role_of,
+)
 from isthmus.federation.roles import Client, Role, RoleTable, handler, signature_of
 from isthmus.records import Record
 from isthmus.tensors import Weights
@@ -80,9 +91,14 @@ class DeepKindless(Message):
 
 
 @pytest.mark.parametrize(
-    ("message", "field"), [(Kindless, "Kindless.secret"), (HalfKind, "HalfKind.maybe"), (WithRecord, "WithRecord.state"),
-                           (DeepKindless, "Kindless.secret")],
-)  # fmt: skip
+    ("message", "field"),
+    [
+        (Kindless, "Kindless.secret"),
+        (HalfKind, "HalfKind.maybe"),
+        (WithRecord, "WithRecord.state"),
+        (DeepKindless, "Kindless.secret"),
+    ],
+)
 def test_a_field_without_a_kind_is_named(message: type[Message], field: str) -> None:
     with pytest.raises(TypeError, match=field):
         kinds_of(message)
@@ -96,13 +112,14 @@ def test_messages_are_frozen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("party", "role"), [("server", "server"), ("client-3", "client"), ("client-3/devices", "device"), ("a/bosss", "boss")]
+    ("party", "role"),
+    [("server", "server"), ("client-3", "client"), ("client-3/devices", "device"), ("a/bosss", "boss")],
 )
 def test_roles_of_addresses(party: PartyId, role: str) -> None:
     assert role_of(party) == role
 
 
-# -- handlers ------------------------------------------------------------------------------------------------------------------
+# -- handlers --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -206,7 +223,17 @@ class ReturnsMailOfMail(Client[Any, Any]):
 
 @pytest.mark.parametrize(
     "wrong",
-    [TwoArguments, NoAnnotation, NoReturn, TakesTensor, TakesRecord, ReturnsList, ReturnsByNumber, ReturnsSometimes, ReturnsMailOfMail],
+    [
+        TwoArguments,
+        NoAnnotation,
+        NoReturn,
+        TakesTensor,
+        TakesRecord,
+        ReturnsList,
+        ReturnsByNumber,
+        ReturnsSometimes,
+        ReturnsMailOfMail,
+    ],
 )
 def test_a_wrong_annotation_is_reported_to_the_author(wrong: type[Client[Any, Any]]) -> None:
     with pytest.raises(TypeError, match=f"{wrong.__name__}.ask"):

@@ -146,7 +146,9 @@ def _party(cls: type[Member] = Member, name: PartyId = "a") -> Party:
     return Party(name, "client", lambda: cls(name, None, 5, Stream(7).child(name)), RoleTable({"client": Role(cls)}))
 
 
-def _call(handler: str, argument: Message | None = None, *, sequence: int = 1, turn: Turn = TURN, **more: Any) -> Invocation:
+def _call(
+    handler: str, argument: Message | None = None, *, sequence: int = 1, turn: Turn = TURN, **more: Any
+) -> Invocation:
     return Invocation("a", "client", handler, turn, sequence, argument, **more)
 
 
@@ -156,7 +158,7 @@ def _failure(outcome: object) -> Failure:
     return outcome
 
 
-# -- calls ---------------------------------------------------------------------------------------------------------------------
+# -- calls -----------------------------------------------------------------------------------------
 
 
 def test_a_call_runs_and_changes_state() -> None:
@@ -171,11 +173,17 @@ def test_an_overridden_handler_runs() -> None:
     assert isinstance(reply, Update) and reply.weights.tolist() == [30.0, 30.0]
 
 
-@pytest.mark.parametrize("name", ["hidden", "trian", "setup", "initial_state", "export", "__init__", "_count", "state", "data"])
+@pytest.mark.parametrize(
+    "name", ["hidden", "trian", "setup", "initial_state", "export", "__init__", "_count", "state", "data"]
+)
 def test_what_is_not_marked_is_out_of_reach(name: str) -> None:
     failure = _failure(_party().invoke(_call(name)))
     assert failure.kind == "protocol"
-    assert "client.train" in str(failure.cause) and "client.recall" in str(failure.cause) and "client.hidden," not in str(failure.cause)
+    assert (
+        "client.train" in str(failure.cause)
+        and "client.recall" in str(failure.cause)
+        and "client.hidden," not in str(failure.cause)
+    )
 
 
 def test_a_call_for_somebody_else_is_refused() -> None:
@@ -185,7 +193,13 @@ def test_a_call_for_somebody_else_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "call", [_call("train"), _call("train", Update(torch.zeros(2), 1.0)), _call("recall", Number(1)), _call("train", parcels=())]
+    "call",
+    [
+        _call("train"),
+        _call("train", Update(torch.zeros(2), 1.0)),
+        _call("recall", Number(1)),
+        _call("train", parcels=()),
+    ],
 )
 def test_a_request_of_another_type_is_refused_before_the_handler_runs(call: Invocation) -> None:
     party = _party()
@@ -281,7 +295,7 @@ def test_random_streams_follow_the_call() -> None:
     assert drawn(_party(), 1, Turn(9, "train", 1)) == one[0]  # a replayed round draws the same numbers
 
 
-# -- mail ----------------------------------------------------------------------------------------------------------------------
+# -- mail ------------------------------------------------------------------------------------------
 
 
 def test_mail_leaves_sorted_under_the_partys_own_name() -> None:
@@ -311,7 +325,7 @@ def test_wrong_mail_is_a_protocol_failure(call: Invocation) -> None:
     assert _failure(_party().invoke(call)).kind == "protocol"
 
 
-# -- tags ----------------------------------------------------------------------------------------------------------------------
+# -- tags ------------------------------------------------------------------------------------------
 
 
 class MemoryStore:
@@ -365,7 +379,9 @@ def test_rollback_restores(make_store: Callable[[], Any]) -> None:
     assert party.client is not old and party.client.doubled == 10  # type: ignore[attr-defined]
     assert party.client.state.steps == 2 and party.client.state.weights.tolist() == [3.0, 3.0]
     assert party.tags() == (2,), "tags of what did not happen are gone"
-    assert party.invoke(_call("recall", turn=Turn(0, "train", 4))) == Number(-1), "scratch and remembered answers are gone"
+    assert party.invoke(_call("recall", turn=Turn(0, "train", 4))) == Number(-1), (
+        "scratch and remembered answers are gone"
+    )
     _train(party, 3)
     assert party.tags() == (2, 3) and party.client.state.weights.tolist() == [6.0, 6.0]
 

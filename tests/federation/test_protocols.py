@@ -1,6 +1,7 @@
 """The interface carries the papers' protocols: toys with the same messages, each checked against one dense computation.
 
-FedStruct: powers of a distributed adjacency, hop by hop, column stripe by column stripe, delivered as sums (specs/fedstruct 5.1, 13.1).
+FedStruct: powers of a distributed adjacency, hop by hop, column stripe by column stripe, delivered as sums
+(specs/fedstruct 5.1, 13.1).
 HiFGL: additive shares between devices, silo and server per layer, forward and backward (specs/hifgl 11.3, 11.4).
 FedGGR: split learning whose autograd graph lives in one round; evaluation that needs messages (specs/fedggr 3).
 """
@@ -21,7 +22,18 @@ from isthmus.data.nodes import NodeData
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.interface import Federation, PerClient
-from isthmus.federation.messages import SERVER, Count, Embedding, Gradient, Identifier, Message, Model, PartyId, Share, Structure
+from isthmus.federation.messages import (
+    SERVER,
+    Count,
+    Embedding,
+    Gradient,
+    Identifier,
+    Message,
+    Model,
+    PartyId,
+    Share,
+    Structure,
+)
 from isthmus.federation.roles import Client, Role, RoleTable, handler
 from isthmus.federation.session import Session
 from isthmus.records import Record
@@ -53,11 +65,14 @@ def open_session(scenario: Scenario, roles: Mapping[str, Role], wall: str = "cop
 
 def dense_adjacency(data: NodeData) -> Tensor:
     adjacency = torch.zeros(data.num_nodes, data.num_nodes, dtype=torch.float64)
-    adjacency.index_put_((data.edge_index[0], data.edge_index[1]), torch.tensor(1.0, dtype=torch.float64), accumulate=True)
+    adjacency.index_put_(
+        (data.edge_index[0], data.edge_index[1]), torch.tensor(1.0, dtype=torch.float64), accumulate=True
+    )
     return adjacency
 
 
-# -- FedStruct: powers by column stripes ---------------------------------------------------------------------------------------
+# -- FedStruct: powers by column stripes
+# ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -117,7 +132,11 @@ class Hop(Client[None, Powers]):
         assert data.cross is not None
         block = torch.zeros(self.total, data.num_nodes, dtype=torch.float64)
         entering = ~data.cross.outgoing & (data.cross.owner == data.cross.owners.index(sender))
-        block.index_put_((data.cross.other[entering], data.cross.own[entering]), torch.tensor(1.0, dtype=torch.float64), accumulate=True)
+        block.index_put_(
+            (data.cross.other[entering], data.cross.own[entering]),
+            torch.tensor(1.0, dtype=torch.float64),
+            accumulate=True,
+        )
         return block
 
     @handler
@@ -138,7 +157,10 @@ class Hop(Client[None, Powers]):
     @handler
     def absorb(self, total: Block | None) -> None:
         assert total is not None
-        stripes = self.scratch.stripes = [*getattr(self.scratch, "stripes", []), total.rows.to_dense()[self.data.node_id]]
+        stripes = self.scratch.stripes = [
+            *getattr(self.scratch, "stripes", []),
+            total.rows.to_dense()[self.data.node_id],
+        ]
         if len(stripes) == 3:
             power = torch.zeros(self.data.num_nodes, self.total, dtype=torch.float64)
             for i, block in enumerate(stripes):
@@ -161,10 +183,13 @@ def test_fedstruct_powers_by_column_stripes_equal_the_dense_power(scenario: Scen
     entries = session.ledger.take()
     mail = [entry for entry in entries if entry.message == "Block"]
     assert {entry.channel for entry in mail} == {"peer"} and {entry.protection for entry in mail} == {"summed"}
-    assert all(sender != receiver for entry in mail for sender, receiver in zip(entry.sender, entry.receiver, strict=True))
+    assert all(
+        sender != receiver for entry in mail for sender, receiver in zip(entry.sender, entry.receiver, strict=True)
+    )
 
 
-# -- HiFGL: shares between devices, silo and server, forward and backward --------------------------------------------------------
+# -- HiFGL: shares between devices, silo and server, forward and backward
+# --------------------------------------------------------
 
 P = 2**31 - 1
 SCALE = 2**16
@@ -346,7 +371,8 @@ def test_hifgl_silo_object_holds_neither_features_nor_edges(scenario: Scenario) 
     assert torch.equal(silo.data, scenario.parts["client-0"].node_id)
 
 
-# -- FedGGR: split learning in one round ----------------------------------------------------------------------------------------
+# -- FedGGR: split learning in one round
+# ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -413,7 +439,9 @@ def split_round(state: SplitState, federation: Federation, lr: float) -> SplitSt
     z = z_global(state, generator)
     sizes = [len(rows) for rows in state.embeddings.values()]
     rows = dict(zip(state.embeddings, z.detach().split(sizes), strict=True))
-    replies = federation.call(SplitClient.turn, PerClient({client: Turned(state.head, rows[client]) for client in federation.clients}))
+    replies = federation.call(
+        SplitClient.turn, PerClient({client: Turned(state.head, rows[client]) for client in federation.clients})
+    )
     total = sum(reply.nodes for reply in replies.values())
     z.backward(torch.cat([reply.rows * (reply.nodes / total) for reply in replies.values()]))
     assert generator.grad is not None
@@ -422,7 +450,9 @@ def split_round(state: SplitState, federation: Federation, lr: float) -> SplitSt
 
 
 @pytest.mark.parametrize("wall", ["copies", "codec", "hosts"])
-def test_fedggr_split_round_equals_one_centralised_step_and_evaluates_through_messages(scenario: Scenario, wall: str) -> None:
+def test_fedggr_split_round_equals_one_centralised_step_and_evaluates_through_messages(
+    scenario: Scenario, wall: str
+) -> None:
     session = open_session(scenario, {"client": Role(SplitClient)}, wall)
     head = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     state = SplitState({}, torch.ones(5, dtype=torch.float64), head)
@@ -444,7 +474,11 @@ def test_fedggr_split_round_equals_one_centralised_step_and_evaluates_through_me
     session.clock.begin("evaluation", 1)
     sizes = [len(rows) for rows in new.embeddings.values()]
     rows = dict(zip(new.embeddings, z_global(new, new.generator).split(sizes), strict=True))
-    answers = session.call(SplitClient.predict, PerClient({client: Turned(new.head, rows[client]) for client in session.clients}))
+    answers = session.call(
+        SplitClient.predict, PerClient({client: Turned(new.head, rows[client]) for client in session.clients})
+    )
     for client, data in scenario.parts.items():
-        torch.testing.assert_close(answers[client].rows, (data.x.double() * new.generator) @ new.head, atol=1e-12, rtol=0)
+        torch.testing.assert_close(
+            answers[client].rows, (data.x.double() * new.generator) @ new.head, atol=1e-12, rtol=0
+        )
     assert {entry.channel for entry in session.ledger.take()} == {"up", "down"}

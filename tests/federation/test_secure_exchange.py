@@ -1,4 +1,6 @@
-"""``exchange(..., combine="sum")`` with secure sums: a receiver reads only the total of its mail, and nothing is summed by mistake."""
+"""``exchange(..., combine="sum")`` with secure sums: a receiver reads only the total of its mail, and nothing is summed
+by mistake.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,9 @@ class Neighbour(Client[None, Seen]):
     @handler
     def absorb_sparse(self, total: Sparse | None) -> None:
         assert total is not None and total.first.layout == torch.sparse_csr and total.second["x"].dtype == torch.float32
-        flat = torch.cat([total.first.to_dense().flatten(), total.dense.double(), total.second["x"].to_dense().double().flatten()])
+        flat = torch.cat(
+            [total.first.to_dense().flatten(), total.dense.double(), total.second["x"].to_dense().double().flatten()]
+        )
         self.state = Seen(flat, total.first.values().numel(), 0.0)
 
 
@@ -122,7 +126,9 @@ class Listening(LocalEngine):
         return outcome
 
 
-def open_session(scenario: Scenario, secure: bool = True, engine: type[LocalEngine] = LocalEngine, **options: Any) -> Session:
+def open_session(
+    scenario: Scenario, secure: bool = True, engine: type[LocalEngine] = LocalEngine, **options: Any
+) -> Session:
     table = RoleTable({"client": Role(Neighbour)})
     session = Session(engine(scenario.parts, table, None, Stream(3), **options), table, secure=secure)
     session.clock.begin("train", 1, 1)
@@ -171,7 +177,9 @@ def test_sparse_mail_is_summed_over_announced_positions(scenario: Scenario) -> N
         client.enter("train", 1, 1)
         for receiver, (first, _) in plan.announced.items():
             real = client.sparse(receiver).first.to_dense().flatten().nonzero().flatten()
-            assert set(real.tolist()) <= set(first.tolist()) and len(first) >= 2 * len(real), "at least one dummy per entry"
+            assert set(real.tolist()) <= set(first.tolist()) and len(first) >= 2 * len(real), (
+                "at least one dummy per entry"
+            )
 
 
 def test_what_one_sender_sends_is_uniform(scenario: Scenario) -> None:
@@ -194,7 +202,9 @@ def test_the_ledger_says_masked_and_counts_what_masks_cost(scenario: Scenario) -
     assert {entry.protection for entry in rows} == {"masked"} and {entry.channel for entry in rows} == {"up", "peer"}
     assert sum(len(entry.bytes) for entry in rows) == 16
     house = {entry.message: entry for entry in entries if entry.message != "Rows"}
-    assert set(house) == {"SumKey", "SumKeys", MailPlan.__name__, MailOrders.__name__} and all(entry.total for entry in house.values())
+    assert set(house) == {"SumKey", "SumKeys", MailPlan.__name__, MailOrders.__name__} and all(
+        entry.total for entry in house.values()
+    )
 
 
 def test_a_single_foreign_sender_is_refused(scenario: Scenario) -> None:
@@ -237,12 +247,19 @@ def test_a_parcel_that_was_lost_or_changed_or_sent_in_the_clear_is_noticed(scena
         first = call.parcels[0]
         words = first.content.words.clone()
         words[0] += 1
-        return replace(call, parcels=(Parcel(first.sender, first.receiver, replace(first.content, words=words)), *call.parcels[1:]))
+        return replace(
+            call, parcels=(Parcel(first.sender, first.receiver, replace(first.content, words=words)), *call.parcels[1:])
+        )
 
     for change, complaint in (
         (lambda call: replace(call, parcels=call.parcels[1:]), "unusable without client-1"),
         (flip, "do not cancel"),
-        (lambda call: replace(call, parcels=(Parcel("client-1", "client-0", Rows(torch.ones(4), 1)), *call.parcels[1:])), "not masked"),
+        (
+            lambda call: replace(
+                call, parcels=(Parcel("client-1", "client-0", Rows(torch.ones(4), 1)), *call.parcels[1:])
+            ),
+            "not masked",
+        ),
         (lambda call: replace(call, mail=MailOrder(call.mail.held, {})), "without its roster"),
     ):
         with pytest.raises(QuorumError, match=complaint) as caught:
@@ -263,20 +280,34 @@ def test_the_powers_of_fedstruct_behind_masks(scenario: Scenario) -> None:
     expected = torch.linalg.matrix_power(adjacency / adjacency.sum(1, keepdim=True), 3)
     for client, data in split.parts.items():
         engine: Any = session.engine
-        torch.testing.assert_close(engine.party(client).client.state.blocks[""], expected[data.node_id], atol=1e-10, rtol=0)
+        torch.testing.assert_close(
+            engine.party(client).client.state.blocks[""], expected[data.node_id], atol=1e-10, rtol=0
+        )
     mail = [entry for entry in session.ledger.take() if entry.message == "Block"]
     assert {entry.protection for entry in mail} == {"masked"} and {entry.channel for entry in mail} == {"peer"}
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_a_transcript_keeps_mail_with_its_receiver_as_it_arrived(scenario: Scenario, tmp_path: Path, secure: bool) -> None:
+def test_a_transcript_keeps_mail_with_its_receiver_as_it_arrived(
+    scenario: Scenario, tmp_path: Path, secure: bool
+) -> None:
     table = RoleTable({"client": Role(Neighbour)})
-    session = Session(LocalEngine(scenario.parts, table, None, Stream(3)), table, secure=secure, transcript=Transcript(tmp_path))
+    session = Session(
+        LocalEngine(scenario.parts, table, None, Stream(3)), table, secure=secure, transcript=Transcript(tmp_path)
+    )
     session.clock.begin("train", 1, 1)
     session.exchange(Neighbour.post, Neighbour.absorb, combine="sum")
     for party in PARTIES:
         seen = list(received(tmp_path, party, table))
-        assert [line.sender for line, _ in seen] == [other for other in PARTIES if other != party], "not its mail to itself"
+        assert [line.sender for line, _ in seen] == [other for other in PARTIES if other != party], (
+            "not its mail to itself"
+        )
         assert {type(message) for _, message in seen} == {Masked if secure else Rows}
-    mail = [(line.sender, type(message)) for line, message in received(tmp_path, SERVER, table) if not isinstance(message, MailPlan)]
-    assert mail == [(party, Masked if secure else Rows) for party in PARTIES], "what clients write to each other is not the server's"
+    mail = [
+        (line.sender, type(message))
+        for line, message in received(tmp_path, SERVER, table)
+        if not isinstance(message, MailPlan)
+    ]
+    assert mail == [(party, Masked if secure else Rows) for party in PARTIES], (
+        "what clients write to each other is not the server's"
+    )

@@ -1,4 +1,6 @@
-"""``secure_sum=true``: the server reads only totals, results stay within the fixed-point bound, nothing is summed by mistake."""
+"""``secure_sum=true``: the server reads only totals, results stay within the fixed-point bound, nothing is summed by
+mistake.
+"""
 
 from __future__ import annotations
 
@@ -160,8 +162,16 @@ class Sender(Client[None, Nothing]):
         return Uneven(torch.tensor([float("nan")]))
 
 
-@pytest.mark.parametrize(("function", "complaint"), [(Sender.named, "a text"), (Sender.flag, "a bool"), (Sender.sparse, "a sparse matrix"),
-                                                     (Sender.uneven, "different shape"), (Sender.wild, "nan|finite|NaN")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("function", "complaint"),
+    [
+        (Sender.named, "a text"),
+        (Sender.flag, "a bool"),
+        (Sender.sparse, "a sparse matrix"),
+        (Sender.uneven, "different shape"),
+        (Sender.wild, "nan|finite|NaN"),
+    ],
+)
 def test_what_has_no_masked_sum_is_refused(scenario: Scenario, function: Any, complaint: str) -> None:
     table = RoleTable({"client": Role(Sender)})
     session = Session(LocalEngine(scenario.parts, table, None, Stream(0)), table, secure=True)

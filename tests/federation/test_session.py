@@ -230,7 +230,7 @@ def session(request: pytest.FixtureRequest) -> Iterator[Session]:
 ASK = Ask(torch.tensor([1.0, 2.0]), "hello")
 
 
-# -- call ----------------------------------------------------------------------------------------------------------------------
+# -- call ------------------------------------------------------------------------------------------
 
 
 def test_call_asks_everybody_in_sorted_order(session: Session) -> None:
@@ -303,11 +303,13 @@ def test_functions_that_cannot_be_called(session: Session) -> None:
         session.exchange(Member.name, Member.read)
 
 
-# -- quorum and retries --------------------------------------------------------------------------------------------------------
+# -- quorum and retries ----------------------------------------------------------------------------
 
 
 def test_below_quorum_the_round_is_lost(session: Session) -> None:
-    with pytest.raises(QuorumError, match=r"train round 1, fail_at_b: 2 of 3 parties answered \(b: handler ValueError") as caught:
+    with pytest.raises(
+        QuorumError, match=r"train round 1, fail_at_b: 2 of 3 parties answered \(b: handler ValueError"
+    ) as caught:
         session.call(Member.fail_at_b)
     assert caught.value.failures == {"b": Failure("handler", "ValueError")}
     assert SECRET not in repr(caught.value.failures)
@@ -383,13 +385,15 @@ def test_no_retry_for_other_failures(kind: str) -> None:
 
 def test_sums_do_not_depend_on_who_answered_first() -> None:
     values = {"a": 1e16, "b": 1.0, "c": -1e16}  # in any other order the sum is another
-    request = PerClient({name: Ask(torch.full((2,), value / _value(name), dtype=torch.float64)) for name, value in values.items()})
+    request = PerClient(
+        {name: Ask(torch.full((2,), value / _value(name), dtype=torch.float64)) for name, value in values.items()}
+    )
     _, shaky = _shaky("unavailable", 1)
     steady = _session().sum(Member.train, request)
     assert torch.equal(shaky.sum(Member.train, request).weights, steady.weights)
 
 
-# -- sum -----------------------------------------------------------------------------------------------------------------------
+# -- sum -------------------------------------------------------------------------------------------
 
 
 def test_sum_adds_every_numeric_field(session: Session) -> None:
@@ -429,7 +433,7 @@ def test_what_is_not_finite_is_named(session: Session) -> None:
             verb(Member.diverge)
 
 
-# -- exchange ------------------------------------------------------------------------------------------------------------------
+# -- exchange --------------------------------------------------------------------------------------
 
 
 def test_exchange_delivers_each(session: Session) -> None:
@@ -463,7 +467,12 @@ def test_mail_to_the_server(session: Session) -> None:
     summed = session.exchange(Member.post_to_server, Member.absorb, combine="sum").mail
     assert list(summed) == ["sum"]
     answer = summed["sum"]
-    assert isinstance(answer, Answer) and answer.weights.tolist() == [6.0, 6.0] and answer.steps == 3 and answer.rate == 1.5
+    assert (
+        isinstance(answer, Answer)
+        and answer.weights.tolist() == [6.0, 6.0]
+        and answer.steps == 3
+        and answer.rate == 1.5
+    )
 
 
 def test_unknown_receivers_are_refused_with_a_list(session: Session) -> None:
@@ -475,8 +484,13 @@ def test_unknown_receivers_are_refused_with_a_list(session: Session) -> None:
 
 
 def test_receivers_that_cannot_receive_are_refused_before_anybody_sends(session: Session) -> None:
-    for receive, combine in ((Member.read, "sum"), (Member.absorb, "each"), (Member.hush, "each"), (Member.relay, "each"),
-                             ([Member.read, Member.drop], "each")):  # fmt: skip
+    for receive, combine in (
+        (Member.read, "sum"),
+        (Member.absorb, "each"),
+        (Member.hush, "each"),
+        (Member.relay, "each"),
+        ([Member.read, Member.drop], "each"),
+    ):
         with pytest.raises(ProtocolError):
             session.exchange(Member.post, receive, combine=combine)  # type: ignore[arg-type]
     assert session.clock.sequence == 0 and session.ledger.take() == []
@@ -486,7 +500,9 @@ def test_mail_under_another_name_is_refused() -> None:
     class Forger(LocalEngine):
         change: Any = None
 
-        def dispatch(self, calls: Sequence[Invocation], timeout: float | None) -> Mapping[PartyId, Outcome] | Stacked[Any]:
+        def dispatch(
+            self, calls: Sequence[Invocation], timeout: float | None
+        ) -> Mapping[PartyId, Outcome] | Stacked[Any]:
             outcome = super().dispatch(calls, timeout)
             assert not isinstance(outcome, Stacked)
             return {party: self.change(sent) if isinstance(sent, tuple) else sent for party, sent in outcome.items()}
@@ -498,7 +514,7 @@ def test_mail_under_another_name_is_refused() -> None:
             _session(engine).exchange(Member.post, Member.read)
 
 
-# -- tiers ---------------------------------------------------------------------------------------------------------------------
+# -- tiers -----------------------------------------------------------------------------------------
 
 
 def test_a_tier_is_a_federation_of_another_role(session: Session) -> None:
@@ -526,7 +542,7 @@ def test_mail_between_tiers(session: Session) -> None:
     assert all(entry.channel == "device" for entry in by_roles.values())
 
 
-# -- ledger --------------------------------------------------------------------------------------------------------------------
+# -- ledger ----------------------------------------------------------------------------------------
 
 
 def _lines(session: Session) -> list[Entry]:
@@ -565,8 +581,10 @@ def test_mail_in_the_ledger(session: Session) -> None:
     session.exchange(Member.post, Member.read)
     lines = _lines(session)
     assert [(line.channel, line.handler, line.message) for line in lines] == [
-        ("peer", "post", "Rows"), ("up", "post", "Rows"), ("up", "read", "Named"),
-    ]  # fmt: skip
+        ("peer", "post", "Rows"),
+        ("up", "post", "Rows"),
+        ("up", "read", "Named"),
+    ]
     peer, server, read = lines
     assert list(zip(peer.sender, peer.receiver, strict=True)) == [("a", "b"), ("b", "a"), ("b", "c")]  # not a -> a
     assert server.sender == ("a",) and server.receiver == (SERVER,)
@@ -590,7 +608,12 @@ def test_copy_and_wire_give_the_same_bits_and_bytes() -> None:
         session = _session(wire=wire)
         replies = session.call(Member.train, ASK)
         mail = session.exchange(Member.post, Member.absorb, combine="sum")
-        found.append(([codec.encode(reply) for reply in (*replies.values(), *mail.values())], [line.to_json() for line in _lines(session)]))
+        found.append(
+            (
+                [codec.encode(reply) for reply in (*replies.values(), *mail.values())],
+                [line.to_json() for line in _lines(session)],
+            )
+        )
     assert found[0] == found[1]
 
 
@@ -602,7 +625,7 @@ def test_streams_of_the_server_follow_the_round() -> None:
     assert session.stream("draw").integer() != first
 
 
-# -- clients trained together --------------------------------------------------------------------------------------------------
+# -- clients trained together ----------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -623,8 +646,12 @@ def test_stacked_replies_equal_single_ones(pair: tuple[Session, Session]) -> Non
     assert together.stacked is not None and alone.stacked is None and Together.runs == 1
     _same_answers(alone, together)
     one, both = (session.ledger.take() for session in pair)
-    assert [(line.bytes, line.by_kind, line.channel) for line in one] == [(line.bytes, line.by_kind, line.channel) for line in both]
-    assert [(line.sender, line.message, line.kinds) for line in one] == [(line.sender, line.message, line.kinds) for line in both]
+    assert [(line.bytes, line.by_kind, line.channel) for line in one] == [
+        (line.bytes, line.by_kind, line.channel) for line in both
+    ]
+    assert [(line.sender, line.message, line.kinds) for line in one] == [
+        (line.sender, line.message, line.kinds) for line in both
+    ]
 
 
 def test_per_client_requests_together(pair: tuple[Session, Session]) -> None:
@@ -686,7 +713,7 @@ def test_rollback_with_a_cohort(pair: tuple[Session, Session]) -> None:
     assert _client(pair[1], "a").state.steps == 2
 
 
-# -- engine --------------------------------------------------------------------------------------------------------------------
+# -- engine ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["server", "common", "a/devices", ""])
@@ -704,5 +731,3 @@ def test_order_of_the_parts_does_not_matter() -> None:
     parts: Any = dict.fromkeys(reversed(CLIENTS))
     engine = LocalEngine(parts, TABLE, None, Stream(3))
     assert engine.parties("client") == CLIENTS and engine.parties("nobody") == ()
-
-

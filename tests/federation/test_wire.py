@@ -75,7 +75,7 @@ def rewrite(frame: wire.Frame, kind: type[Any], **changes: Any) -> wire.Frame:
     return (wire._write_header(replace(wire._read_header(frame[0], kind, codec.LIMITS), **changes)), *frame[1:])
 
 
-# -- round trips -----------------------------------------------------------------------------------------------------------------
+# -- round trips -----------------------------------------------------------------------------------
 
 
 def test_a_broadcast_is_one_message() -> None:
@@ -84,7 +84,9 @@ def test_a_broadcast_is_one_message() -> None:
     assert len(frame) == 2
     assert frame[1] == codec.encode(ASK), "messages travel exactly as the ledger counts them"
     read = there(calls)
-    assert [(c.party, c.role, c.handler, c.turn, c.sequence) for c in read] == [(p, "client", "train", TURN, 3) for p in ("a", "b", "c")]
+    assert [(c.party, c.role, c.handler, c.turn, c.sequence) for c in read] == [
+        (p, "client", "train", TURN, 3) for p in ("a", "b", "c")
+    ]
     assert read[0].argument is read[1].argument
     assert isinstance(read[0].argument, Ask) and torch.equal(read[0].argument.weights, ASK.weights)
 
@@ -108,7 +110,10 @@ def test_calls_without_a_message() -> None:
 
 def test_mail() -> None:
     letter = Reply(torch.ones(2), 0.5)
-    calls = [call("a", "read", parcels=(Parcel("b", "a", letter), Parcel("c", "a", letter))), call("b", "read", parcels=())]
+    calls = [
+        call("a", "read", parcels=(Parcel("b", "a", letter), Parcel("c", "a", letter))),
+        call("b", "read", parcels=()),
+    ]
     first, second = there(calls)
     assert second.parcels == ()
     assert first.parcels is not None and [(p.sender, p.receiver) for p in first.parcels] == [("b", "a"), ("c", "a")]
@@ -130,7 +135,11 @@ def test_orders_of_secure_sums() -> None:
 def test_outcomes() -> None:
     calls = [call(party, argument=ASK) for party in "abc"]
     shared = Reply(torch.ones(3), 0.25)
-    sent: dict[PartyId, Outcome] = {"c": shared, "a": shared, "b": Failure("handler", "ValueError", ValueError("a patient's name"))}
+    sent: dict[PartyId, Outcome] = {
+        "c": shared,
+        "a": shared,
+        "b": Failure("handler", "ValueError", ValueError("a patient's name")),
+    }
     read = back(sent, calls)
     assert isinstance(read["a"], Reply) and torch.equal(read["a"].weights, torch.ones(3))
     assert read["b"] == Failure("handler", "ValueError")
@@ -138,13 +147,18 @@ def test_outcomes() -> None:
 
 
 def test_texts_of_errors_inside_one_trust_domain() -> None:
-    failure = back({"a": Failure("handler", "ValueError", ValueError("why"))}, [call("a", argument=ASK)], explain=True)["a"]
+    failure = back({"a": Failure("handler", "ValueError", ValueError("why"))}, [call("a", argument=ASK)], explain=True)[
+        "a"
+    ]
     assert isinstance(failure, Failure) and str(failure.cause) == "why"
 
 
 def test_outcomes_of_senders() -> None:
     calls = [call("a", "post"), call("b", "post")]
-    read = back({"a": (Parcel("a", "b", Reply(torch.ones(1), 1.0)), Parcel("a", "server", Reply(torch.ones(1), 2.0))), "b": ()}, calls)
+    read = back(
+        {"a": (Parcel("a", "b", Reply(torch.ones(1), 1.0)), Parcel("a", "server", Reply(torch.ones(1), 2.0))), "b": ()},
+        calls,
+    )
     assert read["b"] == ()
     sent = read["a"]
     assert isinstance(sent, tuple) and [(p.sender, p.receiver) for p in sent] == [("a", "b"), ("a", "server")]
@@ -175,7 +189,7 @@ def test_wrong_contents_are_one_partys_failure() -> None:
     assert back({"a": mailed}, [call("a", "post")])["a"] == Failure("protocol", "ProtocolError")
 
 
-# -- what must not get in --------------------------------------------------------------------------------------------------------
+# -- what must not get in --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("handler", ["secret", "setup", "__init__", "enter", "no such thing"])
@@ -227,14 +241,32 @@ def test_oversized_frames_are_refused_before_they_are_read() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"argument": [2]}, {"argument": [0]}, {"argument": [-2]}, {"argument": [1, 1]}, {"argument": [1.0]}, {"argument": [True]},
-        {"argument": [-1]}, {"argument": 1}, {"mask": [1]}, {"mail": [1]}, {"mask": []}, {"parties": []}, {"parties": [1]},
-        {"parties": ["a", "a"], "argument": [1, 1], "mask": [-1, -1], "mail": [-1, -1]}, {"combine": "product"}, {"handler": "hush"},
-        {"round": 2**70}, {"round": "7"}, {"round": None}, {"phase": 1},
-        {"parcels": wire._Parcels(["b"], [""], [1], [1])}, {"parcels": wire._Parcels(["b"], [""], [0], [0])},
-        {"parcels": wire._Parcels(["b"], ["Sealed?"], [0], [1])}, {"parcels": wire._Parcels(["b"], [""], [0], [])},
+        {"argument": [2]},
+        {"argument": [0]},
+        {"argument": [-2]},
+        {"argument": [1, 1]},
+        {"argument": [1.0]},
+        {"argument": [True]},
+        {"argument": [-1]},
+        {"argument": 1},
+        {"mask": [1]},
+        {"mail": [1]},
+        {"mask": []},
+        {"parties": []},
+        {"parties": [1]},
+        {"parties": ["a", "a"], "argument": [1, 1], "mask": [-1, -1], "mail": [-1, -1]},
+        {"combine": "product"},
+        {"handler": "hush"},
+        {"round": 2**70},
+        {"round": "7"},
+        {"round": None},
+        {"phase": 1},
+        {"parcels": wire._Parcels(["b"], [""], [1], [1])},
+        {"parcels": wire._Parcels(["b"], [""], [0], [0])},
+        {"parcels": wire._Parcels(["b"], ["Sealed?"], [0], [1])},
+        {"parcels": wire._Parcels(["b"], [""], [0], [])},
     ],
-)  # fmt: skip
+)
 def test_headers_that_lie_are_refused(changes: dict[str, Any]) -> None:
     frame = wire.encode_calls([call("a", argument=ASK)])
     with pytest.raises(ProtocolError):
@@ -249,12 +281,21 @@ def test_parts_nobody_refers_to_are_refused() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"parties": ["b"]}, {"parties": []}, {"house": []}, {"house": ["MailPlan"]}, {"house": ["Reply"]}, {"reply": [-1]},
-        {"reply": [1.0]}, {"failed": ["b"], "failures": ["crashed", "", ""]}, {"failed": ["a"], "failures": ["bribed", "", ""]},
-        {"failed": ["a"], "failures": ["crashed"]}, {"failed": ["a"], "failures": ["crashed", "", ""]}, {"senders": ["a"]},
+        {"parties": ["b"]},
+        {"parties": []},
+        {"house": []},
+        {"house": ["MailPlan"]},
+        {"house": ["Reply"]},
+        {"reply": [-1]},
+        {"reply": [1.0]},
+        {"failed": ["b"], "failures": ["crashed", "", ""]},
+        {"failed": ["a"], "failures": ["bribed", "", ""]},
+        {"failed": ["a"], "failures": ["crashed"]},
+        {"failed": ["a"], "failures": ["crashed", "", ""]},
+        {"senders": ["a"]},
         {"senders": ["b"]},
     ],
-)  # fmt: skip
+)
 def test_outcomes_that_lie_are_refused(changes: dict[str, Any]) -> None:
     frame = wire.encode_outcomes({"a": Reply(torch.ones(1), 1.0)})
     assert wire.decode_outcomes(frame, [call("a", argument=ASK)], TABLE)

@@ -116,7 +116,9 @@ def test_loops_duplicates_and_one_way_arcs_count_as_one_edge() -> None:
     untidy = torch.cat([plain, plain[:, :3], torch.tensor([[2, 2, 4], [2, 2, 4]])], dim=1)
     one_way = torch.stack([torch.arange(5), (torch.arange(5) + 1) % 5])
     for edges in (untidy, one_way):
-        assert torch.equal(walks(edges, 5), walks(plain, 5)) and torch.equal(degree_embedding(edges, 5, 3), degree_embedding(plain, 5, 3))
+        assert torch.equal(walks(edges, 5), walks(plain, 5)) and torch.equal(
+            degree_embedding(edges, 5, 3), degree_embedding(plain, 5, 3)
+        )
 
 
 def test_graphs_end_to_end_are_graphs_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

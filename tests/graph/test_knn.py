@@ -24,11 +24,13 @@ def unit_rows(count: int, width: int, seed: int = 0) -> Tensor:
 def dense(rows: Tensor, k: int) -> Tensor:
     """All similarities at once; a stable sort gives ties to the lower index, the row itself comes first.
 
-    Summed column by column: a product of matrices rounds the same pair of rows differently in different places, so its ties are not ties
-    (products of float32 are exact in float64, which leaves the order of the sum).
+    Summed column by column: a product of matrices rounds the same pair of rows differently in different places, so its
+    ties are not ties (products of float32 are exact in float64, which leaves the order of the sum).
     """
     columns = rows.double().unbind(1)
-    similar = sum((torch.outer(column, column) for column in columns), torch.zeros(len(rows), len(rows), dtype=torch.float64))
+    similar = sum(
+        (torch.outer(column, column) for column in columns), torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    )
     similar.fill_diagonal_(2.0)
     return similar.sort(dim=1, descending=True, stable=True).indices[:, : k + 1]
 
@@ -39,7 +41,9 @@ def test_any_block_size_gives_the_dense_top_k(count: int, width: int, block: int
     k = data.draw(st.integers(0, count - 1))
     # Rows drawn from few different ones: ties everywhere.
     kinds = data.draw(st.integers(1, 8))
-    rows = unit_rows(kinds, width, seed=count)[torch.randint(kinds, (count,), generator=torch.Generator().manual_seed(k))]
+    rows = unit_rows(kinds, width, seed=count)[
+        torch.randint(kinds, (count,), generator=torch.Generator().manual_seed(k))
+    ]
     found = exact(rows, k, block=block)
     assert found.shape == (count, k + 1)
     assert torch.equal(found, dense(rows, k))

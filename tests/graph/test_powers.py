@@ -100,7 +100,9 @@ def test_the_combined_adjacency_is_the_polynomial_and_propagation_needs_no_power
     expected = 0.5 * np.eye(6) + 0.3 * dense + 0.2 * np.linalg.matrix_power(dense, 3)
     found = combined_adjacency(walk, (0.3, 0.0, 0.2), 0.5)
     np.testing.assert_allclose(found, expected, atol=1e-12)
-    np.testing.assert_allclose(propagate(walk.astype(np.float64), values, (0.3, 0.0, 0.2), 0.5), expected @ values, atol=1e-12)
+    np.testing.assert_allclose(
+        propagate(walk.astype(np.float64), values, (0.3, 0.0, 0.2), 0.5), expected @ values, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("dense", [False, True])

@@ -22,8 +22,12 @@ from isthmus.methods.structure.directory import block_of
 SMALL = {"hidden": (8,), "structure_hidden": (8,), "nsf_dim": 12, "precision": "float64", "dropout": 0.0}
 
 
-def graph(nodes: int = 40, clients: int = 3, *, directed: bool = False, seed: int = 0, isolated: int = 0, train: float = 0.4) -> Scenario:
-    """A random graph over ``clients`` owners; the last ``isolated`` nodes have no edge. Node 0 has a self-loop, as in Chameleon."""
+def graph(
+    nodes: int = 40, clients: int = 3, *, directed: bool = False, seed: int = 0, isolated: int = 0, train: float = 0.4
+) -> Scenario:
+    """A random graph over ``clients`` owners; the last ``isolated`` nodes have no edge. Node 0 has a self-loop, as in
+    Chameleon.
+    """
     rng = np.random.default_rng(seed)
     arcs = rng.integers(0, nodes - isolated, (2, 2 * nodes))
     arcs = np.unique(np.column_stack([arcs[:, arcs[0] != arcs[1]], [[0], [0]]]), axis=1)
@@ -31,10 +35,15 @@ def graph(nodes: int = 40, clients: int = 3, *, directed: bool = False, seed: in
         arcs = np.unique(np.column_stack([arcs, arcs[::-1]]), axis=1)
     part = rng.random(nodes)
     whole = NodeData(
-        x=torch.from_numpy(rng.normal(size=(nodes, 6))).float(), edge_index=torch.from_numpy(arcs), y=torch.arange(nodes) % 3,
-        train=torch.from_numpy(part < train), val=torch.from_numpy((part >= train) & (part < 0.7)), test=torch.from_numpy(part >= 0.7),
-        node_id=torch.arange(nodes), num_classes=3,
-    )  # fmt: skip
+        x=torch.from_numpy(rng.normal(size=(nodes, 6))).float(),
+        edge_index=torch.from_numpy(arcs),
+        y=torch.arange(nodes) % 3,
+        train=torch.from_numpy(part < train),
+        val=torch.from_numpy((part >= train) & (part < 0.7)),
+        test=torch.from_numpy(part >= 0.7),
+        node_id=torch.arange(nodes),
+        num_classes=3,
+    )
     owner = torch.from_numpy(rng.permutation(np.arange(nodes) % clients))
     return scenario(whole, owner, clients)
 

@@ -28,11 +28,20 @@ def small(clients: int = 3, dataset: str = SMALL, seed: int = 5) -> Scenario:
     return build_scenario(dataset=dataset, clients=clients, split="40/20/40", seed=seed)
 
 
-def experiment_of(scenario: Scenario, *, engine: type[LocalEngine] = LocalEngine, plan: Sequence[Fault] | None = None,
-                  **settings: Any) -> Experiment:  # fmt: skip
-    given = {"hidden": (6,), "one_neighbour": "allow", "rounds": 3, "precision": "float64", "clients": len(scenario.parts)}
+def experiment_of(
+    scenario: Scenario, *, engine: type[LocalEngine] = LocalEngine, plan: Sequence[Fault] | None = None, **settings: Any
+) -> Experiment:
+    given = {
+        "hidden": (6,),
+        "one_neighbour": "allow",
+        "rounds": 3,
+        "precision": "float64",
+        "clients": len(scenario.parts),
+    }
     options: dict[str, Any] = {} if plan is None else {"plan": plan}
-    return Experiment(resolve("hifgl", {"dataset": "csbm", "seed": 5, **given, **settings}), scenario, engine=engine, **options)
+    return Experiment(
+        resolve("hifgl", {"dataset": "csbm", "seed": 5, **given, **settings}), scenario, engine=engine, **options
+    )
 
 
 class Driver:
@@ -120,8 +129,11 @@ def dense_logits(kind: str, data: NodeData, weights: Weights, matrix: Tensor | N
 
 def silo_balanced_loss(logits: Tensor, scenario: Scenario) -> Tensor:
     """Mean over silos of the mean over their labelled devices."""
-    losses = [torch.nn.functional.cross_entropy(logits[part.node_id[part.train]], part.y[part.train]) for part in scenario.parts.values()
-              if bool(part.train.any())]  # fmt: skip
+    losses = [
+        torch.nn.functional.cross_entropy(logits[part.node_id[part.train]], part.y[part.train])
+        for part in scenario.parts.values()
+        if bool(part.train.any())
+    ]
     return torch.stack(losses).mean()
 
 
@@ -129,7 +141,11 @@ def dense_gradients(kind: str, scenario: Scenario, weights: Weights, *, pooled: 
     leaves = {name: tensor.double().clone().requires_grad_() for name, tensor in weights.items()}
     logits = dense_logits(kind, scenario.whole, leaves)
     whole = scenario.whole
-    loss = torch.nn.functional.cross_entropy(logits[whole.train], whole.y[whole.train]) if pooled else silo_balanced_loss(logits, scenario)
+    loss = (
+        torch.nn.functional.cross_entropy(logits[whole.train], whole.y[whole.train])
+        if pooled
+        else silo_balanced_loss(logits, scenario)
+    )
     return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
 

@@ -17,13 +17,21 @@ from isthmus.tensors import Weights, equal_weights, max_difference
 from isthmus.testing import check_method
 
 SMALL: dict[str, Any] = {
-    "hidden": (8,), "dropout": 0.3, "rounds": 3, "local_epochs": 3, "lr": 0.02, "preset": "fedspray", "execution": "each",
-}  # fmt: skip
+    "hidden": (8,),
+    "dropout": 0.3,
+    "rounds": 3,
+    "local_epochs": 3,
+    "lr": 0.02,
+    "preset": "fedspray",
+    "execution": "each",
+}
 
 
 @pytest.fixture(scope="module")
 def scenario() -> Scenario:
-    return build_scenario(dataset="csbm:nodes=120,classes=3,features=12,degree=4", clients=3, split="client:40/30/30", seed=1)
+    return build_scenario(
+        dataset="csbm:nodes=120,classes=3,features=12,degree=4", clients=3, split="client:40/30/30", seed=1
+    )
 
 
 def play(method: str, scenario: Scenario, **settings: Any) -> Experiment:
@@ -55,7 +63,14 @@ def test_the_ends_are_fedavg_and_local(scenario: Scenario, mixing: float, other:
 
 
 def test_a_round_is_the_papers_formula(scenario: Scenario) -> None:
-    settings = {"precision": "float64", "dropout": 0.0, "optimizer": "sgd", "lr": 0.3, "alpha_lr": 0.1, "weight_decay": 0.0}
+    settings = {
+        "precision": "float64",
+        "dropout": 0.0,
+        "optimizer": "sgd",
+        "lr": 0.3,
+        "alpha_lr": 0.1,
+        "weight_decay": 0.0,
+    }
     before, after = (play("apfl", scenario, rounds=rounds, **settings) for rounds in (1, 2))
     client, state, later = client_of(before), client_of(before).state, client_of(after).state
     assert isinstance(state, APFLState) and isinstance(later, APFLState)
@@ -73,7 +88,10 @@ def test_a_round_is_the_papers_formula(scenario: Scenario) -> None:
 
 
 def test_the_shared_model_knows_nothing_of_the_private_one(scenario: Scenario) -> None:
-    runs = [play("apfl", scenario, mixing=mixing, adaptive=adaptive) for mixing, adaptive in ((0.5, True), (0.9, False), (0.1, True))]
+    runs = [
+        play("apfl", scenario, mixing=mixing, adaptive=adaptive)
+        for mixing, adaptive in ((0.5, True), (0.9, False), (0.1, True))
+    ]
     fedavg = play("fedavg", scenario)
     for run in runs:
         assert equal_weights(run.loop.state.weights, fedavg.loop.state.weights)  # type: ignore[attr-defined]
@@ -117,7 +135,8 @@ def test_mixtures() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("mixing", -0.1), ("mixing", 1.1), ("alpha_lr", -1.0), ("fraction", 0.5), ("reset_optimizer", True)]
+    ("key", "value"),
+    [("mixing", -0.1), ("mixing", 1.1), ("alpha_lr", -1.0), ("fraction", 0.5), ("reset_optimizer", True)],
 )
 def test_what_cannot_be_set(key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=key):

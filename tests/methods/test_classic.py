@@ -1,4 +1,6 @@
-"""Local, Central, FedAvg, FedSGD, FedProx, FedPer: the general properties and the testable properties of specs/baselines 1-7."""
+"""Local, Central, FedAvg, FedSGD, FedProx, FedPer: the general properties and the testable properties of
+specs/baselines 1-7.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ from isthmus.seeds import Stream
 from isthmus.tensors import Weights, equal_weights, max_difference
 from isthmus.testing import check_method
 
-PLAIN: dict[str, Any] = {"hidden": (8,), "dropout": 0.0, "rounds": 5, "backbone": "gcn", "input_norm": False, "head": False}
+PLAIN: dict[str, Any] = {
+    "hidden": (8,),
+    "dropout": 0.0,
+    "rounds": 5,
+    "backbone": "gcn",
+    "input_norm": False,
+    "head": False,
+}
 
 
 @pytest.mark.parametrize("method", ["local", "fedavg", "fedsgd", "fedprox", "fedper"])
@@ -28,8 +37,17 @@ def test_general_properties(method: str) -> None:
     check_method(method)
 
 
-@pytest.mark.parametrize("settings", [{"backbone": "sage"}, {"backbone": "mlp"}, {"reset_optimizer": True}, {"optimizer": "sgd"},
-                                      {"input_norm": True, "share_input_norm": False}], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"backbone": "sage"},
+        {"backbone": "mlp"},
+        {"reset_optimizer": True},
+        {"optimizer": "sgd"},
+        {"input_norm": True, "share_input_norm": False},
+    ],
+    ids=str,
+)
 def test_general_properties_of_fedavg_variants(settings: dict[str, Any]) -> None:
     skip = {"one_client_equals_local": "local keeps its optimiser"} if "reset_optimizer" in settings else {}
     check_method("fedavg", settings=settings, skip=skip)
@@ -43,8 +61,15 @@ def test_every_backbone_has_the_general_properties(backbone: str) -> None:
 
 def test_general_properties_of_central() -> None:
     reason = "its only party is called central, so it draws other dropout masks"
-    check_method("central", skip={"one_client_equals_local": reason, "cohort_equals_each": "there is one party",
-                                  "order_does_not_matter": "one party", "identical_clients_stay_identical": "one party"})  # fmt: skip
+    check_method(
+        "central",
+        skip={
+            "one_client_equals_local": reason,
+            "cohort_equals_each": "there is one party",
+            "order_does_not_matter": "one party",
+            "identical_clients_stay_identical": "one party",
+        },
+    )
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +113,17 @@ def test_central_equals_local_with_one_client(scenario: Scenario) -> None:
 
 @pytest.mark.parametrize("clients", [2, 5])
 def test_fedsgd_mlp_weighted_by_training_nodes_equals_central_mlp(clients: int) -> None:
-    """Samples of an MLP are independent, so sum_k (n_k / n) g_k is the gradient of the pooled loss (specs/baselines 3)."""
-    cut = build_scenario(dataset="csbm:nodes=120,classes=3,features=12,degree=4", clients=clients, split="30/20/50", seed=1)
+    """Samples of an MLP are independent, so sum_k (n_k / n) g_k is the gradient of the pooled loss (specs/baselines
+    3).
+    """
+    cut = build_scenario(
+        dataset="csbm:nodes=120,classes=3,features=12,degree=4", clients=clients, split="30/20/50", seed=1
+    )
     settings = {"backbone": "mlp", "rounds": 20, "hidden": (16,), "input_norm": True}
-    assert max_difference(only(play("fedsgd", cut, weighting="train", **settings)), only(play("central", cut, **settings))) < 1e-5
+    assert (
+        max_difference(only(play("fedsgd", cut, weighting="train", **settings)), only(play("central", cut, **settings)))
+        < 1e-5
+    )
 
 
 @pytest.mark.parametrize("backbone", ["gcn", "sage"])
@@ -99,12 +131,16 @@ def test_fedsgd_equals_central_when_nothing_is_cut(scenario: Scenario, backbone:
     separable = without_cross_edges(scenario)
     ours, central = (play(m, separable, backbone=backbone, rounds=20) for m in ("fedsgd", "central"))
     assert max_difference(only(ours), only(central)) < 1e-5
-    assert max_difference(only(ours), only(play("central", scenario, backbone=backbone, rounds=20))) > 1e-3, "cutting edges must matter"
+    assert max_difference(only(ours), only(play("central", scenario, backbone=backbone, rounds=20))) > 1e-3, (
+        "cutting edges must matter"
+    )
 
 
 def test_fedavg_with_one_plain_sgd_step_equals_fedsgd(scenario: Scenario) -> None:
     settings = {"optimizer": "sgd", "lr": 0.5, "rounds": 8, "precision": "float64"}
-    assert max_difference(only(play("fedavg", scenario, **settings)), only(play("fedsgd", scenario, **settings))) < 1e-12
+    assert (
+        max_difference(only(play("fedavg", scenario, **settings)), only(play("fedsgd", scenario, **settings))) < 1e-12
+    )
 
 
 def test_common_models_are_identical_everywhere(scenario: Scenario) -> None:
@@ -114,8 +150,10 @@ def test_common_models_are_identical_everywhere(scenario: Scenario) -> None:
 
 
 def test_weighting_counts_what_it_says(scenario: Scenario) -> None:
-    totals = {weighting: play("fedavg", scenario, weighting=weighting, rounds=1).loop.state.total  # type: ignore[attr-defined]
-              for weighting in ("train", "nodes", "uniform")}  # fmt: skip
+    totals = {
+        weighting: play("fedavg", scenario, weighting=weighting, rounds=1).loop.state.total  # type: ignore[attr-defined]
+        for weighting in ("train", "nodes", "uniform")
+    }
     assert totals == {"train": 36.0, "nodes": 120.0, "uniform": 4.0}
 
 
@@ -133,7 +171,10 @@ def test_fedavg_is_the_weighted_mean_of_the_clients(scenario: Scenario) -> None:
 def test_fraction_draws_that_many_and_weights_sum_to_one(scenario: Scenario) -> None:
     everyone = [f"client-{i}" for i in range(10)]
     drawn = [draw(everyone, 0.3, Stream(seed)) for seed in range(20)]
-    assert all(len(chosen) == 3 and chosen == sorted(set(chosen)) for chosen in drawn) and len({tuple(chosen) for chosen in drawn}) > 5
+    assert (
+        all(len(chosen) == 3 and chosen == sorted(set(chosen)) for chosen in drawn)
+        and len({tuple(chosen) for chosen in drawn}) > 5
+    )
     experiment = play("fedavg", scenario, fraction=0.5, rounds=1)
     weights = only(experiment)
     alone = models(play("local", scenario, rounds=1))
@@ -145,7 +186,9 @@ def test_fraction_draws_that_many_and_weights_sum_to_one(scenario: Scenario) -> 
 
 
 def test_fedprox_with_mu_zero_is_fedavg_bit_for_bit(scenario: Scenario) -> None:
-    assert equal_weights(only(play("fedprox", scenario, mu=0.0, local_epochs=3)), only(play("fedavg", scenario, local_epochs=3)))
+    assert equal_weights(
+        only(play("fedprox", scenario, mu=0.0, local_epochs=3)), only(play("fedavg", scenario, local_epochs=3))
+    )
 
 
 def test_fedprox_gradient_is_mu_times_the_distance() -> None:
@@ -219,8 +262,17 @@ def test_nobody_with_training_nodes_is_an_error(scenario: Scenario) -> None:
 
 def test_cohort_equals_each_in_float64_over_twenty_rounds(scenario: Scenario) -> None:
     for method in ("local", "fedavg", "fedsgd", "fedprox", "fedper"):
-        settings = {"precision": "float64", "rounds": 20, "dropout": 0.4, "local_epochs": 2, "backbone": "sage", "head": True}
-        each, together = (models(play(method, scenario, execution=execution, **settings)) for execution in ("each", "cohort"))
+        settings = {
+            "precision": "float64",
+            "rounds": 20,
+            "dropout": 0.4,
+            "local_epochs": 2,
+            "backbone": "sage",
+            "head": True,
+        }
+        each, together = (
+            models(play(method, scenario, execution=execution, **settings)) for execution in ("each", "cohort")
+        )
         assert max(max_difference(each[client], together[client]) for client in each) < 1e-10, method
 
 
@@ -230,8 +282,20 @@ def test_diverging_training_is_reported_not_averaged(scenario: Scenario) -> None
         play("fedavg", scenario, lr=1e30, rounds=10, optimizer="sgd")
 
 
-@pytest.mark.parametrize(("key", "value"), [("fraction", 0.0), ("lr", -1.0), ("local_epochs", 0), ("weight_decay", -0.1), ("hidden", "0"),
-                                            ("backbone", "gcnn"), ("dropout", 1.0), ("loss", "mse"), ("weighting", "edges")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("fraction", 0.0),
+        ("lr", -1.0),
+        ("local_epochs", 0),
+        ("weight_decay", -0.1),
+        ("hidden", "0"),
+        ("backbone", "gcnn"),
+        ("dropout", 1.0),
+        ("loss", "mse"),
+        ("weighting", "edges"),
+    ],
+)
 def test_values_out_of_range_are_refused(key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=str(value).strip("0") or key):
         resolve("fedavg", {"dataset": "csbm"}, {key: value})

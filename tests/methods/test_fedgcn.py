@@ -80,8 +80,10 @@ def test_partial_sums_add_up_to_the_first_product() -> None:
 
 def test_no_hop_is_fedavg_and_one_client_is_central() -> None:
     where = graph(45, clients=3)
-    runs = [experiment(where, method, **{**MODEL, "rounds": 3, "dropout": 0.3}, **more)
-            for method, more in (("fedgcn", {"hops": 0}), ("fedavg", {}))]  # fmt: skip
+    runs = [
+        experiment(where, method, **{**MODEL, "rounds": 3, "dropout": 0.3}, **more)
+        for method, more in (("fedgcn", {"hops": 0}), ("fedavg", {}))
+    ]
     for run in runs:
         run.loop.play()
     assert all(torch.equal(a, b) for a, b in zip(*(run.loop.state.weights.values() for run in runs), strict=True))  # type: ignore[attr-defined]
@@ -129,9 +131,15 @@ def test_the_published_simulation_is_not_quite_central() -> None:
     assert float((own_logits(run, where) - central_logits(run, where)).abs().max()) > 1000 * SINGLE
 
 
-@pytest.mark.parametrize("settings", [
-    {"backbone": "gcn", "hops": 2}, {"backbone": "gcn", "hops": 1, "input_norm": True}, {"backbone": "sage", "hops": 2, "legacy": True},
-], ids=["exact", "one-hop", "legacy"])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"backbone": "gcn", "hops": 2},
+        {"backbone": "gcn", "hops": 1, "input_norm": True},
+        {"backbone": "sage", "hops": 2, "legacy": True},
+    ],
+    ids=["exact", "one-hop", "legacy"],
+)
 def test_general_properties(settings: dict[str, Any]) -> None:
     skip = {
         "identical_clients_stay_identical": "a node has one owner",
@@ -146,17 +154,22 @@ def test_cross_edges_that_do_not_match_are_an_error() -> None:
     cross = where.parts["client-1"].cross
     assert cross is not None
     keep = cross.outgoing | (torch.arange(cross.num_edges) % 2 == 0)
-    fewer = replace(cross, **{name: getattr(cross, name)[keep] for name in ("own", "owner", "other", "outgoing", "weight")})
+    fewer = replace(
+        cross, **{name: getattr(cross, name)[keep] for name in ("own", "owner", "other", "outgoing", "weight")}
+    )
     broken = replace(where, parts={**where.parts, "client-1": replace(where.parts["client-1"], cross=fewer)})
     with pytest.raises(RunError, match="both ends must list every cross edge"):
         after_exchange(broken, hops=1)
 
 
-@pytest.mark.parametrize(("settings", "message"), [
-    ({"hops": 3}, "hops must be 0, 1 or 2"),
-    ({"backbone": "sage"}, "use backbone=gcn"),
-    ({"hidden": (8, 8, 8)}, "at most 2 layers"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hops": 3}, "hops must be 0, 1 or 2"),
+        ({"backbone": "sage"}, "use backbone=gcn"),
+        ({"hidden": (8, 8, 8)}, "at most 2 layers"),
+    ],
+)
 def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve("fedgcn", {"dataset": "csbm", "head": False, **settings})

@@ -31,9 +31,18 @@ from isthmus.tensors import get_weights
 from isthmus.testing import check_method
 
 SMALL: dict[str, Any] = {
-    "hidden": (8,), "local_width": 6, "global_width": 5, "server_hidden": 7, "embedding_width": 6, "encoder_hidden": 8,
-    "encoder_epochs": 4, "k": 4, "dropout": 0.0, "rounds": 3, "lr": 0.05,
-}  # fmt: skip
+    "hidden": (8,),
+    "local_width": 6,
+    "global_width": 5,
+    "server_hidden": 7,
+    "embedding_width": 6,
+    "encoder_hidden": 8,
+    "encoder_epochs": 4,
+    "k": 4,
+    "dropout": 0.0,
+    "rounds": 3,
+    "lr": 0.05,
+}
 EXACT = {**SMALL, "precision": "float64", "optimizer": "sgd", "weight_decay": 0.0, "rounds": 1, "selection": "last"}
 REASONS = {
     "one_client_equals_local": "one client alone still has the server's channel",
@@ -72,11 +81,14 @@ def clients(run: Experiment) -> dict[str, Any]:
     return {name: run.engine.party(name).client for name in run.engine.parties("client")}
 
 
-# -- general properties --------------------------------------------------------------------------------------------------------------
+# -- general properties ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [{}, {"backbone": "gat"}, {"backbone": "gprgnn"}, {"joint_dropout": 0.4, "refresh": 1},
-                                      {"encoder": "projection"}], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"backbone": "gat"}, {"backbone": "gprgnn"}, {"joint_dropout": 0.4, "refresh": 1}, {"encoder": "projection"}],
+    ids=str,
+)
 def test_general_properties(settings: dict[str, Any]) -> None:
     small = {key: value for key, value in SMALL.items() if key not in ("dropout", "rounds")}
     calm = {"dprate": 0.0} if settings.get("backbone") == "gprgnn" else {}
@@ -90,7 +102,9 @@ def test_general_properties(settings: dict[str, Any]) -> None:
 def test_encoders_that_are_not_federated_send_no_weights(scenario: Scenario, encoder: str) -> None:
     """Property 11: only E_i leaves, once; the sheet lists the auto-encoder's weights for the federated one alone."""
     run = play(scenario, encoder=encoder)
-    travelling = [line for line in DISCLOSES if line.phase == "setup" and line.message.__name__ in ("Encoder", "Update")]
+    travelling = [
+        line for line in DISCLOSES if line.phase == "setup" and line.message.__name__ in ("Encoder", "Update")
+    ]
     assert len(travelling) == 2
     assert not differences(run.loop.sheet, [line for line in DISCLOSES if line not in travelling])
     rows = [row for row in run.loop.sheet.rows() if row["message"] == "Uploaded"]
@@ -98,13 +112,18 @@ def test_encoders_that_are_not_federated_send_no_weights(scenario: Scenario, enc
     assert all(not client.state.encoder for client in clients(run).values())
 
 
-# -- split learning (properties 1, 2, 10) ----------------------------------------------------------------------------------------------
+# -- split learning (properties 1, 2, 10)
+# ----------------------------------------------------------------------------------------------
 
 
-def joint_loss(before: Experiment, state: ServerState, module: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> Tensor:
+def joint_loss(
+    before: Experiment, state: ServerState, module: Mapping[str, Tensor], weights: Mapping[str, Tensor]
+) -> Tensor:
     """sum_i (|V_i| / |V|) L_i of the joined computation, in one process, by autograd alone."""
     config: FedGGRConfig = before.settings.method_config
-    z = config.module.rows(module, state.embeddings, config.module.adjacency(module, state.embeddings, state.neighbours))
+    z = config.module.rows(
+        module, state.embeddings, config.module.adjacency(module, state.embeddings, state.neighbours)
+    )
     total = torch.zeros((), dtype=torch.float64)
     for (_, client), rows in zip(clients(before).items(), torch.split(z, list(state.sizes)), strict=True):
         data: NodeData = client.data
@@ -117,13 +136,26 @@ def joint_loss(before: Experiment, state: ServerState, module: Mapping[str, Tens
     return total
 
 
-@pytest.mark.parametrize("settings", [
-    {}, {"activate_local": True}, {"backbone": "gat"}, {"backbone": "gprgnn", "dprate": 0.0}, {"backbone": "sage"},
-    {"channel": "knn"}, {"channel": "embeddings"}, {"channel": "zeros"}, {"returned": "first"},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"activate_local": True},
+        {"backbone": "gat"},
+        {"backbone": "gprgnn", "dprate": 0.0},
+        {"backbone": "sage"},
+        {"channel": "knn"},
+        {"channel": "embeddings"},
+        {"channel": "zeros"},
+        {"returned": "first"},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("count", [1, 3])
 def test_one_round_is_one_centralised_step(settings: dict[str, Any], count: int) -> None:
-    scenario = build_scenario(dataset="csbm:nodes=70,classes=3,features=12,degree=4", clients=count, split="40/20/40", seed=4)
+    scenario = build_scenario(
+        dataset="csbm:nodes=70,classes=3,features=12,degree=4", clients=count, split="40/20/40", seed=4
+    )
     run = experiment(scenario, **EXACT, **settings)
     run.loop.play(until=ready(run))
     state = server(run)
@@ -139,7 +171,9 @@ def test_one_round_is_one_centralised_step(settings: dict[str, Any], count: int)
         start = {**state.module, **state.weights}[name]
         grad = expected[name]
         moved = grad is not None and (name in state.weights or name in trained)
-        torch.testing.assert_close(tensor, start - 0.05 * grad if moved else start, atol=1e-10, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            tensor, start - 0.05 * grad if moved else start, atol=1e-10, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
+        )
     if settings.get("channel", "learned") == "learned":
         assert all(float(expected[name].abs().max()) > 0 for name in state.module)  # the generator too is reached
 
@@ -160,7 +194,9 @@ def test_the_gradient_goes_through_the_pass_that_was_sent(scenario: Scenario) ->
 
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in state.module.items()}
     dropout = DropoutSource([Stream(1, ("server", "train", 1, "dropout")).torch()])
-    z = config.module.rows(leaves, state.embeddings, config.module.adjacency(leaves, state.embeddings, state.neighbours), dropout)
+    z = config.module.rows(
+        leaves, state.embeddings, config.module.adjacency(leaves, state.embeddings, state.neighbours), dropout
+    )
     torch.testing.assert_close(z.detach(), torch.cat([sent[name] for name in sorted(sent)]), atol=0, rtol=0)
     shares = [size / 90 for size in state.sizes]
     z.backward(torch.cat([returned[name] * share for name, share in zip(sorted(returned), shares, strict=True)]))
@@ -179,18 +215,24 @@ def _spied(client: Any, turn: Any, name: str, sent: dict[str, Tensor], returned:
 def test_gradient_options() -> None:
     found = [torch.tensor([[1.0]]), torch.tensor([[2.0]]), torch.tensor([[6.0]])]
     assert {which: float(_chosen(found, which)) for which in ("last", "first", "mean", "sum")} == {
-        "last": 6.0, "first": 1.0, "mean": 3.0, "sum": 9.0,
-    }  # fmt: skip
+        "last": 6.0,
+        "first": 1.0,
+        "mean": 3.0,
+        "sum": 9.0,
+    }
 
 
 @pytest.mark.parametrize("returned", ["last", "mean", "sum"])
 def test_options_differ_only_where_a_client_takes_several_steps(scenario: Scenario, returned: str) -> None:
     for epochs, same in ((1, True), (3, False)):
-        first, other = (server(play(scenario, **EXACT, local_epochs=epochs, returned=r)).module for r in ("first", returned))
+        first, other = (
+            server(play(scenario, **EXACT, local_epochs=epochs, returned=r)).module for r in ("first", returned)
+        )
         assert torch.equal(first["gnn.0.weight"], other["gnn.0.weight"]) is same
 
 
-# -- bookkeeping (properties 3, 8, 9, 12, 16) ------------------------------------------------------------------------------------------
+# -- bookkeeping (properties 3, 8, 9, 12, 16)
+# ------------------------------------------------------------------------------------------
 
 
 def permuted(data: NodeData, order: Tensor) -> NodeData:
@@ -205,7 +247,8 @@ def test_permuting_a_clients_nodes_permutes_its_rows(scenario: Scenario) -> None
     parts = dict(scenario.parts)
     order = torch.randperm(parts["client-1"].num_nodes, generator=torch.Generator().manual_seed(0))
     parts["client-1"] = permuted(parts["client-1"], order)
-    # Without hops no two nodes are alike. With them both nodes of a pair without other neighbours are, and of two alike the first counts.
+    # Without hops no two nodes are alike. With them both nodes of a pair without other neighbours are, and of two alike
+    # the first counts.
     settings = {**EXACT, "rounds": 3, "embedding_width": 24, "encoder_hidden": 32, "encoder_hops": False}
     plain, turned = play(scenario, **settings), play(replace(scenario, parts=parts), **settings)
     before, after = clients(plain), clients(turned)
@@ -245,7 +288,9 @@ def test_what_travels_in_a_round(scenario: Scenario) -> None:
 
 
 def test_an_optimiser_that_is_reset_moves_every_weight_by_the_rate() -> None:
-    scenario = build_scenario(dataset="csbm:nodes=60,classes=3,features=12,degree=4", clients=1, split="40/20/40", seed=4)
+    scenario = build_scenario(
+        dataset="csbm:nodes=60,classes=3,features=12,degree=4", clients=1, split="40/20/40", seed=4
+    )
     run = experiment(scenario, reset_optimizer=True, weight_decay=0.0, precision="float64", rounds=3, selection="last")
     run.loop.play(until=2)
     for _ in range(2):
@@ -256,14 +301,17 @@ def test_an_optimiser_that_is_reset_moves_every_weight_by_the_rate() -> None:
             assert bool((moved[moved > 1e-9] > 0.04).all()) and float(moved.max()) <= 0.05 + 1e-9, name
 
 
-# -- clients that are missing ---------------------------------------------------------------------------------------------------------
+# -- clients that are missing ----------------------------------------------------------------------
 
 
 def test_a_missing_client_counts_with_zeros_and_the_rest_is_not_reweighted(scenario: Scenario) -> None:
     run = experiment(scenario)
     run.loop.play(until=ready(run))
     state, config = server(run), run.settings.method_config
-    replies = {name: Returned(torch.ones(size, 5)) for name, size in zip(run.engine.parties("client"), state.sizes, strict=True)}
+    replies = {
+        name: Returned(torch.ones(size, 5))
+        for name, size in zip(run.engine.parties("client"), state.sizes, strict=True)
+    }
     everyone = _joined_gradient(state, replies, run.engine.parties("client"), config)
     del replies["client-1"]
     some = _joined_gradient(state, replies, run.engine.parties("client"), config)
@@ -280,7 +328,7 @@ def test_a_round_goes_on_without_a_client_where_the_quorum_allows(scenario: Scen
     assert all(bool(torch.isfinite(tensor).all()) for tensor in server(run).weights.values())
 
 
-# -- controls and diagnostics ----------------------------------------------------------------------------------------------------------
+# -- controls and diagnostics ----------------------------------------------------------------------
 
 
 def test_controls(scenario: Scenario) -> None:
@@ -320,11 +368,13 @@ def test_facts_against_a_count_by_hand(scenario: Scenario) -> None:
 
 
 def test_encoders_trained_apart_find_fewer_edges_between_clients(scenario: Scenario) -> None:
-    """Property 15: near to chance with one space for all, far below with a space for each. (Without hops: in graphs this small, what a
-    node shares with its neighbours at home would outweigh the rest.)"""
+    """Property 15: near to chance with one space for all, far below with a space for each. (Without hops: in graphs
+    this small, what a node shares with its neighbours at home would outweigh the rest.)"""
     shares = {}
     for encoder in ("federated", "projection", "independent"):
-        run = play(scenario, encoder=encoder, encoder_epochs=40, encoder_hops=False, embedding_width=24, encoder_hidden=32)
+        run = play(
+            scenario, encoder=encoder, encoder_epochs=40, encoder_hops=False, embedding_width=24, encoder_hidden=32
+        )
         told = run.settings.method.facts(server(run), run.settings.method_config, None)["learned_graph"]  # type: ignore[misc]
         shares[encoder] = told["cross_share"]
         chance = told["cross_share_by_chance"]
@@ -394,8 +444,9 @@ def test_global_rows_equal_the_written_out_formula() -> None:
 @pytest.mark.parametrize("activate", [False, True])
 def test_gradients_behind_joint_dropout_equal_autograd(scenario: Scenario, activate: bool) -> None:
     data, generator = scenario.parts["client-0"], torch.Generator().manual_seed(0)
-    model = build_backbone("gcn", num_features=12, num_classes=6, hidden=(8,), dropout=0.0, input_norm=False, head=False,
-                           stream=Stream(0)).double()  # fmt: skip
+    model = build_backbone(
+        "gcn", num_features=12, num_classes=6, hidden=(8,), dropout=0.0, input_norm=False, head=False, stream=Stream(0)
+    ).double()
     own, head = get_weights(model), first_head(6, 5, 3, Stream(1), torch.float64)
     inputs = build_inputs(data, model, data.train, dtype=torch.float64)
     rows = torch.randn(data.num_train, 5, dtype=torch.float64, generator=generator)
@@ -423,8 +474,11 @@ def test_gradients_are_scaled_by_the_share_of_nodes_unless_told_not_to(scenario:
     torch.testing.assert_close(_joined_gradient(state, replies, names, config), shares[:, None].expand(-1, 5))
 
 
-@pytest.mark.parametrize(("settings", "searches"), [({"refresh": 1}, 7), ({"refresh": 4}, 2), ({"refresh": 10}, 1),
-                                                    ({"refresh": 1, "channel": "knn"}, 1)], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "searches"),
+    [({"refresh": 1}, 7), ({"refresh": 4}, 2), ({"refresh": 10}, 1), ({"refresh": 1, "channel": "knn"}, 1)],
+    ids=str,
+)
 def test_neighbours_are_searched_again_every_few_rounds(
     scenario: Scenario, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], searches: int
 ) -> None:
@@ -453,7 +507,9 @@ def test_without_a_client_the_mean_is_over_the_rest(scenario: Scenario) -> None:
     share = sum(reply.share for reply in sent.values())
     assert sorted(sent) == ["client-0", "client-2"] and share < 0.9
     for name, tensor in server(run).weights.items():
-        torch.testing.assert_close(tensor, sum(reply.weights[name] for reply in sent.values()) / share, atol=1e-12, rtol=0)
+        torch.testing.assert_close(
+            tensor, sum(reply.weights[name] for reply in sent.values()) / share, atol=1e-12, rtol=0
+        )
 
 
 def test_answers_without_training_nodes_leave_the_weights_alone(scenario: Scenario) -> None:
@@ -467,19 +523,33 @@ def test_answers_without_training_nodes_leave_the_weights_alone(scenario: Scenar
     assert all(torch.equal(tensor, before[name]) for name, tensor in server(run).weights.items())
 
 
-# -- bad input -------------------------------------------------------------------------------------------------------------------------
+# -- bad input -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("settings", "text"), [
-    ({"local_width": 0}, "local_width must be at least 1"), ({"global_width": 0}, "global_width"), ({"server_hidden": 0}, "server_hidden"),
-    ({"embedding_width": 0}, "embedding_width"), ({"k": 0}, "k must be at least 1"), ({"refresh": 0}, "refresh"),
-    ({"quorum": 0.0}, "quorum"), ({"gradient_noise": 1.0}, "set gradient_clip"), ({"embedding_bits": 9}, "embedding_bits"),
-    ({"joint_dropout": 1.0}, "joint_dropout"), ({"encoder_lr": 0.0}, "lr above 0"), ({"server_lr": 0.0}, "server_lr"),
-    ({"encoder_epochs": 5, "encoder_every": 2}, "multiple of encoder_every"), ({"init": "uniform01"}, "leave init out"),
-    ({"dummy_gradients": True, "class_weight": "balanced"}, "leave class_weight out"),
-    ({"self_supervision": -1.0}, "self_supervision"), ({"hidden_share": 0.0}, "hidden_share"),
-    ({"self_supervision": 1.0, "channel": "knn"}, "leave it out with channel=knn"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"local_width": 0}, "local_width must be at least 1"),
+        ({"global_width": 0}, "global_width"),
+        ({"server_hidden": 0}, "server_hidden"),
+        ({"embedding_width": 0}, "embedding_width"),
+        ({"k": 0}, "k must be at least 1"),
+        ({"refresh": 0}, "refresh"),
+        ({"quorum": 0.0}, "quorum"),
+        ({"gradient_noise": 1.0}, "set gradient_clip"),
+        ({"embedding_bits": 9}, "embedding_bits"),
+        ({"joint_dropout": 1.0}, "joint_dropout"),
+        ({"encoder_lr": 0.0}, "lr above 0"),
+        ({"server_lr": 0.0}, "server_lr"),
+        ({"encoder_epochs": 5, "encoder_every": 2}, "multiple of encoder_every"),
+        ({"init": "uniform01"}, "leave init out"),
+        ({"dummy_gradients": True, "class_weight": "balanced"}, "leave class_weight out"),
+        ({"self_supervision": -1.0}, "self_supervision"),
+        ({"hidden_share": 0.0}, "hidden_share"),
+        ({"self_supervision": 1.0, "channel": "knn"}, "leave it out with channel=knn"),
+    ],
+    ids=str,
+)
 def test_settings_are_checked(scenario: Scenario, settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         experiment(scenario, **settings)
@@ -499,7 +569,9 @@ def test_clients_of_one_node() -> None:
 
 
 def test_nodes_without_features() -> None:
-    scenario = build_scenario(dataset="csbm:nodes=40,classes=2,features=5,degree=3", clients=2, split="50/20/30", seed=0)
+    scenario = build_scenario(
+        dataset="csbm:nodes=40,classes=2,features=5,degree=3", clients=2, split="50/20/30", seed=0
+    )
     parts = {name: replace(data, x=torch.zeros_like(data.x)) for name, data in scenario.parts.items()}
     run = play(replace(scenario, parts=parts), k=3)
     assert all(bool(torch.isfinite(client.state.rows).all()) for client in clients(run).values())

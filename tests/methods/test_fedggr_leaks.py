@@ -22,9 +22,17 @@ from isthmus.privacy.attacks.labels import labels_from_embedding_gradient
 from isthmus.privacy.attacks.result import Recovery
 
 SETTINGS: dict[str, Any] = {
-    "hidden": (16,), "local_width": 8, "global_width": 8, "server_hidden": 16, "embedding_width": 16, "encoder_hidden": 32,
-    "encoder_epochs": 60, "k": 5, "dropout": 0.0, "rounds": 2,
-}  # fmt: skip
+    "hidden": (16,),
+    "local_width": 8,
+    "global_width": 8,
+    "server_hidden": 16,
+    "embedding_width": 16,
+    "encoder_hidden": 32,
+    "encoder_epochs": 60,
+    "k": 5,
+    "dropout": 0.0,
+    "rounds": 2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +86,7 @@ class Watched:
         return data.x.numpy()
 
 
-# -- embeddings decode to features ------------------------------------------------------------------------------------------------------
+# -- embeddings decode to features -----------------------------------------------------------------
 
 
 def guess(watched: Watched, name: str) -> Recovery:
@@ -98,7 +106,9 @@ def by_the_decoder(watched: Watched, name: str) -> Recovery:
 def by_an_ally(watched: Watched, name: str, ally: str) -> Recovery:
     """The server and one client that tells its features."""
     decoder = learn_decoder(watched.embeddings[ally].numpy(), watched.features(ally))
-    return words_from_scores(decode_linear(watched.embeddings[name].numpy(), decoder), watched.features(name), "server with a client")
+    return words_from_scores(
+        decode_linear(watched.embeddings[name].numpy(), decoder), watched.features(name), "server with a client"
+    )
 
 
 def test_a_federated_encoder_lets_the_server_decode(scenario: Scenario) -> None:
@@ -118,7 +128,8 @@ def test_fewer_bits_leave_less_to_decode(scenario: Scenario) -> None:
     assert by_the_decoder(coarse, "client-0").recall < by_the_decoder(plain, "client-0").recall - 0.1
 
 
-# -- returned gradients reveal training labels -------------------------------------------------------------------------------------------
+# -- returned gradients reveal training labels
+# -------------------------------------------------------------------------------------------
 
 
 def labels(watched: Watched, name: str) -> tuple[Recovery, Any]:
@@ -153,7 +164,9 @@ def test_dummy_gradients_hide_which_nodes_are_labelled(scenario: Scenario) -> No
         assert 0.2 < float(larger) < 0.8  # nor does their size tell
 
 
-@pytest.mark.parametrize("settings", [{"joint_dropout": 0.5}, {"local_epochs": 3}, {"local_epochs": 3, "returned": "mean"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"joint_dropout": 0.5}, {"local_epochs": 3}, {"local_epochs": 3, "returned": "mean"}], ids=str
+)
 def test_no_single_row_tells_whether_it_is_a_dummy(scenario: Scenario, settings: dict[str, Any]) -> None:
     """Neither entries dropped to zero nor the distance from what the sent head can produce."""
     watched = Watched(scenario, dummy_gradients=True, **settings)
@@ -182,7 +195,9 @@ class Recorded(Watched):
 
 
 def test_over_many_rounds_a_label_that_changes_gives_a_dummy_away(scenario: Scenario) -> None:
-    """What dummies do not hide: real labels stay. Those of dummies follow the prediction, so a part of them stays hidden as well."""
+    """What dummies do not hide: real labels stay. Those of dummies follow the prediction, so a part of them stays
+    hidden as well.
+    """
     watched: Any = Recorded(scenario, dummy_gradients=True, rounds=8)
     for name, client in watched.clients.items():
         read, train = np.stack(watched.read[name]), client.data.train.numpy()
@@ -213,10 +228,19 @@ def test_clipped_and_noisy_gradients_hide_labels(scenario: Scenario) -> None:
     assert privacy is not None and privacy["epsilon"] > 0 and privacy["releases"] == 2 and "label" in privacy["unit"]
 
 
-@pytest.mark.parametrize(("settings", "covered"), [
-    ({}, True), ({"local_epochs": 3, "returned": "first"}, True), ({"local_epochs": 3}, False), ({"class_weight": "balanced"}, False),
-], ids=str)  # fmt: skip
-def test_epsilon_is_stated_only_where_a_label_changes_its_own_row(scenario: Scenario, settings: dict[str, Any], covered: bool) -> None:
+@pytest.mark.parametrize(
+    ("settings", "covered"),
+    [
+        ({}, True),
+        ({"local_epochs": 3, "returned": "first"}, True),
+        ({"local_epochs": 3}, False),
+        ({"class_weight": "balanced"}, False),
+    ],
+    ids=str,
+)
+def test_epsilon_is_stated_only_where_a_label_changes_its_own_row(
+    scenario: Scenario, settings: dict[str, Any], covered: bool
+) -> None:
     part = scenario.parts["client-0"]
     node = int(part.train.nonzero()[0])
     y = part.y.clone()

@@ -34,12 +34,22 @@ from isthmus.seeds import Stream
 from isthmus.tensors import Weights, equal_weights, max_difference
 from isthmus.testing import check_method
 
-SMALL: dict[str, Any] = {"hidden": (8,), "dropout": 0.0, "rounds": 3, "local_epochs": 2, "lr": 0.02, "execution": "each", "backbone": "gcn"}
+SMALL: dict[str, Any] = {
+    "hidden": (8,),
+    "dropout": 0.0,
+    "rounds": 3,
+    "local_epochs": 2,
+    "lr": 0.02,
+    "execution": "each",
+    "backbone": "gcn",
+}
 
 
 @pytest.fixture(scope="module")
 def scenario() -> Scenario:
-    return build_scenario(dataset="csbm:nodes=120,classes=3,features=12,degree=4", clients=3, split="client:40/30/30", seed=1)
+    return build_scenario(
+        dataset="csbm:nodes=120,classes=3,features=12,degree=4", clients=3, split="client:40/30/30", seed=1
+    )
 
 
 def play(scenario: Scenario, **settings: Any) -> Experiment:
@@ -69,7 +79,9 @@ def test_alignment_is_a_permutation_and_finds_the_right_one() -> None:
         order = align(noisy, centres)
         assert sorted(order) == list(range(5))
         assert shuffled[order].tolist() == list(range(5))
-    assert sorted(align(torch.zeros(4, 3), torch.zeros(4, 3))) == list(range(4))  # nothing to go by: still a permutation
+    assert sorted(align(torch.zeros(4, 3), torch.zeros(4, 3))) == list(
+        range(4)
+    )  # nothing to go by: still a permutation
 
 
 def test_the_order_of_a_clients_types_does_not_matter() -> None:
@@ -95,7 +107,9 @@ def test_every_edge_has_one_type_both_ways(scenario: Scenario) -> None:
             typed[tuple(arc)] = int(state.types[edge])
         assert all(typed[b, a] == t for (a, b), t in typed.items())
         assert len(typed) == int((data.edge_index[0] != data.edge_index[1]).sum())
-        assert propagation("sage", client.inputs, state.types, 4, torch.float64).csr.nnz == len(typed)  # no arc twice, none lost
+        assert propagation("sage", client.inputs, state.types, 4, torch.float64).csr.nnz == len(
+            typed
+        )  # no arc twice, none lost
 
 
 @pytest.mark.parametrize("backbone", ["gcn", "sage", "sgc", "mlp"])
@@ -144,7 +158,9 @@ class Plain:
                     tensor.copy_(self.weights[key])
             for _ in range(2):
                 self.adam[name].zero_grad()
-                loss = torch.nn.functional.cross_entropy(self.logits(data, self.local[name])[data.train], data.y[data.train])
+                loss = torch.nn.functional.cross_entropy(
+                    self.logits(data, self.local[name])[data.train], data.y[data.train]
+                )
                 loss.backward()  # type: ignore[no-untyped-call]
                 self.adam[name].step()
         self.weights = {
@@ -178,7 +194,9 @@ def test_a_node_without_edges_is_not_blank(scenario: Scenario) -> None:
         matrix = propagation(backbone, inputs, torch.zeros(inputs.edges.shape[1], dtype=torch.int64), 4, torch.float32)
         f = features(weights, inputs)
         out = typed_forward(backbone, weights, f, matrix)
-        moved = typed_forward(backbone, weights, torch.where(torch.arange(len(f)).unsqueeze(1) == 0, f + 1.0, f), matrix)
+        moved = typed_forward(
+            backbone, weights, torch.where(torch.arange(len(f)).unsqueeze(1) == 0, f + 1.0, f), matrix
+        )
         assert not torch.equal(out[0], moved[0])
 
 
@@ -188,7 +206,10 @@ def test_clients_without_edges_or_labels(scenario: Scenario) -> None:
     parts["client-1"] = replace(parts["client-1"], train=torch.zeros_like(parts["client-1"].train))
     experiment = play(replace(scenario, parts=parts))
     assert all(bool(tensor.isfinite().all()) for tensor in experiment.loop.state.weights.values())  # type: ignore[attr-defined]
-    bare = replace(scenario, parts={n: replace(d, edge_index=torch.zeros(2, 0, dtype=torch.int64)) for n, d in scenario.parts.items()})
+    bare = replace(
+        scenario,
+        parts={n: replace(d, edge_index=torch.zeros(2, 0, dtype=torch.int64)) for n, d in scenario.parts.items()},
+    )
     assert all(bool(tensor.isfinite().all()) for tensor in play(bare).loop.state.weights.values())  # type: ignore[attr-defined]
 
 
@@ -208,14 +229,22 @@ def test_the_first_reference_is_nobodys_place_in_line() -> None:
     assert torch.equal(most_alike(told), most_alike(turned))
 
 
-@pytest.mark.parametrize(("key", "value"), [("types", 0), ("backbone", "gat"), ("class_weight", "balanced"), ("dp_clip", 1.0)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("types", 0), ("backbone", "gat"), ("class_weight", "balanced"), ("dp_clip", 1.0)]
+)
 def test_what_cannot_be_set(key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=r"fedlit|types|weighting"):
         resolve("fedlit", {"dataset": "csbm", key: value})
 
 
-def test_numbering_types_otherwise_before_upload_changes_nothing(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, turn, local_update = play(scenario, precision="float64"), torch.tensor([2, 0, 3, 1]), FedLitClient.local_update
+def test_numbering_types_otherwise_before_upload_changes_nothing(
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, turn, local_update = (
+        play(scenario, precision="float64"),
+        torch.tensor([2, 0, 3, 1]),
+        FedLitClient.local_update,
+    )
 
     @functools.wraps(local_update)
     def turned(self: FedLitClient, common: Common) -> Centroids:
@@ -225,7 +254,9 @@ def test_numbering_types_otherwise_before_upload_changes_nothing(scenario: Scena
         assert isinstance(state, FedLitState)
         first, second = (reorder(part, turn) for part in (state.optimizer.first, state.optimizer.second))
         moments = OptimizerState(state.optimizer.steps, first, second)
-        self.state = FedLitState(reorder(state.weights, turn), moments, state.centroids[turn], turn.argsort()[state.types])
+        self.state = FedLitState(
+            reorder(state.weights, turn), moments, state.centroids[turn], turn.argsort()[state.types]
+        )
         return Centroids(state.centroids[turn], reply.edges)
 
     monkeypatch.setattr(FedLitClient, "local_update", turned)
@@ -236,8 +267,13 @@ def test_numbering_types_otherwise_before_upload_changes_nothing(scenario: Scena
     assert any(line["log"]["types_reordered"] for line in other.loop.lines)
 
 
-def test_branches_count_once_where_they_are_used_and_the_rest_by_size(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = {**scenario.parts, "client-0": replace(scenario.parts["client-0"], edge_index=torch.zeros(2, 0, dtype=torch.int64))}
+def test_branches_count_once_where_they_are_used_and_the_rest_by_size(
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = {
+        **scenario.parts,
+        "client-0": replace(scenario.parts["client-0"], edge_index=torch.zeros(2, 0, dtype=torch.int64)),
+    }
     sent: dict[str, tuple[Weights, Tensor, int]] = {}
     put_in_order = FedLitClient.put_in_order
 
@@ -245,8 +281,16 @@ def test_branches_count_once_where_they_are_used_and_the_rest_by_size(scenario: 
     def spy(self: FedLitClient, order: Order) -> Update:
         update, state = put_in_order(self, order), self.state
         assert isinstance(state, FedLitState)
-        used = [t for (a, b), t in zip(self.inputs.edges.T.tolist(), state.types.tolist(), strict=True) if self.data.train[[a, b]].any()]
-        sent[self.party] = dict(state.weights), torch.tensor([float(t in used) for t in range(4)], dtype=torch.float64), self.data.num_train
+        used = [
+            t
+            for (a, b), t in zip(self.inputs.edges.T.tolist(), state.types.tolist(), strict=True)
+            if self.data.train[[a, b]].any()
+        ]
+        sent[self.party] = (
+            dict(state.weights),
+            torch.tensor([float(t in used) for t in range(4)], dtype=torch.float64),
+            self.data.num_train,
+        )
         return update
 
     monkeypatch.setattr(FedLitClient, "put_in_order", spy)
@@ -257,7 +301,11 @@ def test_branches_count_once_where_they_are_used_and_the_rest_by_size(scenario: 
         own = torch.stack([w[name] for w, _, _ in sent.values()])
         if name.startswith("branch."):
             used = active.sum(0) > 0
-            mean = torch.einsum("kt,kt...->t...", active, own) / active.sum(0).clamp(min=1).view(-1, *[1] * (tensor.dim() - 1))
+            mean = torch.einsum("kt,kt...->t...", active, own) / active.sum(0).clamp(min=1).view(
+                -1, *[1] * (tensor.dim() - 1)
+            )
             torch.testing.assert_close(tensor[used], mean[used])
         else:
-            torch.testing.assert_close(tensor, torch.einsum("k,k...->...", torch.tensor(sizes).double() / sum(sizes), own))
+            torch.testing.assert_close(
+                tensor, torch.einsum("k,k...->...", torch.tensor(sizes).double() / sum(sizes), own)
+            )

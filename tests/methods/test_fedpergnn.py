@@ -23,7 +23,9 @@ CALM = {"preset": "hifgl", "selection": "last", "hidden": (6,), "seed": 5, "data
 
 
 def play(method: str, scenario: Scenario, **settings: Any) -> Experiment:
-    experiment = Experiment(resolve(method, {**CALM, "clients": len(scenario.parts), "rounds": 3, **settings}), scenario)
+    experiment = Experiment(
+        resolve(method, {**CALM, "clients": len(scenario.parts), "rounds": 3, **settings}), scenario
+    )
     experiment.loop.play()
     return experiment
 
@@ -58,7 +60,9 @@ def test_with_the_whole_graphs_hidden_values_layer_two_is_central() -> None:
     for client, part in scenario.parts.items():
         party: Any = experiment.engine.party(client).client
         assert isinstance(party, FedPerGNNClient)
-        party.own = __import__("scipy.sparse").sparse.csr_matrix((matrix @ scenario.whole.x.to_dense().double())[part.node_id].numpy())
+        party.own = __import__("scipy.sparse").sparse.csr_matrix(
+            (matrix @ scenario.whole.x.to_dense().double())[part.node_id].numpy()
+        )
         rows = (hidden / degree.sqrt()[:, None])[torch.from_numpy(party.wanted)]
         expected = dense_logits("gcn", scenario.whole, weights)[part.node_id]
         torch.testing.assert_close(party._tape(weights, rows).logits, expected, atol=1e-6, rtol=0)
@@ -74,11 +78,18 @@ def test_updates_are_clipped_and_noise_has_the_scale_of_epsilon() -> None:
     config: Any = resolve("fedpergnn", {**CALM, "clip": 0.3, "epsilon": 0.5}).method_config
     update = {"a": torch.full((100,), 1.0, dtype=torch.float64), "b": torch.zeros(20000, dtype=torch.float64)}
     quiet: Any = replace(config, epsilon=0.0)
-    assert float(sum(tensor.abs().sum() for tensor in quiet.mechanism.release_update(update).weights.values())) <= 0.3 + 1e-9
+    assert (
+        float(sum(tensor.abs().sum() for tensor in quiet.mechanism.release_update(update).weights.values()))
+        <= 0.3 + 1e-9
+    )
     noise = config.mechanism.release_update(update).weights["b"]
     assert float(noise.abs().mean()) == pytest.approx(2 * 0.3 / 0.5, rel=0.05)  # of a Laplace distribution, its scale
     experiment = play("fedpergnn", small(), clip=0.3, epsilon=0.5)
-    assert experiment.privacy is not None and experiment.privacy["epsilon"] == pytest.approx(1.5) and experiment.privacy["warning"]
+    assert (
+        experiment.privacy is not None
+        and experiment.privacy["epsilon"] == pytest.approx(1.5)
+        and experiment.privacy["warning"]
+    )
     plain, moved = play("fedpergnn", small()), play("fedpergnn", small(), clip=1e-6)
     first = experiment.settings.method_config.first_model
     assert callable(first) and max_difference(plain.loop.state.weights, moved.loop.state.weights) > 1e-3  # type: ignore[attr-defined]
@@ -87,8 +98,12 @@ def test_updates_are_clipped_and_noise_has_the_scale_of_epsilon() -> None:
 def test_hashes_match_nodes_and_the_server_has_no_key() -> None:
     experiment = play("fedpergnn", small())
     state: Any = experiment.loop.state
-    offered = np.concatenate([experiment.engine.party(client).client.data.node_id.numpy()[experiment.engine.party(client).client.boundary]  # type: ignore[attr-defined]
-                              for client in sorted(state.routes)])  # fmt: skip
+    offered = np.concatenate(
+        [
+            experiment.engine.party(client).client.data.node_id.numpy()[experiment.engine.party(client).client.boundary]  # type: ignore[attr-defined]
+            for client in sorted(state.routes)
+        ]
+    )
     for client, route in state.routes.items():
         party: Any = experiment.engine.party(client).client
         assert np.array_equal(offered[route.numpy()], party.wanted)
@@ -101,11 +116,19 @@ def test_arcs_nobody_offers_and_settings_that_do_not_fit() -> None:
     part = scenario.parts["client-0"]
     assert part.cross is not None
     only_in = ~part.cross.outgoing
-    cross = replace(part.cross, **{name: getattr(part.cross, name)[only_in] for name in ("own", "owner", "other", "outgoing", "weight")})
+    cross = replace(
+        part.cross,
+        **{name: getattr(part.cross, name)[only_in] for name in ("own", "owner", "other", "outgoing", "weight")},
+    )
     with pytest.raises(RunError, match="nobody offers"):
         play("fedpergnn", replace(scenario, parts={**scenario.parts, "client-0": replace(part, cross=cross)}))
-    for bad, words in (({"backbone": "sage"}, "two layers"), ({"hidden": (4, 4)}, "two layers"), ({"epsilon": 1.0}, "clip above 0"),
-                       ({"loss": "double_softmax"}, "cross entropy"), ({"clip": 1.0, "weighting": "train"}, "uniform")):  # fmt: skip
+    for bad, words in (
+        ({"backbone": "sage"}, "two layers"),
+        ({"hidden": (4, 4)}, "two layers"),
+        ({"epsilon": 1.0}, "clip above 0"),
+        ({"loss": "double_softmax"}, "cross entropy"),
+        ({"clip": 1.0, "weighting": "train"}, "uniform"),
+    ):
         with pytest.raises(ConfigError, match=words):
             resolve("fedpergnn", {**CALM, **bad})
     with pytest.raises(RunError, match="same hash"):
@@ -113,8 +136,14 @@ def test_arcs_nobody_offers_and_settings_that_do_not_fit() -> None:
 
 
 def test_general_properties() -> None:
-    check_method("fedpergnn", settings={"preset": "hifgl", "selection": "last"}, skip={
-        "one_client_equals_local": "the same up to rounding (test_without_cross_edges_and_noise_it_is_fedavg), by other kernels",
-        "order_does_not_matter": "cross edges name their owners, so parts cannot be exchanged",
-        "cohort_equals_each": "clients have no cohort",
-    })  # fmt: skip
+    check_method(
+        "fedpergnn",
+        settings={"preset": "hifgl", "selection": "last"},
+        skip={
+            "one_client_equals_local": (
+                "the same up to rounding (test_without_cross_edges_and_noise_it_is_fedavg), by other kernels"
+            ),
+            "order_does_not_matter": "cross edges name their owners, so parts cannot be exchanged",
+            "cohort_equals_each": "clients have no cohort",
+        },
+    )

@@ -1,4 +1,6 @@
-"""FedSpray: the testable properties of its spec, absent classes, thin clients, what leaves a client, and the control without proxies."""
+"""FedSpray: the testable properties of its spec, absent classes, thin clients, what leaves a client, and the control
+without proxies.
+"""
 
 from __future__ import annotations
 
@@ -41,17 +43,32 @@ from isthmus.seeds import Stream
 from isthmus.tensors import Weights, equal_weights, max_difference
 from isthmus.testing import check_method
 
-CODE = {"proxy_reset": "unlabelled", "projector_init": "classifier", "kd_confidence": 0.7, "init": "uniform01", "proxy_start": "ramp"}
+CODE = {
+    "proxy_reset": "unlabelled",
+    "projector_init": "classifier",
+    "kd_confidence": 0.7,
+    "init": "uniform01",
+    "proxy_start": "ramp",
+}
 SMALL: dict[str, Any] = {
-    "hidden": (8,), "dropout": 0.0, "rounds": 3, "local_epochs": 2, "proxy_width": 6, "lr": 0.02, "secure_sum": False, "min_class_count": 1,
+    "hidden": (8,),
+    "dropout": 0.0,
+    "rounds": 3,
+    "local_epochs": 2,
+    "proxy_width": 6,
+    "lr": 0.02,
+    "secure_sum": False,
+    "min_class_count": 1,
     "execution": "each",
-}  # fmt: skip
+}
 PERSONAL = {"one_client_equals_local": "the encoder teaches a client that is alone, too"}
 
 
 @pytest.fixture(scope="module")
 def scenario() -> Scenario:
-    return build_scenario(dataset="csbm:nodes=120,classes=3,features=12,degree=4", clients=4, split="client:40/30/30", seed=1)
+    return build_scenario(
+        dataset="csbm:nodes=120,classes=3,features=12,degree=4", clients=4, split="client:40/30/30", seed=1
+    )
 
 
 class Listener(LocalEngine):
@@ -66,7 +83,12 @@ class Listener(LocalEngine):
         outcome = super().dispatch(calls, timeout)
         self.told += [(call.handler, call.argument) for call in calls if call.argument is not None]
         if isinstance(outcome, Mapping):  # not where clients are trained together
-            self.heard += [(call.handler, party, reply) for call in calls for party, reply in outcome.items() if party == call.party]
+            self.heard += [
+                (call.handler, party, reply)
+                for call in calls
+                for party, reply in outcome.items()
+                if party == call.party
+            ]
         return outcome
 
     def replies(self, handler: str) -> dict[str, Any]:
@@ -77,7 +99,9 @@ class Listener(LocalEngine):
 def experiment(method: str, scenario: Scenario, **settings: Any) -> Experiment:
     flags = {"dataset": "csbm", "clients": len(scenario.parts), "seed": 1, **SMALL, **settings}
     known = {f for f in flags if f not in SMALL or f in settings} | set(_keys(method))
-    return Experiment(resolve(method, {key: value for key, value in flags.items() if key in known}), scenario, engine=Listener)
+    return Experiment(
+        resolve(method, {key: value for key, value in flags.items() if key in known}), scenario, engine=Listener
+    )
 
 
 def _keys(method: str) -> set[str]:
@@ -107,10 +131,12 @@ def models(played: Experiment) -> dict[str, Weights]:
 
 def with_labels(scenario: Scenario, change: Mapping[str, Tensor]) -> Scenario:
     """The same scenario with other labels at some clients."""
-    return replace(scenario, parts={name: replace(data, y=change.get(name, data.y)) for name, data in scenario.parts.items()})
+    return replace(
+        scenario, parts={name: replace(data, y=change.get(name, data.y)) for name, data in scenario.parts.items()}
+    )
 
 
-# -- general -----------------------------------------------------------------------------------------------------------
+# -- general ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["fedspray", "mlpteacher", "fedspray-published"])
@@ -123,13 +149,15 @@ def test_general_properties_of_variants(settings: dict[str, Any]) -> None:
     check_method("fedspray", settings=settings, skip=PERSONAL)
 
 
-# -- 11.1: without teaching it is Local --------------------------------------------------------------------------------
+# -- 11.1: without teaching it is Local ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("settings", [{}, CODE, {"backbone": "sage", "dropout": 0.4}, {"backbone": "sgc"}], ids=str)
 def test_without_teaching_the_gnns_are_locals_bit_for_bit(scenario: Scenario, settings: dict[str, Any]) -> None:
     ours = experiment("fedspray", scenario, lambda1=0.0, **settings)
-    alone = experiment("local", scenario, preset="fedspray", **{k: v for k, v in settings.items() if k in _keys("local")})
+    alone = experiment(
+        "local", scenario, preset="fedspray", **{k: v for k, v in settings.items() if k in _keys("local")}
+    )
     for step in range(1, 4):
         ours.loop.play(until=1 + step)  # one round of setup before
         alone.loop.play(until=step)
@@ -146,27 +174,50 @@ def test_every_client_draws_its_own_first_weights_where_the_paper_says_so(scenar
 
 
 def test_first_proxies() -> None:
-    ramp, drawn, none = (first_proxies(3, FedSprayConfig(proxy_width=4, **kind), Stream(0))
-                         for kind in ({"proxy_start": "ramp"}, {}, {"proxies": False}))  # type: ignore[arg-type] # fmt: skip
+    ramp, drawn, none = (
+        first_proxies(3, FedSprayConfig(proxy_width=4, **kind), Stream(0))
+        for kind in ({"proxy_start": "ramp"}, {}, {"proxies": False})
+    )  # type: ignore[arg-type]
     torch.testing.assert_close(ramp, torch.tensor([0.0, 0.01, 0.02]).unsqueeze(1).repeat(1, 4))
     assert 0.0 < float(drawn.abs().max()) < 0.1 and not bool(none.any())
 
 
 def test_profiles_pick_one_side_of_every_difference() -> None:
-    paper, reference = (resolve("fedspray", {"dataset": "csbm", "profile": profile}) for profile in ("paper", "reference"))
+    paper, reference = (
+        resolve("fedspray", {"dataset": "csbm", "profile": profile}) for profile in ("paper", "reference")
+    )
     for key, value in CODE.items():
         assert getattr(reference.method_config, key) == value != getattr(paper.method_config, key)
-    common = {"lambda1": 5.0, "lambda2": 1.0, "proxy_width": 64, "encoder_lr": 0.003, "proxy_lr": 0.02, "lr": 0.003, "hidden": (64,),
-              "local_epochs": 5, "dropout": 0.0, "weight_decay": 0.0, "first_weights": "own", "weighting": "train"}  # fmt: skip
+    common = {
+        "lambda1": 5.0,
+        "lambda2": 1.0,
+        "proxy_width": 64,
+        "encoder_lr": 0.003,
+        "proxy_lr": 0.02,
+        "lr": 0.003,
+        "hidden": (64,),
+        "local_epochs": 5,
+        "dropout": 0.0,
+        "weight_decay": 0.0,
+        "first_weights": "own",
+        "weighting": "train",
+    }
     for each in (paper, reference):
         assert {key: getattr(each.method_config, key) for key in common} == common
         assert (each.run.rounds, each.run.selection) == (300, "best_val_loss")
 
 
-@pytest.mark.parametrize("settings", [{}, CODE, {"lambda1": 0.0}, {"reset_optimizer": True}, {"proxies": False}], ids=str)
-def test_clients_trained_together_send_and_keep_what_they_do_alone(scenario: Scenario, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "settings", [{}, CODE, {"lambda1": 0.0}, {"reset_optimizer": True}, {"proxies": False}], ids=str
+)
+def test_clients_trained_together_send_and_keep_what_they_do_alone(
+    scenario: Scenario, settings: dict[str, Any]
+) -> None:
     """The kit compares GNNs after one round, which phase 2 has not reached yet."""
-    runs = [play("fedspray", scenario, precision="float64", **{**settings, "execution": kind}) for kind in ("each", "cohort")]
+    runs = [
+        play("fedspray", scenario, precision="float64", **{**settings, "execution": kind})
+        for kind in ("each", "cohort")
+    ]
     a, b = (cast(Any, played.loop.state) for played in runs)
     assert max_difference({**a.encoder, "S": a.proxies}, {**b.encoder, "S": b.proxies}) < 1e-6
     for name in scenario.parts:
@@ -178,7 +229,7 @@ def test_clients_trained_together_send_and_keep_what_they_do_alone(scenario: Sce
         assert max_difference(own.encoder.second, other.encoder.second) < 1e-6
 
 
-# -- 11.2, 11.3: the two means -----------------------------------------------------------------------------------------
+# -- 11.2, 11.3: the two means ---------------------------------------------------------------------
 
 
 def test_the_means_are_weighted_by_class_shares_and_training_size(scenario: Scenario) -> None:
@@ -193,7 +244,9 @@ def test_the_means_are_weighted_by_class_shares_and_training_size(scenario: Scen
     torch.testing.assert_close(weights.sum(0), torch.ones(3, dtype=torch.float64))
     expected = torch.einsum("kc,kcd->cd", weights.float(), torch.stack([upload.proxies for upload in uploads.values()]))
     sizes = {name: data.num_train for name, data in scenario.parts.items()}
-    encoder = sum(sizes[name] / sum(sizes.values()) * upload.encoder["embed.weight"] for name, upload in uploads.items())
+    encoder = sum(
+        sizes[name] / sum(sizes.values()) * upload.encoder["embed.weight"] for name, upload in uploads.items()
+    )
     for played in (plain, published):
         torch.testing.assert_close(played.loop.state.proxies, expected, rtol=1e-4, atol=1e-5)  # type: ignore[attr-defined]
         torch.testing.assert_close(played.loop.state.encoder["embed.weight"], encoder, rtol=1e-4, atol=1e-5)  # type: ignore[attr-defined]
@@ -221,7 +274,9 @@ def test_a_class_at_one_client_only_is_copied_from_it(scenario: Scenario) -> Non
 
 
 def test_one_client_gets_back_what_it_sent() -> None:
-    one = build_scenario(dataset="csbm:nodes=40,classes=3,features=12,degree=4", clients=1, split="client:40/30/30", seed=1)
+    one = build_scenario(
+        dataset="csbm:nodes=40,classes=3,features=12,degree=4", clients=1, split="client:40/30/30", seed=1
+    )
     played = play("fedspray-published", one)
     assert isinstance(played.engine, Listener)
     (upload,) = played.engine.replies("upload").values()
@@ -229,11 +284,13 @@ def test_one_client_gets_back_what_it_sent() -> None:
     torch.testing.assert_close(played.loop.state.proxies, upload.proxies)  # type: ignore[attr-defined]
 
 
-# -- 11.5: what labelled rows start from -------------------------------------------------------------------------------
+# -- 11.5: what labelled rows start from -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("reset", ["all", "unlabelled"])
-def test_what_training_nodes_start_a_round_from(scenario: Scenario, reset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_training_nodes_start_a_round_from(
+    scenario: Scenario, reset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[Tensor] = []
     align = Stage.align
 
@@ -253,7 +310,7 @@ def test_what_training_nodes_start_a_round_from(scenario: Scenario, reset: str, 
         assert not torch.equal(client_of(played).state.proxies, expected)  # type: ignore[attr-defined]
 
 
-# -- 11.6: who learns in which phase -----------------------------------------------------------------------------------
+# -- 11.6: who learns in which phase ---------------------------------------------------------------
 
 
 def test_each_phase_changes_only_its_own(scenario: Scenario) -> None:
@@ -262,7 +319,10 @@ def test_each_phase_changes_only_its_own(scenario: Scenario) -> None:
     encoder, classes = state.encoder, state.proxies  # type: ignore[attr-defined]
     before = client.state
     assert isinstance(before, SprayState)
-    copies = [{name: tensor.clone() for name, tensor in part.items()} for part in (before.weights, encoder, {"s": before.proxies})]
+    copies = [
+        {name: tensor.clone() for name, tensor in part.items()}
+        for part in (before.weights, encoder, {"s": before.proxies})
+    ]
     taught = client.stage.teach(before.weights, before.optimizer, encoder, classes, before.proxies, None)
     assert not equal_weights(taught.weights, before.weights)
     aligned = client.stage.align(taught.weights, encoder, before.proxies, before.encoder)
@@ -272,9 +332,14 @@ def test_each_phase_changes_only_its_own(scenario: Scenario) -> None:
     assert aligned.proxies.shape[0] == client.data.num_train  # rows of other nodes are stored nowhere
 
 
-@pytest.mark.parametrize("settings", [{**CODE, "init": "standard", "kd_confidence": 0.45}, {}, {"reset_optimizer": True}],
-                         ids=["reference", "paper", "fresh moments"])  # fmt: skip
-def test_storing_only_labelled_proxies_gives_the_trajectory_of_the_full_tensor(scenario: Scenario, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [{**CODE, "init": "standard", "kd_confidence": 0.45}, {}, {"reset_optimizer": True}],
+    ids=["reference", "paper", "fresh moments"],
+)
+def test_storing_only_labelled_proxies_gives_the_trajectory_of_the_full_tensor(
+    scenario: Scenario, settings: dict[str, Any]
+) -> None:
     """11.14: a plain dense implementation with a proxy per node, both phases, both aggregations."""
     played = experiment("fedspray", scenario, rounds=3, precision="float64", **settings)
     dense = Dense(played)
@@ -298,12 +363,19 @@ class Dense:
         self.encoder, self.classes = dict(state.encoder), state.proxies
         self.silent = self.heard = 0
         self.parts = {name: data for name, data in played.parts.items() if isinstance(data, NodeData)}
-        self.gnns = {name: {n: t.clone().requires_grad_() for n, t in weights.items()} for name, weights in models(played).items()}
-        self.nodes = {n: torch.full((d.num_nodes, 6), 0.1, dtype=torch.float64, requires_grad=True) for n, d in self.parts.items()}
+        self.gnns = {
+            name: {n: t.clone().requires_grad_() for n, t in weights.items()}
+            for name, weights in models(played).items()
+        }
+        self.nodes = {
+            n: torch.full((d.num_nodes, 6), 0.1, dtype=torch.float64, requires_grad=True) for n, d in self.parts.items()
+        }
         self.local = {n: {key: t.clone().requires_grad_() for key, t in self.encoder.items()} for n in self.parts}
         self.gnn_adam = {n: torch.optim.Adam(list(w.values()), lr=self.config.lr) for n, w in self.gnns.items()}
         self.encoder_adam = {
-            n: torch.optim.Adam([{"params": list(self.local[n].values()), "lr": 0.003}, {"params": [self.nodes[n]], "lr": 0.02}])
+            n: torch.optim.Adam(
+                [{"params": list(self.local[n].values()), "lr": 0.003}, {"params": [self.nodes[n]], "lr": 0.02}]
+            )
             for n in self.parts
         }
 
@@ -326,10 +398,15 @@ class Dense:
         uploads = {name: self.client(name) for name in self.parts}
         sizes = {name: data.num_train for name, data in self.parts.items()}
         self.encoder = {
-            key: sum((sizes[n] / sum(sizes.values()) * uploads[n][0][key] for n in uploads), torch.zeros(())) for key in self.encoder
+            key: sum((sizes[n] / sum(sizes.values()) * uploads[n][0][key] for n in uploads), torch.zeros(()))
+            for key in self.encoder
         }
-        shares = torch.stack([torch.bincount(d.y[d.train], minlength=3).double() / d.num_train for d in self.parts.values()])
-        self.classes = torch.einsum("kc,kcd->cd", shares / shares.sum(0), torch.stack([upload[1] for upload in uploads.values()]))
+        shares = torch.stack(
+            [torch.bincount(d.y[d.train], minlength=3).double() / d.num_train for d in self.parts.values()]
+        )
+        self.classes = torch.einsum(
+            "kc,kcd->cd", shares / shares.sum(0), torch.stack([upload[1] for upload in uploads.values()])
+        )
 
     def client(self, name: str) -> tuple[dict[str, Tensor], Tensor]:
         data, x, s = self.parts[name], self.parts[name].x.double(), self.nodes[name]
@@ -347,7 +424,10 @@ class Dense:
         for _ in range(self.config.local_epochs):
             log_y = torch.log_softmax(self.logits(name), -1)
             kl = torch.nn.functional.kl_div(log_y[rows], p[rows], reduction="batchmean")
-            self.step(self.gnn_adam[name], torch.nn.functional.nll_loss(log_y[data.train], data.y[data.train]) + self.config.lambda1 * kl)
+            self.step(
+                self.gnn_adam[name],
+                torch.nn.functional.nll_loss(log_y[data.train], data.y[data.train]) + self.config.lambda1 * kl,
+            )
         with torch.no_grad():
             predicted = torch.softmax(self.logits(name), -1)
             for key, tensor in self.local[name].items():
@@ -355,8 +435,13 @@ class Dense:
                 tensor.copy_(self.encoder[source])
         for _ in range(self.config.local_epochs):
             p_logits, q_logits = self.heads(self.local[name], x, s)
-            kl = torch.nn.functional.kl_div(torch.log_softmax(p_logits, -1)[data.train], predicted[data.train], reduction="batchmean")
-            self.step(self.encoder_adam[name], torch.nn.functional.cross_entropy(q_logits[data.train], data.y[data.train]) + kl)
+            kl = torch.nn.functional.kl_div(
+                torch.log_softmax(p_logits, -1)[data.train], predicted[data.train], reduction="batchmean"
+            )
+            self.step(
+                self.encoder_adam[name],
+                torch.nn.functional.cross_entropy(q_logits[data.train], data.y[data.train]) + kl,
+            )
             assert s.grad is not None and not bool(s.grad[~data.train].any()) and bool(s.grad[data.train].any())  # 11.6
         means = torch.zeros(3, 6, dtype=torch.float64)
         for j in range(3):
@@ -371,7 +456,7 @@ class Dense:
         adam.step()
 
 
-# -- 11.10: S = 0, and the control -------------------------------------------------------------------------------------
+# -- 11.10: S = 0, and the control -----------------------------------------------------------------
 
 
 def test_without_proxies_they_stay_zero_and_p_sees_features_only(scenario: Scenario) -> None:
@@ -382,7 +467,9 @@ def test_without_proxies_they_stay_zero_and_p_sees_features_only(scenario: Scena
     inputs = client.stage.encoder
     p, _ = soft_labels(state.encoder, state.proxies, client.state.proxies, inputs)  # type: ignore[attr-defined]
     e = torch.relu(client.data.x @ state.encoder["embed.weight"] + state.encoder["embed.bias"])
-    torch.testing.assert_close(p, torch.softmax(e @ state.encoder["classify.weight"] + state.encoder["classify.bias"], -1))
+    torch.testing.assert_close(
+        p, torch.softmax(e @ state.encoder["classify.weight"] + state.encoder["classify.bias"], -1)
+    )
 
 
 def test_the_control_is_a_federated_mlp_that_teaches(scenario: Scenario) -> None:
@@ -393,7 +480,7 @@ def test_the_control_is_a_federated_mlp_that_teaches(scenario: Scenario) -> None
     assert not equal_weights(models(taught)["client-0"], models(untaught)["client-0"])
 
 
-# -- 11.11: the wire ---------------------------------------------------------------------------------------------------
+# -- 11.11: the wire -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["fedspray", "fedspray-published", "mlpteacher"])
@@ -413,7 +500,9 @@ def test_nothing_on_the_wire_has_a_row_per_node(scenario: Scenario, method: str)
         count = played.settings.method.shared_values
         assert count is not None and count(played.loop.state) == 12 * 6 + 6 + 2 * (6 * 3 + 3) + 3 * 6
     else:
-        assert not any(bool(reply.class_shares.any()) for name, _, reply in played.engine.heard if name == "census"), "nobody needs them"
+        assert not any(bool(reply.class_shares.any()) for name, _, reply in played.engine.heard if name == "census"), (
+            "nobody needs them"
+        )
     assert seen["census"] == {(3,)}  # the histogram leaves once, and nothing else does then
     assert sum(handler == "census" for handler, _, _ in played.engine.heard) == len(scenario.parts)
 
@@ -426,7 +515,7 @@ def _tensors(message: Any) -> list[Tensor]:
     return list(sink.tensors)
 
 
-# -- 11.15 -------------------------------------------------------------------------------------------------------------
+# -- 11.15 -----------------------------------------------------------------------------------------
 
 
 def test_test_labels_do_not_choose_the_round(scenario: Scenario) -> None:
@@ -435,7 +524,8 @@ def test_test_labels_do_not_choose_the_round(scenario: Scenario) -> None:
         change[name] = data.y.clone()
         change[name][data.test] = (data.y[data.test] + 1) % 3
     plain, permuted = (
-        play("fedspray", s, rounds=12, lr=0.1, selection="best_val_loss") for s in (scenario, with_labels(scenario, change))
+        play("fedspray", s, rounds=12, lr=0.1, selection="best_val_loss")
+        for s in (scenario, with_labels(scenario, change))
     )
     assert plain.loop.best is not None and permuted.loop.best is not None
     assert plain.loop.best["round"] == permuted.loop.best["round"]
@@ -450,12 +540,18 @@ def test_facts_name_majorities_and_count_minorities(scenario: Scenario) -> None:
     told = facts(cast(Any, played.loop.state), cast(Any, played.settings.method_config), scenario)
     for name, data in scenario.parts.items():
         majority = int(torch.bincount(data.y[data.train], minlength=3).argmax())
-        assert told["clients"][name] == {"majority_class": majority, "minority_test_nodes": int((data.test & (data.y != majority)).sum())}
-    assert sum(each["minority_test_nodes"] for each in told["clients"].values()) == played.loop.lines[-1]["test_groups"]["minority"][1]
+        assert told["clients"][name] == {
+            "majority_class": majority,
+            "minority_test_nodes": int((data.test & (data.y != majority)).sum()),
+        }
+    assert (
+        sum(each["minority_test_nodes"] for each in told["clients"].values())
+        == played.loop.lines[-1]["test_groups"]["minority"][1]
+    )
     assert told["classes_without_proxy"] == []
 
 
-# -- bad input ---------------------------------------------------------------------------------------------------------
+# -- bad input -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["fedspray", "fedspray-published"])
@@ -481,27 +577,46 @@ def test_a_client_with_a_single_class(scenario: Scenario) -> None:
 
 def test_clients_without_training_or_validation_nodes(scenario: Scenario) -> None:
     none = {name: torch.zeros_like(data.train) for name, data in scenario.parts.items()}
-    idle = replace(scenario, parts={
-        name: replace(data, train=none[name]) if name == "client-0" else replace(data, val=none[name]) if name == "client-1" else data
-        for name, data in scenario.parts.items()
-    })  # fmt: skip
+    idle = replace(
+        scenario,
+        parts={
+            name: replace(data, train=none[name])
+            if name == "client-0"
+            else replace(data, val=none[name])
+            if name == "client-1"
+            else data
+            for name, data in scenario.parts.items()
+        },
+    )
     played = play("fedspray", idle, selection="best_val_loss")
     assert all(bool(tensor.isfinite().all()) for weights in models(played).values() for tensor in weights.values())
     assert not bool(client_of(played).class_shares.any())  # no label, no say in any proxy
     untaught = play("fedspray", idle, lambda1=0.0)
     assert not equal_weights(models(played)["client-0"], models(untaught)["client-0"])  # but it is taught
     nobody = replace(scenario, parts={name: replace(data, val=none[name]) for name, data in scenario.parts.items()})
-    assert play("fedspray", nobody, selection="best_val_loss").loop.best is not None  # nothing to choose by: the last round
-    unlabelled = replace(scenario, parts={name: replace(data, train=none[name]) for name, data in scenario.parts.items()})
+    assert (
+        play("fedspray", nobody, selection="best_val_loss").loop.best is not None
+    )  # nothing to choose by: the last round
+    unlabelled = replace(
+        scenario, parts={name: replace(data, train=none[name]) for name, data in scenario.parts.items()}
+    )
     with pytest.raises((RunError, QuorumError), match="training node"):
         play("fedspray", unlabelled)
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("kd_confidence", -0.1), ("kd_confidence", 1.1), ("lambda1", -1), ("lambda2", -1), ("proxy_width", 0), ("proxy_lr", 0),
-     ("encoder_lr", -1), ("min_class_count", 0)],
-)  # fmt: skip
+    [
+        ("kd_confidence", -0.1),
+        ("kd_confidence", 1.1),
+        ("lambda1", -1),
+        ("lambda2", -1),
+        ("proxy_width", 0),
+        ("proxy_lr", 0),
+        ("encoder_lr", -1),
+        ("min_class_count", 0),
+    ],
+)
 def test_what_cannot_be_set(key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=key):
         resolve("fedspray", {"dataset": "csbm", key: value})
@@ -513,7 +628,7 @@ def graphs() -> Any:
     return scenario_of(resolve("fedavg", {"dataset": "motifs", "clients": 2}))
 
 
-# -- the hardened default ----------------------------------------------------------------------------------------------
+# -- the hardened default --------------------------------------------------------------------------
 
 
 def lonely(scenario: Scenario) -> Scenario:
@@ -558,7 +673,10 @@ def test_masked_sums_hide_both(scenario: Scenario) -> None:
     played = play("fedspray", lonely(scenario), rounds=1, secure_sum=True, min_class_count=3)
     truth = {name: torch.bincount(data.y[data.train], minlength=3).tolist() for name, data in played.parts.items()}
     assert isinstance(played.engine, Listener)
-    heard = {**played.engine.replies("census"), **{f"{k} update": v for k, v in played.engine.replies("local_update").items()}}
+    heard = {
+        **played.engine.replies("census"),
+        **{f"{k} update": v for k, v in played.engine.replies("local_update").items()},
+    }
     assert len(heard) == 8 and all(isinstance(reply, Masked) for reply in heard.values())
     assert all(found != truth[name] for name, found in histograms(played).items())
     # Nor does the total tell: nobody else has the class, so with a minimum of one node it would be that node's proxy.
@@ -569,7 +687,9 @@ def test_masked_sums_hide_both(scenario: Scenario) -> None:
 
 
 def test_hardened_and_published_results_are_equal() -> None:
-    larger = build_scenario(dataset="csbm:nodes=160,classes=3,features=12,degree=4", clients=3, split="client:60/20/20", seed=1)
+    larger = build_scenario(
+        dataset="csbm:nodes=160,classes=3,features=12,degree=4", clients=3, split="client:60/20/20", seed=1
+    )
     counts = torch.stack([torch.bincount(data.y[data.train], minlength=3) for data in larger.parts.values()])
     assert int(counts.min()) >= 3  # nothing is kept back
     masked, published = play("fedspray", larger, secure_sum=True, min_class_count=3), play("fedspray-published", larger)

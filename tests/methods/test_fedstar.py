@@ -23,13 +23,28 @@ from isthmus.methods.fedstar import FedStarConfig
 from isthmus.tensors import Weights, equal_weights, max_difference
 from isthmus.testing import check_method
 
-SMALL: dict[str, Any] = {"hidden": (8, 8), "rounds": 3, "batch_size": 16, "eval_every": 1, "lr": 0.01, "seed": 2, "degrees": 4, "steps": 4}
-STRUCTURE = {"structure.embed.weight", "structure.embed.bias", *(f"structure.convs.{i}.{w}" for i in range(2) for w in ("weight", "bias"))}
+SMALL: dict[str, Any] = {
+    "hidden": (8, 8),
+    "rounds": 3,
+    "batch_size": 16,
+    "eval_every": 1,
+    "lr": 0.01,
+    "seed": 2,
+    "degrees": 4,
+    "steps": 4,
+}
+STRUCTURE = {
+    "structure.embed.weight",
+    "structure.embed.bias",
+    *(f"structure.convs.{i}.{w}" for i in range(2) for w in ("weight", "bias")),
+}
 
 
 @pytest.fixture(scope="module")
 def nodes() -> Scenario:
-    return build_scenario(dataset="csbm:nodes=90,classes=3,features=16,degree=4", partition="random", clients=3, split="30/20/50", seed=5)
+    return build_scenario(
+        dataset="csbm:nodes=90,classes=3,features=16,degree=4", partition="random", clients=3, split="30/20/50", seed=5
+    )
 
 
 def experiment_of(scenario: Any, method: str = "fedstar", **settings: Any) -> Experiment:
@@ -55,22 +70,29 @@ def only(scenario: Any, *clients: str) -> Any:
 
 def bytes_of(experiment: Experiment) -> dict[str, int]:
     totals = experiment.loop.totals
-    return {"up": totals.training["up"] + totals.setup["up"], "down": totals.training["down"] + totals.setup["down"],
-            "told": totals.evaluation["down"]}  # fmt: skip
+    return {
+        "up": totals.training["up"] + totals.setup["up"],
+        "down": totals.training["down"] + totals.setup["down"],
+        "told": totals.evaluation["down"],
+    }
 
 
-# -- the general properties --------------------------------------------------------------------------------------------------------
+# -- the general properties ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sharing", ["se", "fe", "all", "convs", "none"])
 def test_general_properties_on_nodes(sharing: str) -> None:
-    check_method("fedstar", settings={"first_weights": "common", "degrees": 4, "steps": 4, "hidden": (8, 8), "sharing": sharing}, skip={
-        "one_client_equals_local": "its model has two channels; see the test against sharing=none",
-        "cohort_equals_each": "clients are trained one by one",
-    })  # fmt: skip
+    check_method(
+        "fedstar",
+        settings={"first_weights": "common", "degrees": 4, "steps": 4, "hidden": (8, 8), "sharing": sharing},
+        skip={
+            "one_client_equals_local": "its model has two channels; see the test against sharing=none",
+            "cohort_equals_each": "clients are trained one by one",
+        },
+    )
 
 
-# -- what travels --------------------------------------------------------------------------------------------------------------------
+# -- what travels ----------------------------------------------------------------------------------
 
 
 def test_defaults_send_14592_numbers_each_way_and_nothing_else() -> None:
@@ -85,10 +107,16 @@ def test_defaults_send_14592_numbers_each_way_and_nothing_else() -> None:
         assert 4 * 14_592 < sent < 4 * 14_592 + 2_000  # numbers and a header
 
 
-@pytest.mark.parametrize(("sharing", "parts"), [
-    ("se", ("structure.",)), ("fe", ("convs.", "mix.", "post.")), ("all", ("structure.", "convs.", "mix.", "post.")),
-    ("convs", ("structure.convs.", "convs.")), ("none", ()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("sharing", "parts"),
+    [
+        ("se", ("structure.",)),
+        ("fe", ("convs.", "mix.", "post.")),
+        ("all", ("structure.", "convs.", "mix.", "post.")),
+        ("convs", ("structure.convs.", "convs.")),
+        ("none", ()),
+    ],
+)
 def test_exactly_the_named_parts_are_common(mixed: GraphScenario, sharing: str, parts: tuple[str, ...]) -> None:
     experiment = play(mixed, sharing=sharing)
     state: Any = experiment.loop.state
@@ -117,7 +145,7 @@ def test_single_channel_shares_all_but_the_ends(mixed: GraphScenario) -> None:
     assert widths == [data.num_features + 8 for data in mixed.parts.values()]
 
 
-# -- what it reduces to --------------------------------------------------------------------------------------------------------------
+# -- what it reduces to ----------------------------------------------------------------------------
 
 
 def test_one_client_is_that_client_alone(motifs: GraphScenario, nodes: Scenario) -> None:
@@ -136,7 +164,13 @@ def test_all_shared_by_identical_clients_is_one_run(motifs: GraphScenario) -> No
     """Same data, start and batches (one for all); no dropout, because its draws belong to the client."""
     data = motifs.parts["client-0"]
     same = replace(motifs, parts={client: data for client in motifs.parts})
-    settings = {"sharing": "all", "first_weights": "common", "dropout": 0.0, "batch_size": 10_000, "precision": "float64"}
+    settings = {
+        "sharing": "all",
+        "first_weights": "common",
+        "dropout": 0.0,
+        "batch_size": 10_000,
+        "precision": "float64",
+    }
     found = models(play(same, **settings))
     alone = models(play(only(same, "client-0"), **settings))["client-0"]
     assert all(max_difference(model, alone) < 1e-9 for model in found.values())
@@ -144,10 +178,14 @@ def test_all_shared_by_identical_clients_is_one_run(motifs: GraphScenario) -> No
 
 def test_weights_of_the_mean(motifs: GraphScenario) -> None:
     """Training graphs over all training graphs; with weighting=uniform every client the same."""
-    fewer = {c: replace(d, train=d.train & (d.train.cumsum(0) <= 10 * 3**i)) for i, (c, d) in enumerate(motifs.parts.items())}
+    fewer = {
+        c: replace(d, train=d.train & (d.train.cumsum(0) <= 10 * 3**i)) for i, (c, d) in enumerate(motifs.parts.items())
+    }
     scenario = replace(motifs, parts=fewer)
     for weighting in ("train", "uniform"):
-        experiment = experiment_of(scenario, weighting=weighting, eval_every=99)  # evaluation would hand every client the mean
+        experiment = experiment_of(
+            scenario, weighting=weighting, eval_every=99
+        )  # evaluation would hand every client the mean
         experiment.loop.play(until=2)
         state: Any = experiment.loop.state
         clients = [experiment.engine.party(client).client for client in scenario.parts]
@@ -159,9 +197,13 @@ def test_weights_of_the_mean(motifs: GraphScenario) -> None:
             assert torch.allclose(tensor, sum(n * w for n, w in zip(counts, own, strict=True)) / sum(counts), atol=1e-6)
 
 
-@pytest.mark.parametrize(("method", "more"), [("fedstar", {}), ("fedstar", {"sharing": "none"}), ("gcfl", {}), ("gcflplus", {})], ids=str)
+@pytest.mark.parametrize(
+    ("method", "more"), [("fedstar", {}), ("fedstar", {"sharing": "none"}), ("gcfl", {}), ("gcflplus", {})], ids=str
+)
 @pytest.mark.parametrize("reset", [False, True])
-def test_optimiser_state_is_kept_unless_reset(motifs: GraphScenario, method: str, more: dict[str, Any], reset: bool) -> None:
+def test_optimiser_state_is_kept_unless_reset(
+    motifs: GraphScenario, method: str, more: dict[str, Any], reset: bool
+) -> None:
     run = play(motifs, method, batch_size=10_000, reset_optimizer=reset, **more)  # three rounds of one step
     assert run.engine.party("client-0").client.state.optimizer.steps == ((1,) if reset else (3,))
 
@@ -194,7 +236,9 @@ def test_only_training_labels_train_on_nodes(nodes: Scenario, decoupled: bool) -
 def test_single_channel_alone_is_local_on_features_beside_structure(motifs: GraphScenario, nodes: Scenario) -> None:
     for scenario in (motifs, nodes):
         s = {c: embeddings.structure_embedding(d, "dse+rwse", 4, 4) for c, d in scenario.parts.items()}  # type: ignore[arg-type]
-        wide = replace(scenario, parts={c: replace(d, x=embeddings.beside(d.x, s[c])) for c, d in scenario.parts.items()})  # type: ignore[arg-type, type-var, misc]
+        wide = replace(
+            scenario, parts={c: replace(d, x=embeddings.beside(d.x, s[c])) for c, d in scenario.parts.items()}
+        )  # type: ignore[arg-type, type-var, misc]
         same = {"preset": "fedstar", "execution": "each", "first_weights": "common"}
         ours = models(play(scenario, decoupled=False, sharing="none", **same))
         alone = models(play(wide, "local", **same))
@@ -219,7 +263,14 @@ def test_the_preset_is_the_papers() -> None:
     assert (run.rounds, run.selection, c.local_epochs, c.batch_size) == (200, "last", 1, 128)
     assert (c.optimizer, c.lr, c.weight_decay) == ("adam", 1e-3, 5e-4)
     assert settings.score == "client_mean_last"
-    assert (c.hidden, c.dropout, c.degrees, c.steps, c.backbone, c.structure_backbone) == ((64,) * 3, 0.5, 16, 16, "gin", "gcn")
+    assert (c.hidden, c.dropout, c.degrees, c.steps, c.backbone, c.structure_backbone) == (
+        (64,) * 3,
+        0.5,
+        16,
+        16,
+        "gin",
+        "gcn",
+    )
 
 
 def test_secure_sums_and_noise(motifs: GraphScenario) -> None:
@@ -244,7 +295,7 @@ def test_it_learns_what_only_structure_tells(motifs: GraphScenario) -> None:
     assert line["train_loss"] < 0.35 and line["test_client_mean"] > 0.8
 
 
-# -- embeddings --------------------------------------------------------------------------------------------------------------------
+# -- embeddings ------------------------------------------------------------------------------------
 
 
 def test_width_follows_the_embedding(motifs: GraphScenario) -> None:
@@ -259,7 +310,12 @@ def test_the_embedding_is_dse_then_rwse_or_ones(motifs: GraphScenario, nodes: Sc
         whole = torch.tensor([0, data.num_nodes]), torch.tensor([0, data.edge_index.shape[1]])
         ends = (data.ptr, data.edge_ptr) if isinstance(data, GraphSetData) else whole
         dse, rwse = degree_embedding(data.edge_index, data.num_nodes, 4), walk_embedding(data.edge_index, *ends, 3)
-        wanted = {"dse": dse, "rwse": rwse, "dse+rwse": torch.cat([dse, rwse], 1), "ones": torch.ones(data.num_nodes, 7)}
+        wanted = {
+            "dse": dse,
+            "rwse": rwse,
+            "dse+rwse": torch.cat([dse, rwse], 1),
+            "ones": torch.ones(data.num_nodes, 7),
+        }
         for kind, tensor in wanted.items():
             assert torch.equal(embeddings.structure_embedding(data, kind, 4, 3), tensor)  # type: ignore[arg-type]
 
@@ -270,7 +326,9 @@ def test_embeddings_go_beside_sparse_features_too() -> None:
     assert sparse.layout == torch.sparse_csr and torch.equal(sparse.to_dense(), embeddings.beside(x, s))
 
 
-def test_walks_are_worked_out_once_per_data(motifs: GraphScenario, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_walks_are_worked_out_once_per_data(
+    motifs: GraphScenario, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
     data, calls = motifs.parts["client-0"], []
     monkeypatch.setenv("ISTHMUS_CACHE", str(tmp_path))
     monkeypatch.setattr(embeddings, "_CACHED_FROM", 1)
@@ -300,24 +358,37 @@ def test_facts_tell_shared_tensors_and_degree_classes(motifs: GraphScenario) -> 
         assert told["degree_classes"][client] == torch.bincount(degree, minlength=4).tolist()
 
 
-# -- bad input ---------------------------------------------------------------------------------------------------------------------
+# -- bad input -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("bad", "says"), [
-    ({"sharing": "some"}, "sharing"), ({"decoupled": False}, "sharing=all or none"),
-    ({"decoupled": False, "sharing": "convs"}, "not convs"), ({"degrees": 0}, "at least 1"), ({"steps": 0}, "at least 1"),
-    ({"se": "walks"}, "se"), ({"structure_backbone": "sgc"}, "structure encoder"),
-    ({"backbone": "nosuch"}, "unknown"), ({"hidden": ()}, "hidden"), ({"init": "uniform01"}, "leave init out"),
-    ({"sharing": "none", "fraction": 0.5}, "leave fraction"), ({"input_norm": True}, "without input_norm"),
-    ({"head": True}, "without head"), ({"backbone": "sgc", "hops": 7}, "without hops"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        ({"sharing": "some"}, "sharing"),
+        ({"decoupled": False}, "sharing=all or none"),
+        ({"decoupled": False, "sharing": "convs"}, "not convs"),
+        ({"degrees": 0}, "at least 1"),
+        ({"steps": 0}, "at least 1"),
+        ({"se": "walks"}, "se"),
+        ({"structure_backbone": "sgc"}, "structure encoder"),
+        ({"backbone": "nosuch"}, "unknown"),
+        ({"hidden": ()}, "hidden"),
+        ({"init": "uniform01"}, "leave init out"),
+        ({"sharing": "none", "fraction": 0.5}, "leave fraction"),
+        ({"input_norm": True}, "without input_norm"),
+        ({"head": True}, "without head"),
+        ({"backbone": "sgc", "hops": 7}, "without hops"),
+    ],
+)
 def test_settings_that_cannot_be_are_refused(bad: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         resolve("fedstar", {"dataset": "chem", **bad})
     assert FedStarConfig().num_structure == 32
 
 
-def graphs(sizes: list[int], y: list[int], *, edges: bool = True, train: list[int] | None = None, features: int = 3) -> GraphSetData:
+def graphs(
+    sizes: list[int], y: list[int], *, edges: bool = True, train: list[int] | None = None, features: int = 3
+) -> GraphSetData:
     """Cycles of the given sizes, or nodes alone."""
     ptr = torch.tensor([0, *sizes]).cumsum(0)
     rings = [(n, begin) for n, begin in zip(sizes, ptr, strict=False) if n > 2 and edges]
@@ -330,19 +401,29 @@ def graphs(sizes: list[int], y: list[int], *, edges: bool = True, train: list[in
     last = torch.zeros(count, dtype=torch.bool)
     last[-1] = True
     return GraphSetData(
-        x=torch.ones(int(ptr[-1]), features), edge_index=torch.cat(both, 1) if both else torch.empty(2, 0, dtype=torch.int64), ptr=ptr,
-        edge_ptr=torch.tensor([0, *counts]).cumsum(0), y=torch.tensor(y), train=mask, val=torch.zeros(count, dtype=torch.bool),
-        test=last & ~mask, graph_id=torch.arange(count), num_classes=2,
-    )  # fmt: skip
+        x=torch.ones(int(ptr[-1]), features),
+        edge_index=torch.cat(both, 1) if both else torch.empty(2, 0, dtype=torch.int64),
+        ptr=ptr,
+        edge_ptr=torch.tensor([0, *counts]).cumsum(0),
+        y=torch.tensor(y),
+        train=mask,
+        val=torch.zeros(count, dtype=torch.bool),
+        test=last & ~mask,
+        graph_id=torch.arange(count),
+        num_classes=2,
+    )
 
 
-@pytest.mark.parametrize("data", [
-    pytest.param(graphs([0, 5, 4, 0], [0, 1, 0, 1]), id="graphs without nodes"),
-    pytest.param(graphs([3, 5, 4], [0, 1, 0], edges=False), id="no edges at all"),
-    pytest.param(graphs([3, 5, 4, 6], [1, 1, 1, 0]), id="one class in training, the other only in test"),
-    pytest.param(graphs([5], [0], train=[0]), id="one graph"),
-    pytest.param(graphs([5, 4], [0, 1], train=[]), id="nothing to train on"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(graphs([0, 5, 4, 0], [0, 1, 0, 1]), id="graphs without nodes"),
+        pytest.param(graphs([3, 5, 4], [0, 1, 0], edges=False), id="no edges at all"),
+        pytest.param(graphs([3, 5, 4, 6], [1, 1, 1, 0]), id="one class in training, the other only in test"),
+        pytest.param(graphs([5], [0], train=[0]), id="one graph"),
+        pytest.param(graphs([5, 4], [0, 1], train=[]), id="nothing to train on"),
+    ],
+)
 def test_a_client_with_hardly_any_data_takes_part(motifs: GraphScenario, data: GraphSetData) -> None:
     scenario = replace(motifs, parts={**motifs.parts, "client-3": data}, clients=4)
     for method in ("fedstar", "fedavg", "gcfl", "gcflplus", "fedsage", "local"):
@@ -353,7 +434,9 @@ def test_a_client_with_hardly_any_data_takes_part(motifs: GraphScenario, data: G
 
 
 def test_no_features_are_refused_in_one_line(motifs: GraphScenario) -> None:
-    empty = replace(motifs, parts={client: replace(data, x=torch.zeros(data.num_nodes, 0)) for client, data in motifs.parts.items()})
+    empty = replace(
+        motifs, parts={client: replace(data, x=torch.zeros(data.num_nodes, 0)) for client, data in motifs.parts.items()}
+    )
     with pytest.raises(DataError, match="node features"):
         play(empty)
 

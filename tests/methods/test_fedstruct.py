@@ -1,4 +1,6 @@
-"""FedStruct's training against one plain computation on the whole graph (spec 14: 6, 7, 8, 14, 20, 21, 22) and the general properties."""
+"""FedStruct's training against one plain computation on the whole graph (spec 14: 6, 7, 8, 14, 20, 21, 22) and the
+general properties.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +32,27 @@ from isthmus.testing import check_method
 SKIP = {
     "one_client_equals_local": "one client still has its structure branch",
     "identical_clients_stay_identical": "a node has one owner: clients with the same nodes are refused",
-    "order_does_not_matter": "data and the names that cross edges give must be exchanged together: see test_names_of_clients_do_not_matter",
+    "order_does_not_matter": (
+        "data and the names that cross edges give must be exchanged together: see test_names_of_clients_do_not_matter"
+    ),
 }
 
 
-@pytest.mark.parametrize("settings", [
-    {"nsf": "hop2vec"},
-    {"nsf_at": "clients", "protocol": "published", "prune_mode": "global", "loss": "double_softmax", "weighting": "nodes"},
-    {"nsf": "walk", "backbone": "sage", "train_betas": True},
-], ids=["hardened", "published", "fixed"])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"nsf": "hop2vec"},
+        {
+            "nsf_at": "clients",
+            "protocol": "published",
+            "prune_mode": "global",
+            "loss": "double_softmax",
+            "weighting": "nodes",
+        },
+        {"nsf": "walk", "backbone": "sage", "train_betas": True},
+    ],
+    ids=["hardened", "published", "fixed"],
+)
 def test_general_properties(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     same_secrets(monkeypatch)
     small = {"nsf_dim": 8, "structure_hidden": (6,), "structure_hops": 3, "prune": 4}
@@ -48,17 +62,22 @@ def test_general_properties(settings: dict[str, Any], monkeypatch: pytest.Monkey
 def test_fedavg_has_the_general_properties_too(monkeypatch: pytest.MonkeyPatch) -> None:
     same_secrets(monkeypatch)
     small = {"nsf_dim": 8, "structure_hidden": (6,), "structure_hops": 2, "algorithm": "fedavg", "local_epochs": 2}
-    ran = check_method("fedstruct", settings=small, skip={**SKIP, "cohort_equals_each": "fedavg steps each client by itself"})
+    ran = check_method(
+        "fedstruct", settings=small, skip={**SKIP, "cohort_equals_each": "fedavg steps each client by itself"}
+    )
     assert "wire_equals_declaration" in ran
 
 
-# -- one plain computation on the whole graph ----------------------------------------------------------------------------------------
+# -- one plain computation on the whole graph
+# ----------------------------------------------------------------------------------------
 
 
 class Plain:
     """q = h + z on the whole graph with torch's own layers: local propagation per owner, one dense Abar, one loss."""
 
-    def __init__(self, where: Scenario, weights: Weights, nsf: Tensor, hops: int, betas: tuple[float, ...], learn: bool) -> None:
+    def __init__(
+        self, where: Scenario, weights: Weights, nsf: Tensor, hops: int, betas: tuple[float, ...], learn: bool
+    ) -> None:
         n = where.whole.num_nodes
         self.where = where
         local = sp.lil_matrix((n, n))
@@ -81,7 +100,11 @@ class Plain:
         return x
 
     def logits(self) -> Tensor:
-        z = self.mlp(self.nsf, "structure.", "norm") if any(name.startswith("structure.layers") for name in self.theta) else self.nsf
+        z = (
+            self.mlp(self.nsf, "structure.", "norm")
+            if any(name.startswith("structure.layers") for name in self.theta)
+            else self.nsf
+        )
         return self.local @ self.mlp(self.where.whole.x.double(), "feature.", "input_norm") + self.abar @ z
 
     def loss(self) -> Tensor:
@@ -108,10 +131,17 @@ def plain_of(run: Experiment, where: Scenario) -> Plain:
 
 
 @pytest.mark.parametrize("clients", [1, 3, 5])
-@pytest.mark.parametrize("settings", [
-    {"nsf": "hop2vec"}, {"nsf": "hop2vec", "form": "direct", "nsf_lr": 0.05}, {"nsf": "degree", "betas": (0.5, 0.3, 0.2)}, {"nsf": "walk"},
-    {"nsf": "hop2vec", "protocol": "published", "nsf_at": "clients"},
-], ids=["hop2vec", "direct", "degree", "walk", "published"])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"nsf": "hop2vec"},
+        {"nsf": "hop2vec", "form": "direct", "nsf_lr": 0.05},
+        {"nsf": "degree", "betas": (0.5, 0.3, 0.2)},
+        {"nsf": "walk"},
+        {"nsf": "hop2vec", "protocol": "published", "nsf_at": "clients"},
+    ],
+    ids=["hop2vec", "direct", "degree", "walk", "published"],
+)
 def test_twenty_adam_steps_equal_training_at_one_place(clients: int, settings: dict[str, Any]) -> None:
     where = graph(36, clients=clients)
     given = {"structure_hops": 3, "prune": 0, "rounds": 20, "lr": 0.01, "weight_decay": 1e-3, "loss": "ce", **settings}
@@ -148,14 +178,18 @@ def test_gradients_of_the_clients_add_up_to_that_of_the_pooled_loss() -> None:
 
 
 @pytest.mark.parametrize("execution", ["each", "cohort"])
-def test_server_held_and_replicated_structure_features_give_the_same_bits(execution: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_held_and_replicated_structure_features_give_the_same_bits(
+    execution: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     same_secrets(monkeypatch)
     where = graph(50, clients=3)
     given = {"structure_hops": 3, "prune": 5, "rounds": 4, "dropout": 0.4, "execution": execution}
     held, copies = (experiment(where, nsf_at=place, **given) for place in ("server", "clients"))
     for run in (held, copies):
         run.loop.play()
-    assert all(torch.equal(held.loop.state.weights[name], copies.loop.state.weights[name]) for name in held.loop.state.weights)  # type: ignore[attr-defined]
+    assert all(
+        torch.equal(held.loop.state.weights[name], copies.loop.state.weights[name]) for name in held.loop.state.weights
+    )  # type: ignore[attr-defined]
     replicas = [state.nsf for state in states(copies).values()]
     assert all(torch.equal(replica, replicas[0]) for replica in replicas)
     assert torch.equal(held.loop.state.nsf, replicas[0])  # type: ignore[attr-defined]
@@ -185,7 +219,13 @@ def test_one_client_is_the_central_model() -> None:
 def test_a_client_without_labels_has_a_gradient_of_exact_zeros() -> None:
     where = graph(40, clients=3)
     bare = replace(where.parts["client-1"], train=torch.zeros_like(where.parts["client-1"].train))
-    run = experiment(replace(where, parts={**where.parts, "client-1": bare}), structure_hops=2, dropout=0.5, rounds=3, weighting="train")
+    run = experiment(
+        replace(where, parts={**where.parts, "client-1": bare}),
+        structure_hops=2,
+        dropout=0.5,
+        rounds=3,
+        weighting="train",
+    )
     run.loop.play()
     state: Any = run.loop.state
     run.loop.session.clock.begin("train", 9, run.loop.at.step + 1)
@@ -312,28 +352,43 @@ def test_a_fingerprint_sees_every_value() -> None:
     assert fingerprint(nsf) == fingerprint(nsf.clone()) != fingerprint(other)
 
 
-@pytest.mark.parametrize(("settings", "message"), [
-    ({"form": "direct", "nsf": "degree"}, "no head to read"),
-    ({"nsf": "walk", "nsf_dim": 4, "structure_hops": 4}, "nsf_dim must be above"),
-    ({"nsf_lr": 0.0}, "nsf_lr must be above 0"),
-    ({"nsf_weight_decay": -1.0}, "nsf_weight_decay must be at least 0"),
-    ({"algorithm": "fedavg", "nsf_at": "clients"}, "nsf_at=server"),
-    ({"structure_hidden": (0,)}, "widths must be at least 1"),
-    ({"nsf": "graphlets"}, "unknown value for nsf"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"form": "direct", "nsf": "degree"}, "no head to read"),
+        ({"nsf": "walk", "nsf_dim": 4, "structure_hops": 4}, "nsf_dim must be above"),
+        ({"nsf_lr": 0.0}, "nsf_lr must be above 0"),
+        ({"nsf_weight_decay": -1.0}, "nsf_weight_decay must be at least 0"),
+        ({"algorithm": "fedavg", "nsf_at": "clients"}, "nsf_at=server"),
+        ({"structure_hidden": (0,)}, "widths must be at least 1"),
+        ({"nsf": "graphlets"}, "unknown value for nsf"),
+    ],
+)
 def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve("fedstruct", {"dataset": "csbm", **settings})
 
 
-@pytest.mark.parametrize(("dataset", "hops", "hidden", "feature_hops"), [
-    ("cora", 10, (256,), 2), ("citeseer", 20, (128, 64), 2), ("pubmed", 20, (128,), 2), ("chameleon", 1, (256,), 1),
-    ("amazon-photo", 3, (256,), 1), ("amazon-ratings", 5, (256,), 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dataset", "hops", "hidden", "feature_hops"),
+    [
+        ("cora", 10, (256,), 2),
+        ("citeseer", 20, (128, 64), 2),
+        ("pubmed", 20, (128,), 2),
+        ("chameleon", 1, (256,), 1),
+        ("amazon-photo", 3, (256,), 1),
+        ("amazon-ratings", 5, (256,), 2),
+    ],
+)
 def test_presets_are_the_papers_table(dataset: str, hops: int, hidden: tuple[int, ...], feature_hops: int) -> None:
     paper = resolve("fedstruct", {"dataset": dataset})
     config = paper.method_config
-    assert (config.structure_hops, config.structure_hidden, config.hops, config.backbone) == (hops, hidden, feature_hops, "dgcn")
+    assert (config.structure_hops, config.structure_hidden, config.hops, config.backbone) == (
+        hops,
+        hidden,
+        feature_hops,
+        "dgcn",
+    )
     assert (config.prune, config.nsf_dim, config.loss, config.weighting) == (30, 256, "ce", "train")
     assert (config.protocol, config.prune_mode) == ("hardened", "row")
     reference = resolve("fedstruct", {"dataset": dataset, "profile": "reference"}).method_config

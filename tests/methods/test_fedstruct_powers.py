@@ -1,4 +1,6 @@
-"""FedStruct's powers by messages against one dense computation (spec 14: 1, 2, 3, 4, 15, 17, 18, 19), and what is wrong with edges."""
+"""FedStruct's powers by messages against one dense computation (spec 14: 1, 2, 3, 4, 15, 17, 18, 19), and what is wrong
+with edges.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,18 @@ PROTOCOLS = ("published", "hardened")
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("directed", [False, True])
-@pytest.mark.parametrize(("clients", "hops", "betas", "beta0"), [
-    (1, 3, (), 0.0), (3, 4, (), 0.0), (5, 3, (0.5, 0.0, 0.25), 0.1), (3, 1, (), 0.0),
-])  # fmt: skip
-def test_unpruned_rows_equal_the_dense_power(protocol: str, directed: bool, clients: int, hops: int, betas: Any, beta0: float) -> None:
+@pytest.mark.parametrize(
+    ("clients", "hops", "betas", "beta0"),
+    [
+        (1, 3, (), 0.0),
+        (3, 4, (), 0.0),
+        (5, 3, (0.5, 0.0, 0.25), 0.1),
+        (3, 1, (), 0.0),
+    ],
+)
+def test_unpruned_rows_equal_the_dense_power(
+    protocol: str, directed: bool, clients: int, hops: int, betas: Any, beta0: float
+) -> None:
     where = graph(clients=clients, directed=directed, isolated=2)
     run = powers(where, protocol=protocol, prune=0, structure_hops=hops, betas=betas, beta0=beta0)
     expected = combined_adjacency(walk(where), betas or (0.0,) * (hops - 1) + (1.0,), beta0)
@@ -45,7 +55,9 @@ def test_single_precision_stripes_and_the_wire_change_nothing(protocol: str, mon
     np.testing.assert_allclose(whole, expected, atol=1e-6)
     monkeypatch.setattr(powers_module, "STRIPE_BYTES", 1)
     striped = powers(where, protocol=protocol, prune=0, structure_hops=3, precision="float32", wire=True)
-    assert {entry.sequence for _, entries in striped.loop._entries for entry in entries if entry.message == "Stripe"} != {1}
+    assert {
+        entry.sequence for _, entries in striped.loop._entries for entry in entries if entry.message == "Stripe"
+    } != {1}
     np.testing.assert_array_equal(rows_of(striped, where), whole)
 
 
@@ -77,8 +89,11 @@ def test_global_pruning_keeps_what_one_place_would_keep() -> None:
         power = np.zeros_like(flat)
         power[kept] = flat[kept]
         power = power.reshape(50, 50)
-    found = rows_of(powers(where, protocol="published", prune=3, prune_mode="global", structure_hops=3, precision="float32"), where)
-    # Sums in another order may differ in the last bit and decide a tie otherwise: compare what is kept, not which of equals.
+    found = rows_of(
+        powers(where, protocol="published", prune=3, prune_mode="global", structure_hops=3, precision="float32"), where
+    )
+    # Sums in another order may differ in the last bit and decide a tie otherwise: compare what is kept, not which of
+    # equals.
     np.testing.assert_allclose(np.sort(found.ravel()), np.sort(power.ravel()), atol=1e-6)
     assert np.mean((found > 0) == (power > 0)) > 0.98
 
@@ -91,7 +106,10 @@ def test_blocks_hold_at_most_their_limit_and_a_large_p_cuts_nothing(monkeypatch:
 
     def watched(block: Any, owner: Any, count: int) -> Any:
         kept = original(block, owner, count)
-        seen.extend((int((owner[kept.indices] == one).sum()), count, int((owner[block.indices] == one).sum())) for one in range(3))
+        seen.extend(
+            (int((owner[kept.indices] == one).sum()), count, int((owner[block.indices] == one).sum()))
+            for one in range(3)
+        )
         return kept
 
     monkeypatch.setattr(powers_module, "keep_largest_by_owner", watched)
@@ -114,7 +132,10 @@ def test_one_hop_is_never_cut(mode: str) -> None:
         run.loop.play()
     np.testing.assert_array_equal(rows_of(runs[0], where), walk(where).toarray())
     assert runs[0].loop.lines[-1]["test"] == runs[1].loop.lines[-1]["test"]
-    assert all(torch.equal(runs[0].loop.state.weights[name], runs[1].loop.state.weights[name]) for name in runs[0].loop.state.weights)  # type: ignore[attr-defined]
+    assert all(
+        torch.equal(runs[0].loop.state.weights[name], runs[1].loop.state.weights[name])
+        for name in runs[0].loop.state.weights
+    )  # type: ignore[attr-defined]
 
 
 def test_betas_are_linear() -> None:
@@ -143,7 +164,9 @@ def test_diagonals_and_degrees_are_those_of_the_whole_graph() -> None:
         np.testing.assert_allclose(state.diagonal.numpy(), np.stack(exact, axis=1)[ids], atol=1e-12)
         np.testing.assert_array_equal(degrees(where.parts[client]), degree[ids])
     one_hot = degree_feature(degree, 3)
-    assert torch.equal(one_hot.sum(1), torch.ones(40)) and torch.equal(one_hot.argmax(1), torch.from_numpy(np.minimum(degree, 2)))
+    assert torch.equal(one_hot.sum(1), torch.ones(40)) and torch.equal(
+        one_hot.argmax(1), torch.from_numpy(np.minimum(degree, 2))
+    )
 
 
 def test_bytes_are_counted_and_stay_below_the_bound() -> None:
@@ -173,7 +196,7 @@ def test_no_message_holds_a_feature(tmp_path: Path) -> None:
     assert len(kept) > 50 and not any(needle in path.read_bytes() for path in kept for needle in needles)
 
 
-# -- what is wrong with edges ------------------------------------------------------------------------------------------------------
+# -- what is wrong with edges ----------------------------------------------------------------------
 
 
 def broken(where: Scenario, client: str, **changes: Any) -> Scenario:
@@ -237,16 +260,21 @@ def test_a_graph_without_edges_has_the_identity_as_every_power() -> None:
     whole = replace(where.whole, edge_index=torch.zeros(2, 0, dtype=torch.int64))
     lonely = scenario(whole, torch.arange(12) % 3, 3)
     for protocol in PROTOCOLS:
-        np.testing.assert_array_equal(rows_of(powers(lonely, protocol=protocol, prune=2, structure_hops=3), lonely), np.eye(12))
+        np.testing.assert_array_equal(
+            rows_of(powers(lonely, protocol=protocol, prune=2, structure_hops=3), lonely), np.eye(12)
+        )
 
 
-@pytest.mark.parametrize(("settings", "message"), [
-    ({"structure_hops": 0}, "structure_hops must be at least 1"),
-    ({"prune": -1}, "prune must be at least 0"),
-    ({"structure_hops": 3, "betas": (1.0, 2.0)}, "one weight per power"),
-    ({"prune_mode": "best"}, "unknown value for prune_mode"),
-    ({"dp_clip": 1.0, "weighting": "uniform"}, "no differential privacy"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"structure_hops": 0}, "structure_hops must be at least 1"),
+        ({"prune": -1}, "prune must be at least 0"),
+        ({"structure_hops": 3, "betas": (1.0, 2.0)}, "one weight per power"),
+        ({"prune_mode": "best"}, "unknown value for prune_mode"),
+        ({"dp_clip": 1.0, "weighting": "uniform"}, "no differential privacy"),
+    ],
+)
 def test_settings_of_the_powers_are_checked(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve("fedstruct", {"dataset": "csbm", **settings})

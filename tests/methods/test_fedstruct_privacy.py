@@ -1,4 +1,6 @@
-"""FedStruct's leaks are real in the published protocol and gone in the hardened one (spec 13.1, 13.6; 14: 11, 12); and what remains."""
+"""FedStruct's leaks are real in the published protocol and gone in the hardened one (spec 13.1, 13.6; 14: 11, 12); and
+what remains.
+"""
 
 from __future__ import annotations
 
@@ -76,15 +78,20 @@ def test_the_hop_2_attack_reads_neighbour_lists_from_the_published_protocol(prun
     where = graph(60, clients=3)
     run = played(where, tmp_path / "run", protocol="published", prune=prune, prune_mode="block")
     data, truth = where.parts[ATTACKER], neighbours(where)
-    products = {line.sender: message.rows for line, message in mail(run, tmp_path / "run", ATTACKER)
-                if isinstance(message, Product) and line.round == 2}  # fmt: skip
+    products = {
+        line.sender: message.rows
+        for line, message in mail(run, tmp_path / "run", ATTACKER)
+        if isinstance(message, Product) and line.round == 2
+    }
     assert set(products) == {"client-1", "client-2"}
     for number, client in ((1, "client-1"), (2, "client-2")):
         ids = foreign_nodes(where, client)
         edges, rows = edges_to(data, number, ids), sp.csr_matrix(block_of(products[client]))
         found = neighbours_from_hop_products(edges, rows, ids, peel=False)
         singles = {int(ids[edges[v].indices[0]]) for v in range(edges.shape[0]) if edges[v].nnz == 1}
-        single_score = found.score({node: truth[node] for node in singles - {0}}, ATTACKER)  # node 0 has a loop: its row is not flat
+        single_score = found.score(
+            {node: truth[node] for node in singles - {0}}, ATTACKER
+        )  # node 0 has a loop: its row is not flat
         assert len(singles) > 3 and single_score.recall == 1.0
         assert all(np.array_equal(neighbour, truth[node]) for node, neighbour in found.neighbours.items())
         peeled = neighbours_from_hop_products(edges, rows, ids)
@@ -96,7 +103,9 @@ def test_the_hop_2_attack_finds_nothing_in_the_hardened_protocol(tmp_path: Path)
     run = played(where, tmp_path / "run", protocol="hardened", prune=0, secure_sum=True, train_betas=True)
     arrived = [(line, message) for line, message in mail(run, tmp_path / "run", ATTACKER) if line.phase == "powers"]
     products = [message for line, message in arrived if isinstance(message, Masked)]
-    assert not any(isinstance(message, Product) for _, message in arrived) and len(products) == 2 * 2  # two senders, two powers
+    assert (
+        not any(isinstance(message, Product) for _, message in arrived) and len(products) == 2 * 2
+    )  # two senders, two powers
     for message in products:
         assert looks_uniform(message)
     # What the attacker may know is the sum over senders, in columns whose names only their owners know.
@@ -138,10 +147,14 @@ def reach_of(where: Scenario, client: str) -> tuple[NDArray[np.int64], dict[int,
     return np.array(sorted(by)), alone
 
 
-def test_the_server_reads_reach_and_labels_from_the_published_gradients(sparse_labels: Scenario, tmp_path: Path) -> None:
+def test_the_server_reads_reach_and_labels_from_the_published_gradients(
+    sparse_labels: Scenario, tmp_path: Path
+) -> None:
     where = sparse_labels
     run = played(where, tmp_path / "run", protocol="published", prune=0, form="direct", loss="ce")
-    steps = {line.sender: message for line, message in mail(run, tmp_path / "run", "server") if isinstance(message, Step)}
+    steps = {
+        line.sender: message for line, message in mail(run, tmp_path / "run", "server") if isinstance(message, Step)
+    }
     assert set(steps) == set(where.parts)
     for client, step in steps.items():
         assert step.nsf is not None
@@ -183,7 +196,23 @@ def test_an_audit_of_the_kept_messages_says_so(protocol: str, masked: bool, tmp_
 
 def run_and_recover(folder: Path, protocol: str, masked: bool) -> list[Recovered]:
     mode = {"prune_mode": "block"} if protocol == "published" else {}
-    small = {"nsf_dim": 8, "structure_hidden": (6,), "structure_hops": 2, "hidden": (8,), "rounds": 1, "split": "10/10/80", **mode}
-    isthmus.run("fedstruct", dataset="csbm:nodes=80,classes=3", clients=3, transcript=True, secure_sum=masked, protocol=protocol,
-                out=folder, **small)  # fmt: skip
+    small = {
+        "nsf_dim": 8,
+        "structure_hidden": (6,),
+        "structure_hops": 2,
+        "hidden": (8,),
+        "rounds": 1,
+        "split": "10/10/80",
+        **mode,
+    }
+    isthmus.run(
+        "fedstruct",
+        dataset="csbm:nodes=80,classes=3",
+        clients=3,
+        transcript=True,
+        secure_sum=masked,
+        protocol=protocol,
+        out=folder,
+        **small,
+    )
     return recover(RunFolder(folder))

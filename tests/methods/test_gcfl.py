@@ -16,7 +16,15 @@ from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.errors import ConfigError, RunError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import Experiment
-from isthmus.methods.gcfl import GCFLConfig, LocalModel, ServerState, cluster_and_average, facts, gcfl_round, minimum_cut
+from isthmus.methods.gcfl import (
+    GCFLConfig,
+    LocalModel,
+    ServerState,
+    cluster_and_average,
+    facts,
+    gcfl_round,
+    minimum_cut,
+)
 from isthmus.methods.gcflplus import similarity
 from isthmus.metrics.series import dtw
 from isthmus.tensors import Weights, equal_weights
@@ -33,11 +41,15 @@ def motifs() -> GraphScenario:
 
 @pytest.fixture(scope="module")
 def nodes() -> Scenario:
-    return build_scenario(dataset="csbm:nodes=120,classes=3,features=16,degree=4", partition="random", clients=4, split="30/20/50", seed=5)
+    return build_scenario(
+        dataset="csbm:nodes=120,classes=3,features=16,degree=4", partition="random", clients=4, split="30/20/50", seed=5
+    )
 
 
 def play(method: str, scenario: Any, **settings: Any) -> Experiment:
-    experiment = Experiment(resolve(method, {"dataset": scenario.dataset, "clients": len(scenario.parts), **SMALL, **settings}), scenario)
+    experiment = Experiment(
+        resolve(method, {"dataset": scenario.dataset, "clients": len(scenario.parts), **SMALL, **settings}), scenario
+    )
     experiment.loop.play()
     return experiment
 
@@ -52,22 +64,29 @@ def all_equal(a: dict[str, Weights], b: dict[str, Weights]) -> bool:
 
 @pytest.mark.parametrize("method", ["gcfl", "gcflplus"])
 def test_general_properties(method: str) -> None:
-    check_method(method, settings={"eps1": 10.0, "eps2": 0.0, "warmup": 3} | ({"window": 2} if method == "gcflplus" else {}),
-                 skip={"order_does_not_matter": "a cut of equal value may fall either way; see the test without cuts"})  # fmt: skip
+    check_method(
+        method,
+        settings={"eps1": 10.0, "eps2": 0.0, "warmup": 3} | ({"window": 2} if method == "gcflplus" else {}),
+        skip={"order_does_not_matter": "a cut of equal value may fall either way; see the test without cuts"},
+    )
     check_method(method, skip={"cohort_equals_each": "each only"})
 
 
 def test_fedsage_is_fedavg_with_sage(nodes: Scenario, motifs: GraphScenario) -> None:
     check_method("fedsage")
     for scenario in (nodes, motifs):
-        assert all_equal(models(play("fedsage", scenario, backbone="sage")), models(play("fedavg", scenario, backbone="sage")))
+        assert all_equal(
+            models(play("fedsage", scenario, backbone="sage")), models(play("fedavg", scenario, backbone="sage"))
+        )
     with pytest.raises(ConfigError, match="use the method fedavg"):
         resolve("fedsage", {"dataset": "chem", "backbone": "gin"})
     assert resolve("fedsage", {"dataset": "chem"}).method_config.backbone == "sage"
 
 
 @pytest.mark.parametrize("method", ["gcfl", "gcflplus"])
-def test_never_cut_it_is_fedavg_on_nodes_and_fedper_on_graphs(method: str, nodes: Scenario, motifs: GraphScenario) -> None:
+def test_never_cut_it_is_fedavg_on_nodes_and_fedper_on_graphs(
+    method: str, nodes: Scenario, motifs: GraphScenario
+) -> None:
     never = {"eps1": 0.0, "warmup": 0}
     assert all_equal(models(play(method, nodes, **never)), models(play("fedavg", nodes, execution="each")))
     assert all_equal(models(play(method, motifs, **never)), models(play("fedper", motifs)))
@@ -97,7 +116,9 @@ def two_groups() -> dict[str, LocalModel]:
     generator = torch.Generator().manual_seed(0)
     way = torch.randn(5, 4, generator=generator)
     return {
-        client: LocalModel({"w": (1 if i % 2 == 0 else -1) * way + 0.05 * torch.randn(5, 4, generator=generator)}, 3.0 + i)
+        client: LocalModel(
+            {"w": (1 if i % 2 == 0 else -1) * way + 0.05 * torch.randn(5, 4, generator=generator)}, 3.0 + i
+        )
         for i, client in enumerate(CLIENTS)
     }
 
@@ -124,7 +145,9 @@ def test_two_groups_are_told_apart_after_the_warmup_only() -> None:
         assert torch.allclose(shared["w"], sum(replies[c].samples / n * replies[c].weights["w"] for c in cluster))  # type: ignore[arg-type]
     early, _ = gcfl_round(ServerState(19, start.clusters, start.weights), Replying(two_groups()), config)  # type: ignore[arg-type]
     assert early.clusters == (CLIENTS,)
-    assert after.norms == ((log["mean_norm_0"], log["max_norm_0"]),) and facts(after, config, None)["norms"] == [list(after.norms[0])]
+    assert after.norms == ((log["mean_norm_0"], log["max_norm_0"]),) and facts(after, config, None)["norms"] == [
+        list(after.norms[0])
+    ]
     summary = f"2 clusters, cut in round 21 (mean {after.norms[0][0]:.3f}, largest {after.norms[0][1]:.3f})"
     assert facts(after, config, None)["summary"] == summary
     assert facts(early, config, None)["summary"] == "one cluster, never cut (eps1 1.0, eps2 1.0, not before round 21)"
@@ -135,7 +158,9 @@ def test_two_groups_are_told_apart_after_the_warmup_only() -> None:
 def test_clusters_of_two_are_never_cut_and_means_are_weighted() -> None:
     replies = {client: reply for client, reply in two_groups().items() if client in CLIENTS[:2]}
     start = ServerState(50, (CLIENTS[:2],), ({"w": torch.zeros(5, 4)},))
-    after, log = cluster_and_average(start, replies, GCFLConfig(eps1=100.0, eps2=0.0), lambda *_: pytest.fail("asked for a matrix"))
+    after, log = cluster_and_average(
+        start, replies, GCFLConfig(eps1=100.0, eps2=0.0), lambda *_: pytest.fail("asked for a matrix")
+    )
     wanted = (3 * replies[CLIENTS[0]].weights["w"] + 4 * replies[CLIENTS[1]].weights["w"]) / 7
     assert torch.allclose(after.weights[0]["w"], wanted)
     plain = sum(reply.weights["w"] for reply in replies.values()) / 2  # the norm that decides is that of the plain mean
@@ -163,7 +188,11 @@ def test_no_cut_is_cheaper(values: list[float]) -> None:
 
     cheapest = min(cost({i for i in range(5) if bits >> i & 1}) for bits in range(1, 31))
     sides = minimum_cut(CLIENTS[:5], matrix)
-    assert len(sides) == 2 and all(sides) and cost({CLIENTS.index(client) for client in sides[0]}) == pytest.approx(cheapest)
+    assert (
+        len(sides) == 2
+        and all(sides)
+        and cost({CLIENTS.index(client) for client in sides[0]}) == pytest.approx(cheapest)
+    )
 
 
 def test_a_client_without_samples_may_be_cut_off_and_keeps_its_clusters_weights() -> None:
@@ -176,7 +205,9 @@ def test_a_client_without_samples_may_be_cut_off_and_keeps_its_clusters_weights(
     again, _ = cluster_and_average(after, replies, GCFLConfig(eps1=0.0, eps2=0.0), lambda *_: matrix)
     assert torch.equal(again.weights[1]["w"], start.weights[0]["w"])
     with pytest.raises(RunError, match="no client has a training sample"):
-        cluster_and_average(start, {c: LocalModel(r.weights, 0.0) for c, r in replies.items()}, GCFLConfig(), lambda *_: matrix)
+        cluster_and_average(
+            start, {c: LocalModel(r.weights, 0.0) for c, r in replies.items()}, GCFLConfig(), lambda *_: matrix
+        )
 
 
 def naive_dtw(a: list[float], b: list[float]) -> float:
@@ -232,7 +263,9 @@ def test_series_wait_for_the_window_and_are_cleared_by_a_cut(motifs: GraphScenar
 
 def test_the_last_values_are_kept(motifs: GraphScenario) -> None:
     short, long = (play("gcflplus", motifs, eps1=0.0, rounds=5, window=window).loop.state.series for window in (2, 9))  # type: ignore[attr-defined]
-    assert short == {client: values[-2:] for client, values in long.items()} and {len(values) for values in long.values()} == {5}
+    assert short == {client: values[-2:] for client, values in long.items()} and {
+        len(values) for values in long.values()
+    } == {5}
 
 
 def test_the_norm_is_of_the_shared_layers_at_the_last_step(motifs: GraphScenario) -> None:
@@ -244,12 +277,16 @@ def test_the_norm_is_of_the_shared_layers_at_the_last_step(motifs: GraphScenario
     wanted = float(torch.cat([g.flatten() for name, g in grads.items() if name.startswith("convs.")]).norm())
     run.loop.play()
     assert run.loop.state.series["client-0"] == (pytest.approx(wanted, rel=1e-6),)  # type: ignore[attr-defined]
-    rounds, epochs = (play("gcflplus", one, **{**calm, **more}).loop.state.series["client-0"]  # type: ignore[attr-defined]
-                      for more in ({"rounds": 2}, {"rounds": 1, "local_epochs": 2}))  # fmt: skip
+    rounds, epochs = (
+        play("gcflplus", one, **{**calm, **more}).loop.state.series["client-0"]  # type: ignore[attr-defined]
+        for more in ({"rounds": 2}, {"rounds": 1, "local_epochs": 2})
+    )
     assert epochs[-1] == pytest.approx(rounds[-1], rel=1e-6) and epochs[-1] != pytest.approx(wanted, rel=1e-6)
 
 
-@pytest.mark.parametrize("bad", [{"eps1": -1.0}, {"warmup": -1}, {"fraction": 0.5}, {"dp_clip": 1.0, "weighting": "uniform"}])
+@pytest.mark.parametrize(
+    "bad", [{"eps1": -1.0}, {"warmup": -1}, {"fraction": 0.5}, {"dp_clip": 1.0, "weighting": "uniform"}]
+)
 def test_settings_that_cannot_be_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         GCFLConfig(**bad)

@@ -48,7 +48,9 @@ def test_where_features_differ_only_what_fits_is_shared(mixed: GraphScenario) ->
     assert not view_of(mixed.parts).alike
     found = list(models(play("fedavg", mixed)).values())
     for name in found[0]:
-        same = all(model[name].shape == found[0][name].shape and torch.equal(model[name], found[0][name]) for model in found)
+        same = all(
+            model[name].shape == found[0][name].shape and torch.equal(model[name], found[0][name]) for model in found
+        )
         assert same == (not name.startswith(("pre.", "readout."))), name
 
 
@@ -59,28 +61,49 @@ def test_fedper_shares_the_convolutions_alone(motifs: GraphScenario, backbone: s
         assert torch.equal(first[name], second[name]) == name.startswith(("convs.", "gamma")), name
 
 
-@pytest.mark.parametrize("method", ["local", "fedavg", "fedsgd", "fedprox", "fedper", "fedsage", "gcfl", "gcflplus", "fedstar"])
+@pytest.mark.parametrize(
+    "method", ["local", "fedavg", "fedsgd", "fedprox", "fedper", "fedsage", "gcfl", "gcflplus", "fedstar"]
+)
 def test_general_properties(method: str) -> None:
-    settings: dict[str, Any] = {"fedstar": {"first_weights": "common", "degrees": 4, "steps": 4}, "fedsage": {"backbone": "sage"}}
-    skip = {"fedsgd": "a step of all graphs a round, not one a batch", "fedprox": "it pulls from the second batch of a round on",
-            "fedstar": "two channels; see the test against sharing=none"}  # fmt: skip
+    settings: dict[str, Any] = {
+        "fedstar": {"first_weights": "common", "degrees": 4, "steps": 4},
+        "fedsage": {"backbone": "sage"},
+    }
+    skip = {
+        "fedsgd": "a step of all graphs a round, not one a batch",
+        "fedprox": "it pulls from the second batch of a round on",
+        "fedstar": "two channels; see the test against sharing=none",
+    }
     skipped = {"one_client_equals_local": skip[method]} if method in skip else {}
     check_method(method, task="graph", settings=settings.get(method), skip=skipped)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedper", "fedsage", "gcfl", "gcflplus", "fedstar"])
 def test_a_round_starts_from_what_was_downloaded(motifs: GraphScenario, method: str) -> None:
-    """Evaluation hands every client the common weights: a client that ignored the round's own download would end elsewhere without it."""
+    """Evaluation hands every client the common weights: a client that ignored the round's own download would end
+    elsewhere without it.
+    """
     often, once = (models(play(method, motifs, rounds=4, eval_every=every)) for every in (1, 99))
     assert all(equal_weights(often[client], once[client]) for client in often)
 
 
-@pytest.mark.parametrize(("method", "settings", "kept"), [
-    ("fedper", {}, "post.weight"), ("gcfl", {}, "readout.bias"), ("gcflplus", {}, "pre.weight"), ("fedstar", {}, "convs.0.inner.weight"),
-    ("fedstar", {"decoupled": False, "sharing": "all"}, "pre.weight"), ("fedstar", {"sharing": "convs"}, "structure.embed.weight"),
-])  # fmt: skip
-def test_a_server_that_asks_for_more_is_refused(motifs: GraphScenario, method: str, settings: dict[str, Any], kept: str) -> None:
-    """A client answers with the weights a message names; what is personal must not be among them, whatever the server says."""
+@pytest.mark.parametrize(
+    ("method", "settings", "kept"),
+    [
+        ("fedper", {}, "post.weight"),
+        ("gcfl", {}, "readout.bias"),
+        ("gcflplus", {}, "pre.weight"),
+        ("fedstar", {}, "convs.0.inner.weight"),
+        ("fedstar", {"decoupled": False, "sharing": "all"}, "pre.weight"),
+        ("fedstar", {"sharing": "convs"}, "structure.embed.weight"),
+    ],
+)
+def test_a_server_that_asks_for_more_is_refused(
+    motifs: GraphScenario, method: str, settings: dict[str, Any], kept: str
+) -> None:
+    """A client answers with the weights a message names; what is personal must not be among them, whatever the server
+    says.
+    """
     experiment = play(method, motifs, rounds=2, **settings)
     client = experiment.engine.party("client-0").client
     mine = {kept: client.state.weights[kept]}
@@ -114,7 +137,9 @@ def test_what_cannot_be_is_refused_in_one_line(mixed: GraphScenario) -> None:
 
 def test_pooled_graphs_are_the_graphs_of_all_clients(motifs: GraphScenario) -> None:
     pooled, parts = pool_graphs(motifs.parts), list(motifs.parts.values())
-    assert pooled.num_graphs == sum(part.num_graphs for part in parts) and pooled.num_train == sum(part.num_train for part in parts)
+    assert pooled.num_graphs == sum(part.num_graphs for part in parts) and pooled.num_train == sum(
+        part.num_train for part in parts
+    )
     last = pooled.select(torch.tensor([pooled.num_graphs - 1]))
     alone = parts[-1].select(torch.tensor([parts[-1].num_graphs - 1]))
     assert torch.equal(last.edge_index, alone.edge_index) and torch.equal(last.y, alone.y)
@@ -146,7 +171,9 @@ def test_a_resumed_graph_run_is_bit_equal(motifs: GraphScenario) -> None:
 
 
 @pytest.mark.parametrize(("method", "knob"), [("fedprox", {"mu": 0.0}), ("fedper", {"personal_layers": 0})])
-def test_without_their_own_term_they_are_fedavg(motifs: GraphScenario, mixed: GraphScenario, method: str, knob: dict[str, Any]) -> None:
+def test_without_their_own_term_they_are_fedavg(
+    motifs: GraphScenario, mixed: GraphScenario, method: str, knob: dict[str, Any]
+) -> None:
     for scenario in (motifs, mixed):
         ours, plain = models(play(method, scenario, **knob)), models(play("fedavg", scenario))
         assert all(equal_weights(ours[client], plain[client]) for client in ours)

@@ -1,4 +1,6 @@
-"""HiFGL against dense computations, in all modes and protocols (spec, section 12: properties 10 to 13, 15, 16, 19 to 23)."""
+"""HiFGL against dense computations, in all modes and protocols (spec, section 12: properties 10 to 13, 15, 16, 19 to
+23).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from hifgl_helpers import (
     silo_balanced_loss,
     small,
     with_edges,
-)  # fmt: skip
+)
 
 import isthmus
 from isthmus.data.scenario import build_scenario
@@ -45,7 +47,8 @@ def close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], tolerance: flo
     assert difference <= tolerance, difference
 
 
-# -- exact forward and backward (properties 10, 11) -----------------------------------------------------------------------------------
+# -- exact forward and backward (properties 10, 11)
+# -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("secmp", ["hardened", "published", "plain"])
@@ -53,9 +56,13 @@ def close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], tolerance: flo
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_forward_and_backward_are_those_of_the_whole_graph(secmp: str, backbone: str, layers: int) -> None:
     scenario = small()
-    driver = Driver(scenario, secmp=secmp, backbone=backbone, hidden=DEPTHS[layers], first_layer="raw" if layers < 3 else "project")
+    driver = Driver(
+        scenario, secmp=secmp, backbone=backbone, hidden=DEPTHS[layers], first_layer="raw" if layers < 3 else "project"
+    )
     driver.differentiate()
-    tolerance = 1e-7 if secmp == "plain" else 2e-5  # features are float32; 2^-25 per message, through up to three layers
+    tolerance = (
+        1e-7 if secmp == "plain" else 2e-5
+    )  # features are float32; 2^-25 per message, through up to three layers
     expected = dense_logits(backbone, scenario.whole, driver.state.weights)
     assert float((driver.logits() - expected).abs().max()) < tolerance
     labelled = scenario.whole.num_train
@@ -66,7 +73,8 @@ def test_forward_and_backward_are_those_of_the_whole_graph(secmp: str, backbone:
 
 
 @pytest.mark.parametrize(
-    "mode, threshold", [("hierarchical", 2), ("hierarchical", 4), ("cross-silo", 1), ("cross-silo", 3), ("cross-device", 1)]
+    "mode, threshold",
+    [("hierarchical", 2), ("hierarchical", 4), ("cross-silo", 1), ("cross-silo", 3), ("cross-device", 1)],
 )
 @pytest.mark.parametrize("first_layer", ["raw", "project"])
 def test_modes_and_thresholds_give_the_same(mode: str, threshold: int, first_layer: str) -> None:
@@ -74,7 +82,10 @@ def test_modes_and_thresholds_give_the_same(mode: str, threshold: int, first_lay
     driver = Driver(scenario, mode=mode, threshold=threshold, first_layer=first_layer, weighting="train")
     driver.differentiate()
     labelled = scenario.whole.num_train
-    wanted = {name: grad * labelled for name, grad in dense_gradients("gcn", scenario, driver.state.weights, pooled=True).items()}
+    wanted = {
+        name: grad * labelled
+        for name, grad in dense_gradients("gcn", scenario, driver.state.weights, pooled=True).items()
+    }
     close(driver.gradients(), wanted, 1e-4)
 
 
@@ -108,7 +119,7 @@ def test_messages_taken_for_constants_leave_the_first_layer_untrained() -> None:
     assert not constant.requires_grad
 
 
-# -- rounds (properties 12, 13, 23) ---------------------------------------------------------------------------------------------------
+# -- rounds (properties 12, 13, 23) ----------------------------------------------------------------
 
 
 def test_one_round_of_sgd_is_one_step_on_the_silo_balanced_loss() -> None:
@@ -146,8 +157,22 @@ def test_one_silo_is_central_training_and_the_number_of_silos_changes_nothing() 
     close(ends[1], ends[0], 1e-5)
     close(ends[2], ends[0], 1e-5)
     scenario = small(1)
-    central = Experiment(resolve("central", {"dataset": "csbm", "preset": "hifgl", "seed": 5, "rounds": 3, "hidden": (6,), "lr": 0.05,
-                                             "precision": "float64", "clients": 1}), scenario)  # fmt: skip
+    central = Experiment(
+        resolve(
+            "central",
+            {
+                "dataset": "csbm",
+                "preset": "hifgl",
+                "seed": 5,
+                "rounds": 3,
+                "hidden": (6,),
+                "lr": 0.05,
+                "precision": "float64",
+                "clients": 1,
+            },
+        ),
+        scenario,
+    )
     central.loop.play()
     close(ends[0], {n: t.double() for n, t in central.engine.party("central").client.export().items()}, 1e-5)
 
@@ -161,7 +186,11 @@ def test_a_silo_per_node_is_the_cross_device_mode() -> None:
     for _ in range(2):
         first.round()
         second.round()
-    close({n: t.double() for n, t in first.state.weights.items()}, {n: t.double() for n, t in second.state.weights.items()}, 1e-6)
+    close(
+        {n: t.double() for n, t in first.state.weights.items()},
+        {n: t.double() for n, t in second.state.weights.items()},
+        1e-6,
+    )
 
 
 def test_further_local_steps_use_the_messages_of_the_rounds_start() -> None:
@@ -169,7 +198,9 @@ def test_further_local_steps_use_the_messages_of_the_rounds_start() -> None:
     once, twice = Driver(scenario, optimizer="sgd", lr=0.5), Driver(scenario, optimizer="sgd", lr=0.5, local_epochs=2)
     first, second = once.round().weights, twice.round().weights
     assert max_difference(first, second) > 1e-4
-    near, far = (Driver(scenario, optimizer="sgd", lr=0.5, local_epochs=3, algorithm="fedprox", mu=mu) for mu in (5.0, 0.0))
+    near, far = (
+        Driver(scenario, optimizer="sgd", lr=0.5, local_epochs=3, algorithm="fedprox", mu=mu) for mu in (5.0, 0.0)
+    )
     start = dict(near.state.weights)
     assert max_difference(near.round().weights, start) < max_difference(far.round().weights, start)
 
@@ -177,7 +208,10 @@ def test_further_local_steps_use_the_messages_of_the_rounds_start() -> None:
 def test_fedper_keeps_last_layers_and_stays_exact() -> None:
     scenario = small()
     driver = Driver(scenario, algorithm="fedper", optimizer="sgd", lr=0.5)
-    assert set(driver.state.weights) == {"layers.0.weight", "layers.0.bias"} and driver.devices("client-0").ways == ("cached", "aggregate")
+    assert set(driver.state.weights) == {"layers.0.weight", "layers.0.bias"} and driver.devices("client-0").ways == (
+        "cached",
+        "aggregate",
+    )
     driver.round()
     heads = [driver.silo(silo).state.weights["layers.1.weight"] for silo in driver.silos]
     assert not torch.equal(heads[0], heads[1])
@@ -199,21 +233,40 @@ def test_silos_own_their_models() -> None:
     )
 
 
-# -- graphs (properties 15, 16) -------------------------------------------------------------------------------------------------------
+# -- graphs (properties 15, 16) --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backbone", ["gcn", "sage"])
 @pytest.mark.parametrize("mode", ["hierarchical", "cross-silo", "cross-device"])
 def test_loops_duplicates_single_arcs_and_lonely_nodes_are_those_of_the_dense_matrix(backbone: str, mode: str) -> None:
     scenario = small()
-    odd = [(0, 1), (1, 0), (0, 1), (2, 2), (3, 4), (5, 6), (6, 5), (7, 0), (7, 1), (7, 2), (9, 9), (9, 10), (11, 12), (12, 11), (12, 11)]
+    odd = [
+        (0, 1),
+        (1, 0),
+        (0, 1),
+        (2, 2),
+        (3, 4),
+        (5, 6),
+        (6, 5),
+        (7, 0),
+        (7, 1),
+        (7, 2),
+        (9, 9),
+        (9, 10),
+        (11, 12),
+        (12, 11),
+        (12, 11),
+    ]
     scenario = with_edges(scenario, odd)
     driver = Driver(scenario, backbone=backbone, mode=mode, weighting="train")
     driver.differentiate()
     expected = dense_logits(backbone, scenario.whole, driver.state.weights)
     assert float((driver.logits() - expected).abs().max()) < 1e-5
     labelled = scenario.whole.num_train
-    wanted = {name: grad * labelled for name, grad in dense_gradients(backbone, scenario, driver.state.weights, pooled=True).items()}
+    wanted = {
+        name: grad * labelled
+        for name, grad in dense_gradients(backbone, scenario, driver.state.weights, pooled=True).items()
+    }
     close(driver.gradients(), wanted, 1e-4)
 
 
@@ -223,7 +276,9 @@ def test_scales_multiply_to_the_gcn_weights_and_a_message_knows_only_its_source(
     source, target, own = (torch.zeros(48, dtype=torch.float64) for _ in range(3))
     for silo, part in scenario.parts.items():
         factors = scales("gcn", neighbourhood(part, silo), 0)
-        source[part.node_id], target[part.node_id], own[part.node_id] = (f.flatten() for f in (factors.source, factors.target, factors.own))
+        source[part.node_id], target[part.node_id], own[part.node_id] = (
+            f.flatten() for f in (factors.source, factors.target, factors.own)
+        )
     arcs = scenario.whole.edge_index
     torch.testing.assert_close(target[arcs[1]] * source[arcs[0]], matrix[arcs[1], arcs[0]], atol=1e-7, rtol=0)
     torch.testing.assert_close(own, matrix.diagonal(), atol=1e-7, rtol=0)
@@ -276,7 +331,9 @@ def test_noise_at_the_source_and_what_it_is_worth() -> None:
     experiment = experiment_of(scenario, one_neighbour="dp", message_noise=4.0, rounds=10)
     assert experiment.privacy is not None
     count = releases(experiment.settings.method_config, 9, 3, 10)
-    assert experiment.privacy["releases"] == count == 1 + 10 * 3  # raw features once; then forward, backward and evaluation of one layer
+    assert (
+        experiment.privacy["releases"] == count == 1 + 10 * 3
+    )  # raw features once; then forward, backward and evaluation of one layer
     rho = count * 2.0**2 / (2 * 4.0**2)
     assert experiment.privacy["epsilon"] == pytest.approx(rho + 2 * math.sqrt(rho * math.log(1e5)))
     assert experiment_of(scenario).privacy is None
@@ -285,7 +342,7 @@ def test_noise_at_the_source_and_what_it_is_worth() -> None:
     assert 12 < sigma < 16 and zcdp_epsilon(100 * 4 / (2 * sigma**2), 1e-5) == pytest.approx(8.0)
 
 
-# -- who holds what (spec 2) --------------------------------------------------------------------------------------------------------
+# -- who holds what (spec 2) -----------------------------------------------------------------------
 
 
 def test_a_silo_is_built_from_identities_and_never_sent_a_value_of_a_device() -> None:
@@ -297,13 +354,18 @@ def test_a_silo_is_built_from_identities_and_never_sent_a_value_of_a_device() ->
     experiment.loop.play()
     seen = {(row["sender"], row["receiver"]): set(row["kinds"]) for row in experiment.loop.sheet.rows()}
     kinds = [kind for (_, receiver), found in seen.items() if receiver != "device" for kind in found]
-    assert not {"embedding", "structure", "label statistic"} & set(kinds)  # counts, sealed boxes, summed gradients, scores
+    assert not {"embedding", "structure", "label statistic"} & set(
+        kinds
+    )  # counts, sealed boxes, summed gradients, scores
     assert ("client", "client") not in seen  # silos have nothing to say to each other
-    between = [row["kinds"] for row in experiment.loop.sheet.rows() if (row["sender"], row["receiver"]) == ("device", "device")]
+    between = [
+        row["kinds"] for row in experiment.loop.sheet.rows() if (row["sender"], row["receiver"]) == ("device", "device")
+    ]
     assert {kind for found in between for kind in found} == {"ciphertext", "identifier", "share"}
 
 
-# -- what is counted and shown (properties 19 to 21) ---------------------------------------------------------------------------------
+# -- what is counted and shown (properties 19 to 21)
+# ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("secmp", ["hardened", "published", "plain"])
@@ -314,10 +376,13 @@ def test_the_sheet_of_every_protocol_is_what_a_run_shows(secmp: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "secmp, threshold, per_edge", [("hardened", 1, 32), ("hardened", 2, 32), ("published", 1, 48), ("published", 2, 72), ("plain", 1, 24)]
+    "secmp, threshold, per_edge",
+    [("hardened", 1, 32), ("hardened", 2, 32), ("published", 1, 48), ("published", 2, 72), ("plain", 1, 24)],
 )
 def test_bytes_between_devices_are_those_of_the_cost_model(secmp: str, threshold: int, per_edge: int) -> None:
-    """Per directed edge and exchange d = 3 elements and one to check by, (T + 1) d as published; k forward (one cached), k - 1 backward."""
+    """Per directed edge and exchange d = 3 elements and one to check by, (T + 1) d as published; k forward (one
+    cached), k - 1 backward.
+    """
     scenario = small()
     driver = Driver(scenario, secmp=secmp, threshold=threshold)
     driver.session.ledger.take()
@@ -343,7 +408,10 @@ def test_accuracy_is_pooled_and_permuted_test_labels_do_not_change_the_chosen_ro
     other = experiment_of(replace(scenario, parts=poisoned), rounds=8)
     other.loop.play()
     assert experiment.loop.best is not None and other.loop.best is not None
-    assert experiment.loop.best["round"] == other.loop.best["round"] and experiment.loop.best["test"] != other.loop.best["test"]
+    assert (
+        experiment.loop.best["round"] == other.loop.best["round"]
+        and experiment.loop.best["test"] != other.loop.best["test"]
+    )
     line = experiment.loop.lines[-1]
     right, total = (sum(line["per_client"][c]["test"][i] for c in scenario.parts) for i in (0, 1))
     assert line["test"] == right / total
@@ -351,14 +419,25 @@ def test_accuracy_is_pooled_and_permuted_test_labels_do_not_change_the_chosen_ro
 
 def test_general_properties() -> None:
     skip = {
-        "one_client_equals_local": "sums are rounded to fixed point: equal within 2^-24, see test_one_silo_is_central_training",
+        "one_client_equals_local": (
+            "sums are rounded to fixed point: equal within 2^-24, see test_one_silo_is_central_training"
+        ),
         "order_does_not_matter": "cross edges name their owners, so parts cannot be exchanged",
     }
     check_method("hifgl", settings={"preset": "hifgl", "selection": "last"}, skip=skip)
-    check_method("hifgl", settings={"preset": "hifgl", "selection": "last", "one_neighbour": "dp"}, skip=skip | {
-        "same_seed_same_result": "noise comes from a secret", "wire_coded_equals_local": "likewise", "state_is_declared": "likewise",
-        "resume_is_bit_equal": "likewise", "cohort_equals_each": "likewise", "identical_clients_stay_identical": "likewise",
-    })  # fmt: skip
+    check_method(
+        "hifgl",
+        settings={"preset": "hifgl", "selection": "last", "one_neighbour": "dp"},
+        skip=skip
+        | {
+            "same_seed_same_result": "noise comes from a secret",
+            "wire_coded_equals_local": "likewise",
+            "state_is_declared": "likewise",
+            "resume_is_bit_equal": "likewise",
+            "cohort_equals_each": "likewise",
+            "identical_clients_stay_identical": "likewise",
+        },
+    )
 
 
 def test_silo_updates_behind_masks() -> None:
@@ -366,7 +445,11 @@ def test_silo_updates_behind_masks() -> None:
     masked = experiment_of(small(), rounds=2, secure_sum=True)
     for each in (plain, masked):
         each.loop.play()
-    close({n: t.double() for n, t in plain.loop.state.weights.items()}, {n: t.double() for n, t in masked.loop.state.weights.items()}, 1e-5)  # type: ignore[attr-defined]
+    close(
+        {n: t.double() for n, t in plain.loop.state.weights.items()},
+        {n: t.double() for n, t in masked.loop.state.weights.items()},
+        1e-5,
+    )  # type: ignore[attr-defined]
     assert {row["protection"] for row in masked.loop.sheet.rows() if row["message"] == "Update"} == {"masked"}
 
 
@@ -376,27 +459,41 @@ def test_cost_model() -> None:
         return config.ways(settings.pop("features", 1433), 7)
 
     assert ways() == ("cached", "project") and ways(horizon=5) == ("project", "project")
-    assert ways(first_layer="project") == ("project", "project") and ways(hidden=(4, 64)) == ("project", "aggregate", "project")
+    assert ways(first_layer="project") == ("project", "project") and ways(hidden=(4, 64)) == (
+        "project",
+        "aggregate",
+        "project",
+    )
     assert ways(hidden=()) == ("project",)  # 1433 raw numbers against 3 * 7 in each of 50 rounds
     assert ways(hidden=(), horizon=100) == ("cached",)
 
 
-# -- bad input ------------------------------------------------------------------------------------------------------------------------
+# -- bad input -------------------------------------------------------------------------------------
 
 
 def test_settings_that_cannot_work_are_refused() -> None:
     for settings, words in (
-        ({"prime": 12}, "prime"), ({"prime": 2**31 - 1}, "overflow"), ({"fraction_bits": 60}, "overflow"), ({"threshold": 0}, "threshold"),
+        ({"prime": 12}, "prime"),
+        ({"prime": 2**31 - 1}, "overflow"),
+        ({"fraction_bits": 60}, "overflow"),
+        ({"threshold": 0}, "threshold"),
         ({"prime": 11, "fraction_bits": 0, "bound": 1.0, "max_degree": 4, "threshold": 5}, "distinct points"),
         ({"mode": "cross-device", "threshold": 2}, "two share holders"),
-        ({"mode": "cross-silo", "secmp": "published"}, "hierarchical"), ({"backbone": "gat"}, "backbone of hifgl"), ({"k_min": 0}, "k_min"),
-        ({"secmp": "hardend"}, "hardened"), ({"one_neighbour": "dpp"}, "dp"), ({"lr": 0.0}, "lr"), ({"dp_delta": 1.0}, "dp_delta"),
-    ):  # fmt: skip
+        ({"mode": "cross-silo", "secmp": "published"}, "hierarchical"),
+        ({"backbone": "gat"}, "backbone of hifgl"),
+        ({"k_min": 0}, "k_min"),
+        ({"secmp": "hardend"}, "hardened"),
+        ({"one_neighbour": "dpp"}, "dp"),
+        ({"lr": 0.0}, "lr"),
+        ({"dp_delta": 1.0}, "dp_delta"),
+    ):
         with pytest.raises(ConfigError, match=words):
             resolve("hifgl", {"dataset": "cora", **settings})
     for threshold, mode in ((4, "hierarchical"), (3, "cross-silo")):
         with pytest.raises(ConfigError, match=f"needs {threshold + 1} share holders"):
-            Experiment(resolve("hifgl", {"dataset": "csbm", "clients": 2, "threshold": threshold, "mode": mode}), small(2))
+            Experiment(
+                resolve("hifgl", {"dataset": "csbm", "clients": 2, "threshold": threshold, "mode": mode}), small(2)
+            )
     assert resolve("hifgl", {"dataset": "cora"}, {"secure_sum": "false"}).run.secure_sum is False
 
 
@@ -427,13 +524,18 @@ def test_edges_known_to_one_end_only_are_refused() -> None:
     kept[int(torch.nonzero(part.cross.outgoing)[0])] = False
     pair = part.cross.own[~kept], part.cross.other[~kept]
     kept &= ~((part.cross.own == pair[0]) & (part.cross.other == pair[1]))
-    cut = replace(part.cross, **{name: getattr(part.cross, name)[kept] for name in ("own", "owner", "other", "outgoing", "weight")})
+    cut = replace(
+        part.cross,
+        **{name: getattr(part.cross, name)[kept] for name in ("own", "owner", "other", "outgoing", "weight")},
+    )
     broken = replace(scenario, parts={**scenario.parts, "client-0": replace(part, cross=cut)})
     with pytest.raises(RunError, match="do not agree on the edges"):
         Driver(broken)
 
 
-def test_a_device_that_drops_out_and_shares_that_were_changed_lose_the_round_not_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_drops_out_and_shares_that_were_changed_lose_the_round_not_the_sum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     send = Devices.send_shares
 
     def tampering(change: Any) -> None:
@@ -460,7 +562,8 @@ def test_a_device_that_drops_out_and_shares_that_were_changed_lose_the_round_not
 
 
 @pytest.mark.parametrize(
-    "party, handler", [("client-1/devices", "send_shares"), ("client-1/devices", "open_sums"), ("client-2", "send_held")]
+    "party, handler",
+    [("client-1/devices", "send_shares"), ("client-1/devices", "open_sums"), ("client-2", "send_held")],
 )
 def test_parties_that_crash_in_the_middle_of_a_layer_come_back_and_nothing_changes(party: str, handler: str) -> None:
     scenario = small()
@@ -487,12 +590,20 @@ def test_a_missing_holder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     silo.state = replace(silo.state, keys={}, sizes={})
     with pytest.raises(RunError, match="share holders client-1, server"):
         driver.round()
-    assert isinstance(silo, Silo) and devices_of("a") == "a/devices" and np.isfinite(driver.state.labelled) and monkeypatch
+    assert (
+        isinstance(silo, Silo) and devices_of("a") == "a/devices" and np.isfinite(driver.state.labelled) and monkeypatch
+    )
 
 
 def test_from_the_command_line_to_a_result(tmp_path: Path) -> None:
-    result = isthmus.run("hifgl", dataset="csbm:nodes=60,features=8", clients=3, rounds=2, split="40/20/40", out=tmp_path / "r")
-    assert result["facts"]["secmp"] == "hardened" and result["facts"]["one_neighbour"] == "drop" and result["preset"] == "hifgl"
+    result = isthmus.run(
+        "hifgl", dataset="csbm:nodes=60,features=8", clients=3, rounds=2, split="40/20/40", out=tmp_path / "r"
+    )
+    assert (
+        result["facts"]["secmp"] == "hardened"
+        and result["facts"]["one_neighbour"] == "drop"
+        and result["preset"] == "hifgl"
+    )
     assert (
         result["bytes"]["device"] > 0
         and len(result["per_client"]) == 3

@@ -1,5 +1,5 @@
-"""The attacks of the spec (11.2 a to f, 11.5) on what parties of a run were really sent: all succeed against the published protocol, none
-against the hardened one."""
+"""The attacks of the spec (11.2 a to f, 11.5) on what parties of a run were really sent: all succeed against the
+published protocol, none against the hardened one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,16 @@ from isthmus.federation.messages import Message
 from isthmus.federation.transcript import received
 from isthmus.methods.hifgl import METHOD
 from isthmus.methods.hifgl_layers import Tape
-from isthmus.methods.hifgl_messages import CodedRows, CodedSums, EdgeKeys, HeldSums, MaskRequest, Masks, ShareRows, SlotBoxes
+from isthmus.methods.hifgl_messages import (
+    CodedRows,
+    CodedSums,
+    EdgeKeys,
+    HeldSums,
+    MaskRequest,
+    Masks,
+    ShareRows,
+    SlotBoxes,
+)
 from isthmus.privacy.attacks.gradients import inputs_from_linear_gradient
 from isthmus.privacy.attacks.labels import labels_from_signs
 from isthmus.privacy.attacks.shares import (
@@ -46,7 +55,15 @@ class Recorded:
     """A run with a transcript: what every party was sent in setup."""
 
     def __init__(self, scenario: Scenario, folder: Path, **settings: Any) -> None:
-        given = {"dataset": "csbm", "clients": 3, "seed": 5, "hidden": (6,), "one_neighbour": "allow", "rounds": 2, "transcript": True}
+        given = {
+            "dataset": "csbm",
+            "clients": 3,
+            "seed": 5,
+            "hidden": (6,),
+            "one_neighbour": "allow",
+            "rounds": 2,
+            "transcript": True,
+        }
         self.experiment = Experiment(resolve("hifgl", given | settings), scenario)
         self.folder = folder
         self.experiment.play(RunFolder.create(folder, self.experiment.settings.to_toml(), {}), resumed=False)
@@ -101,17 +118,23 @@ def test_a_target_opens_single_neighbours(published: Recorded, hardened: Recorde
 
     shares = hardened.config.from_wire(first_from(hardened, ShareRows).rows)[:, :WIDTH]
     assert FIRST not in {sender for sender, _ in hardened.sent(f"{FIRST}/devices", ShareRows)}
-    sums = hardened.config.from_wire(next(m.rows for sender, m in hardened.sent(f"{FIRST}/devices", HeldSums) if sender == FIRST))
+    sums = hardened.config.from_wire(
+        next(m.rows for sender, m in hardened.sent(f"{FIRST}/devices", HeldSums) if sender == FIRST)
+    )
     handle = hardened.experiment.engine.party(f"{FIRST}/devices").client.state.handle.numpy()
     target = hardened.where(FIRST).pairs[SECOND].target
-    tried = hardened.sums.code.decode(np.stack([shares, sums[handle[target]][:, :WIDTH]]))  # the best it can do: one share, and a sum
+    tried = hardened.sums.code.decode(
+        np.stack([shares, sums[handle[target]][:, :WIDTH]])
+    )  # the best it can do: one share, and a sum
     alone = hardened.where(FIRST).neighbours[target] == 1
     assert score_elements(tried[~alone], truth[~alone], "device", "a").correct == 0
     assert uniformity(shares, P61) > 1e-6
 
 
 def test_b_whoever_has_mu_opens_a_share(published: Recorded, hardened: Recorded) -> None:
-    masks = published.config.from_wire(next(m.masks for s, m in published.sent(f"{SECOND}/devices", Masks) if s == FIRST))
+    masks = published.config.from_wire(
+        next(m.masks for s, m in published.sent(f"{SECOND}/devices", Masks) if s == FIRST)
+    )
     intercepted = published.config.from_wire(
         next(m for s, m in published.sent(f"{FIRST}/devices", CodedRows) if s == "client-2/devices").rows
     )
@@ -119,7 +142,8 @@ def test_b_whoever_has_mu_opens_a_share(published: Recorded, hardened: Recorded)
     found = np.stack([open_with_masks(published.sums.code, 0, share, masks[:, :WIDTH]) for share in intercepted[0]])
     assert score_elements(found, truth, "source device of another silo", "b").exact
 
-    # Hardened: nobody is given masks. The silo can make its own share of every message, and needs the target's to open one.
+    # Hardened: nobody is given masks. The silo can make its own share of every message, and needs the target's to open
+    # one.
     assert Masks not in hardened.kinds(f"{SECOND}/devices") | hardened.kinds(f"{FIRST}/devices")
     assert not {ShareRows, CodedRows, EdgeKeys} & hardened.kinds(FIRST)
     silo: Any = hardened.experiment.engine.party(FIRST).client
@@ -134,11 +158,15 @@ def test_b_whoever_has_mu_opens_a_share(published: Recorded, hardened: Recorded)
 def test_c_differences_of_shares(published: Recorded, hardened: Recorded) -> None:
     coded = published.config.from_wire(first_from(published, CodedRows).rows)
     truth = published.raw(SECOND)[published.where(SECOND).pairs[FIRST].source]
-    opened = np.stack([open_with_known_neighbour(published.sums.code, 0, share, coded[0, 0], truth[0]) for share in coded[0, 1:]])
+    opened = np.stack(
+        [open_with_known_neighbour(published.sums.code, 0, share, coded[0, 0], truth[0]) for share in coded[0, 1:]]
+    )
     assert score_elements(opened, truth[1:], "device", "c").exact
 
     shares = hardened.config.from_wire(first_from(hardened, ShareRows).rows)[:, :WIDTH]
-    tried = np.stack([open_with_known_neighbour(hardened.sums.code, 0, share, shares[0], truth[0]) for share in shares[1:]])
+    tried = np.stack(
+        [open_with_known_neighbour(hardened.sums.code, 0, share, shares[0], truth[0]) for share in shares[1:]]
+    )
     assert score_elements(tried, truth[1:], "device", "c").correct == 0
     field = hardened.sums.field
     assert uniformity(np.stack([field.sub(a, b) for a, b in itertools.pairwise(shares)]), P61) > 1e-6
@@ -170,7 +198,9 @@ def test_e_the_silo_reads_sums_of_raw_features(published: Recorded, hardened: Re
 
     assert not {CodedSums, ShareRows} & hardened.kinds(FIRST)  # no share of the target's ever reaches its silo
     silo: Any = hardened.experiment.engine.party(FIRST).client
-    held = hardened.sums.held(silo.state.keys[FIRST].numpy(), silo.state.sizes[FIRST].numpy(), 200, Exchange(9, 1).nonce())
+    held = hardened.sums.held(
+        silo.state.keys[FIRST].numpy(), silo.state.sizes[FIRST].numpy(), 200, Exchange(9, 1).nonce()
+    )
     assert uniformity(held, P61) > 1e-6
     truth_rows = {row.tobytes() for row in truth}
     assert not truth_rows & {np.ascontiguousarray(row[:WIDTH]).tobytes() for row in held}
@@ -182,10 +212,14 @@ def test_f_asking_for_mu_tells_of_edges(scenario: Scenario, published: Recorded,
         part = scenario.parts[other]
         assert part.cross is not None
         into = part.cross.owner == part.cross.owners.index(FIRST)
-        assert asked[f"{other}/devices"] == set(part.node_id[part.cross.own[into]].tolist())  # exactly who has a neighbour here
+        assert asked[f"{other}/devices"] == set(
+            part.node_id[part.cross.own[into]].tolist()
+        )  # exactly who has a neighbour here
 
     assert MaskRequest not in hardened.kinds(FIRST)
-    assert {sender for sender, _ in hardened.sent(FIRST, SlotBoxes)} == {f"{FIRST}/devices"}  # nothing comes from foreign devices
+    assert {sender for sender, _ in hardened.sent(FIRST, SlotBoxes)} == {
+        f"{FIRST}/devices"
+    }  # nothing comes from foreign devices
 
 
 @pytest.mark.parametrize("threshold", [1, 2])
@@ -215,15 +249,17 @@ def test_keys_of_a_run_are_all_different(hardened: Recorded) -> None:
     assert torch.unique(everything, dim=0).shape[0] == everything.shape[0]
 
 
-# -- gradients (property 14) ----------------------------------------------------------------------------------------------------------
+# -- gradients (property 14) -----------------------------------------------------------------------
 
 
 def device_gradients(driver: Driver, silo: str) -> list[dict[str, torch.Tensor]]:
     """What every labelled device of a silo would send by itself: its own rows of the pass."""
     tape: Tape = driver.devices(silo).scratch.tape
     first = torch.from_numpy(tape.sums[1].toarray()) if not isinstance(tape.sums[1], torch.Tensor) else tape.sums[1]
-    return [{"weight": torch.outer(first[u], tape.deltas[1][u]), "bias": tape.deltas[1][u],
-             "out": tape.deltas[2][u]} for u in range(first.shape[0])]  # fmt: skip
+    return [
+        {"weight": torch.outer(first[u], tape.deltas[1][u]), "bias": tape.deltas[1][u], "out": tape.deltas[2][u]}
+        for u in range(first.shape[0])
+    ]
 
 
 def test_a_single_devices_gradient_is_its_input_and_a_masked_one_is_noise() -> None:
@@ -251,6 +287,8 @@ def test_a_single_devices_gradient_is_its_input_and_a_masked_one_is_noise() -> N
         torch.testing.assert_close(tensor, tape.gradients[f"layers.0.{name}"], atol=1e-6, rtol=0)
     found = inputs_from_linear_gradient(total[0].T.numpy(), total[1].numpy())
     assert not found.exact and all(found.score(inputs[u].numpy(), "silo").recall < 0.9 for u in labelled)
-    pair = inputs_from_linear_gradient((singles[labelled[0]]["weight"] + singles[labelled[1]]["weight"]).T.numpy(),
-                                       (singles[labelled[0]]["bias"] + singles[labelled[1]]["bias"]).numpy())  # fmt: skip
+    pair = inputs_from_linear_gradient(
+        (singles[labelled[0]]["weight"] + singles[labelled[1]]["weight"]).T.numpy(),
+        (singles[labelled[0]]["bias"] + singles[labelled[1]]["bias"]).numpy(),
+    )
     assert not pair.exact  # a cohort of two is enough

@@ -1,4 +1,6 @@
-"""Differential privacy of what clients send in training: clipped and noisy on the wire, counted as dp-accounting counts, off by default."""
+"""Differential privacy of what clients send in training: clipped and noisy on the wire, counted as dp-accounting
+counts, off by default.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,14 @@ from isthmus.tensors import Weights, equal_weights
 
 METHODS = ["fedavg", "fedprox", "fedper", "fedsgd"]
 FLAGS: dict[str, Any] = {
-    "dataset": "csbm", "clients": 3, "seed": 5, "rounds": 3, "hidden": (8,), "weighting": "uniform", "execution": "each",
-}  # fmt: skip
+    "dataset": "csbm",
+    "clients": 3,
+    "seed": 5,
+    "rounds": 3,
+    "hidden": (8,),
+    "weighting": "uniform",
+    "execution": "each",
+}
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +62,13 @@ def settings(method: str = "fedavg", **changes: Any) -> Settings:
     return resolve(method, {**FLAGS, **changes})
 
 
-def play(scenario: Scenario, method: str = "fedavg", engine: type[LocalEngine] = LocalEngine, plan: Any = None,
-         **changes: Any) -> Experiment:  # fmt: skip
+def play(
+    scenario: Scenario,
+    method: str = "fedavg",
+    engine: type[LocalEngine] = LocalEngine,
+    plan: Any = None,
+    **changes: Any,
+) -> Experiment:
     options = {} if plan is None else {"plan": plan}
     experiment = Experiment(settings(method, **changes), scenario, engine=engine, **options)
     experiment.loop.play()
@@ -141,7 +154,12 @@ def test_noise_follows_secret_purpose_and_numbers() -> None:
 
     assert torch.equal(noise(update), noise(update))
     other = {"w": update["w"] + 1e-9}
-    for changed in (noise(other), noise(update, bytes(32)), noise(update, purpose=("train", 2)), noise(update, purpose=("train", "1"))):
+    for changed in (
+        noise(other),
+        noise(update, bytes(32)),
+        noise(update, purpose=("train", 2)),
+        noise(update, purpose=("train", "1")),
+    ):
         assert float((changed - noise(update)).abs().max()) > 0.1
     with pytest.raises(ValueError, match="32 bytes"):
         noise(update, b"short")
@@ -151,7 +169,9 @@ def test_the_secret_stays_with_the_party(scenario: Scenario) -> None:
     experiment = play(scenario, dp_clip=0.1, dp_noise=1.0)
     states = [experiment.engine.party(name).client.state for name in experiment.engine.parties("client")]
     assert all(isinstance(state, NoisyState) for state in states) and len({state.secret for state in states}) == 3
-    assert not isinstance(play(scenario, dp_clip=0.1).engine.party("client-0").client.state, NoisyState), "no noise, no secret"
+    assert not isinstance(play(scenario, dp_clip=0.1).engine.party("client-0").client.state, NoisyState), (
+        "no noise, no secret"
+    )
 
 
 def test_a_resumed_run_goes_on_with_the_same_secret(scenario: Scenario, tmp_path: Path) -> None:
@@ -173,23 +193,36 @@ def test_a_resumed_run_goes_on_with_the_same_secret(scenario: Scenario, tmp_path
 
 @pytest.mark.parametrize(("method", "epochs", "releases"), [("fedavg", 2, 3), ("fedsgd", 2, 6)])
 def test_epsilon_is_that_of_dp_accounting(scenario: Scenario, method: str, epochs: int, releases: int) -> None:
-    stated = Experiment(settings(method, local_epochs=epochs, dp_clip=0.5, dp_noise=4.0, dp_delta=1e-6, secure_sum=True), scenario).privacy
+    stated = Experiment(
+        settings(method, local_epochs=epochs, dp_clip=0.5, dp_noise=4.0, dp_delta=1e-6, secure_sum=True), scenario
+    ).privacy
     assert stated is not None and (stated["releases"], stated["unit"], stated["delta"]) == (releases, "client", 1e-6)
-    for key, multiplier in (("epsilon", 4.0 / 2), ("epsilon_of_totals", 4.0 * 3**0.5 / 2)):  # all data replaced: sensitivity 2 clip
+    for key, multiplier in (
+        ("epsilon", 4.0 / 2),
+        ("epsilon_of_totals", 4.0 * 3**0.5 / 2),
+    ):  # all data replaced: sensitivity 2 clip
         accountant = dp_accounting.rdp.RdpAccountant()
         accountant.compose(dp_accounting.GaussianDpEvent(multiplier), releases)
         assert stated[key] == pytest.approx(accountant.get_epsilon(1e-6), rel=1e-9)
     assert stated["epsilon_of_totals"] < stated["epsilon"]
 
 
-def test_the_result_states_epsilon_and_warns(scenario: Scenario, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_result_states_epsilon_and_warns(
+    scenario: Scenario, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     experiment = Experiment(settings(dp_clip=0.1, dp_noise=5.0), scenario)
     folder = RunFolder.create(tmp_path / "run", experiment.settings.to_toml(), {})
     with caplog.at_level(logging.WARNING, logger="isthmus"):
         result = experiment.play(folder, resumed=False)
     assert result["privacy"] == experiment.privacy and "epsilon_of_totals" not in result["privacy"]
-    assert "times as long as the longest signal" in result["privacy"]["warning"] and "evaluation" in result["privacy"]["not_covered"]
-    assert result["privacy"]["warning"] in caplog.text and result["privacy"]["warning"] in (tmp_path / "run" / "log.txt").read_text()
+    assert (
+        "times as long as the longest signal" in result["privacy"]["warning"]
+        and "evaluation" in result["privacy"]["not_covered"]
+    )
+    assert (
+        result["privacy"]["warning"] in caplog.text
+        and result["privacy"]["warning"] in (tmp_path / "run" / "log.txt").read_text()
+    )
     assert differences(experiment.loop.sheet, experiment.settings.method.discloses) == []
 
 

@@ -61,12 +61,20 @@ def test_gains_of_a_comparison() -> None:
     blind, central = Scored("local", "mlp", 0.5), Scored("central", "gcn", 0.9)
     rows = [blind, Scored("local", "gcn", 0.6), Scored("fedavg", "gcn", 0.7), central, Scored("fedavg", "sage", None)]
     found = gains(rows)
-    assert [None if gain is None or gain.value is None else round(gain.value, 9) for gain in found] == [0.0, 0.25, 0.5, 1.0, None]
+    assert [None if gain is None or gain.value is None else round(gain.value, 9) for gain in found] == [
+        0.0,
+        0.25,
+        0.5,
+        1.0,
+        None,
+    ]
     assert {(gain.zero, gain.one) for gain in found if gain is not None} == {("local (mlp)", "central (gcn)")}
     # Without Local-MLP: Local with the row's backbone, and the row says so.
     by_own = gains([Scored("local", "gcn", 0.6), Scored("fedavg", "gcn", 0.75), central])
     assert by_own[1] is not None and by_own[1].zero == "local (gcn)" and by_own[1].value == pytest.approx(0.5)
     # Nothing to measure by, or no telling which.
     assert gains([blind, Scored("fedavg", "gcn", 0.7)]) == [None, None]
-    two = gains([blind, central, Scored("central", "sage", 0.8), Scored("fedavg", "gat", 0.7), Scored("fedavg", "sage", 0.65)])
+    two = gains(
+        [blind, central, Scored("central", "sage", 0.8), Scored("fedavg", "gat", 0.7), Scored("fedavg", "sage", 0.65)]
+    )
     assert two[3] is None and two[4] is not None and two[4].value == pytest.approx(0.5)

@@ -20,7 +20,11 @@ from isthmus.metrics.histogram import (
 
 def sample(seed: int, n: int = 3000, classes: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    y = (torch.rand(n, generator=generator) < 0.06).long() if classes == 2 else torch.randint(classes, (n,), generator=generator)
+    y = (
+        (torch.rand(n, generator=generator) < 0.06).long()
+        if classes == 2
+        else torch.randint(classes, (n,), generator=generator)
+    )
     logits = torch.randn(n, classes, generator=generator)
     logits[torch.arange(n), y] += 1.0
     return logits, y
@@ -33,7 +37,9 @@ def test_scores_of_a_rare_class_equal_the_exact_ones_to_a_thousandth(seed: int) 
     assert auroc_of(counts) == pytest.approx(exact.auroc(y.numpy(), score), abs=1e-3)
     assert auprc_of(counts) == pytest.approx(exact.auprc(y.numpy(), score), abs=2e-3)
     assert recall_at_k_of(counts, 100) == pytest.approx(exact.recall_at_k(y.numpy(), score, 100), abs=5e-3)
-    assert recall_at_precision_of(counts, 0.3) == pytest.approx(exact.recall_at_precision(y.numpy(), score, 0.3), abs=2e-2)
+    assert recall_at_precision_of(counts, 0.3) == pytest.approx(
+        exact.recall_at_precision(y.numpy(), score, 0.3), abs=2e-2
+    )
 
 
 def test_counts_of_clients_add_up_to_the_counts_of_all() -> None:
@@ -41,14 +47,19 @@ def test_counts_of_clients_add_up_to_the_counts_of_all() -> None:
     whole = score_histogram(logits, y)
     assert torch.equal(whole, score_histogram(logits[:1000], y[:1000]) + score_histogram(logits[1000:], y[1000:]))
     assert whole.sum() == 4 * len(y) and whole[:, 0].sum() == len(y)
-    assert macro(whole, "auroc") == pytest.approx(
-        sum(float(auroc_of(whole[c]) or 0.0) for c in range(4)) / 4)  # fmt: skip
+    assert macro(whole, "auroc") == pytest.approx(sum(float(auroc_of(whole[c]) or 0.0) for c in range(4)) / 4)
 
 
 def test_perfect_and_random_and_absent() -> None:
     y = torch.tensor([0, 0, 0, 1])
     perfect = score_histogram(torch.tensor([[3.0, 0.0]] * 3 + [[0.0, 3.0]]), y)[1]
-    assert auroc_of(perfect) == auprc_of(perfect) == recall_at_k_of(perfect, 1) == recall_at_precision_of(perfect, 1.0) == 1.0
+    assert (
+        auroc_of(perfect)
+        == auprc_of(perfect)
+        == recall_at_k_of(perfect, 1)
+        == recall_at_precision_of(perfect, 1.0)
+        == 1.0
+    )
     tied = score_histogram(torch.zeros(4, 2), y)[1]
     assert auroc_of(tied) == 0.5 and auprc_of(tied) == 0.25
     none = score_histogram(torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64))[1]

@@ -37,7 +37,9 @@ def graph_set(
     nodes, graphs = int(ptr[-1]), len(sizes)
     if one_hot:
         column = rng.integers(0, num_features, nodes)
-        x = to_torch_csr(sp.csr_matrix((np.ones(nodes, np.float32), column, np.arange(nodes + 1)), shape=(nodes, num_features)))
+        x = to_torch_csr(
+            sp.csr_matrix((np.ones(nodes, np.float32), column, np.arange(nodes + 1)), shape=(nodes, num_features))
+        )
     else:
         x = torch.from_numpy(rng.normal(size=(nodes, num_features)).astype(np.float32))
     part = torch.from_numpy(rng.permutation(graphs))

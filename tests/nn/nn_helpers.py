@@ -17,7 +17,13 @@ NUM_FEATURES, NUM_CLASSES = 12, 3
 
 
 def client(
-    num_nodes: int, seed: int, *, num_edges: int | None = None, train: float = 0.4, sparse: bool = True, density: float = 0.15
+    num_nodes: int,
+    seed: int,
+    *,
+    num_edges: int | None = None,
+    train: float = 0.4,
+    sparse: bool = True,
+    density: float = 0.15,
 ) -> NodeData:
     """A random directed graph with (mostly) sparse features."""
     rng = np.random.default_rng(seed)
@@ -38,7 +44,9 @@ def client(
 
 
 def uneven_clients() -> list[NodeData]:
-    """Sizes far apart, a client without edges, one with a single node, one without training nodes, one with dense features."""
+    """Sizes far apart, a client without edges, one with a single node, one without training nodes, one with dense
+    features.
+    """
     return [
         client(30, 1),
         client(6, 2, num_edges=0, train=0.6),
@@ -49,9 +57,17 @@ def uneven_clients() -> list[NodeData]:
     ]
 
 
-def model(name: str = "gcn", *, hidden: tuple[int, ...] = (5,), seed: int = 0, dropout: float = 0.0, **options: bool) -> Backbone:
+def model(
+    name: str = "gcn", *, hidden: tuple[int, ...] = (5,), seed: int = 0, dropout: float = 0.0, **options: bool
+) -> Backbone:
     return build_backbone(
-        name, num_features=NUM_FEATURES, num_classes=NUM_CLASSES, hidden=hidden, dropout=dropout, stream=Stream(seed, ("init",)), **options
+        name,
+        num_features=NUM_FEATURES,
+        num_classes=NUM_CLASSES,
+        hidden=hidden,
+        dropout=dropout,
+        stream=Stream(seed, ("init",)),
+        **options,
     )
 
 

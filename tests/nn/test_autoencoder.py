@@ -11,7 +11,14 @@ from isthmus.data.nodes import NodeData
 from isthmus.data.scenario import build_scenario
 from isthmus.errors import ConfigError
 from isthmus.graph.normalise import from_torch_csr, to_torch_csr
-from isthmus.nn.autoencoder import FeatureTask, decode, encode, first_autoencoder, reconstruction_loss, train_autoencoder
+from isthmus.nn.autoencoder import (
+    FeatureTask,
+    decode,
+    encode,
+    first_autoencoder,
+    reconstruction_loss,
+    train_autoencoder,
+)
 from isthmus.nn.optim import fresh_state
 from isthmus.seeds import Stream
 
@@ -21,7 +28,9 @@ def nodes(*, sparse: bool) -> Any:
     data: NodeData = next(iter(scenario.parts.values()))
     x = (data.x.to_dense() if data.x.layout == torch.sparse_csr else data.x).clone()
     x[x.abs() < (1.3 if sparse else 0.0)] = 0.0
-    return type("Plain", (), {"x": _csr(x) if sparse else x, "edge_index": data.edge_index, "y": data.y, "num_nodes": 60})(), x.double()
+    return type(
+        "Plain", (), {"x": _csr(x) if sparse else x, "edge_index": data.edge_index, "y": data.y, "num_nodes": 60}
+    )(), x.double()
 
 
 def _csr(x: torch.Tensor) -> torch.Tensor:
@@ -55,7 +64,9 @@ def test_training_lowers_the_loss_and_leaves_its_arguments_alone() -> None:
     before = float(reconstruction_loss(first, task))
     trained, _, _ = train_autoencoder(first, state, task, epochs=60, lr=0.01, dtype=torch.float32)
     assert float(reconstruction_loss(trained, task)) < 0.8 * before
-    assert all(torch.equal(first[name], kept[name]) for name in first) and not any(bool(t.any()) for t in state.first.values())
+    assert all(torch.equal(first[name], kept[name]) for name in first) and not any(
+        bool(t.any()) for t in state.first.values()
+    )
 
 
 def test_steps_in_two_calls_equal_steps_in_one() -> None:

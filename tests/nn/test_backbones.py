@@ -59,7 +59,9 @@ class Reference(nn.Module):
 
 @pytest.mark.parametrize("kind", ["gcn", "sage", "mlp"])
 @pytest.mark.parametrize("input_norm", [False, True])
-@pytest.mark.parametrize(("hidden", "head"), [((), False), ((5,), False), ((20, 4), False), ((7,), True), ((7, 6), True)])
+@pytest.mark.parametrize(
+    ("hidden", "head"), [((), False), ((5,), False), ((20, 4), False), ((7,), True), ((7, 6), True)]
+)
 @pytest.mark.parametrize("sparse", [True, False])
 def test_equals_pyg(kind: str, input_norm: bool, hidden: tuple[int, ...], head: bool, sparse: bool) -> None:
     data = client(25, 7, sparse=sparse, density=0.15 if sparse else 0.8)
@@ -78,13 +80,17 @@ def test_equals_pyg(kind: str, input_norm: bool, hidden: tuple[int, ...], head: 
         inputs = build_inputs(data, ours, data.train, restrict=restrict)
         grads, loss = gradients(ours, weights, inputs)
         assert max_difference(grads, true) < 1e-5
-        torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(expected[data.train], data.y[data.train])[None].detach())
+        torch.testing.assert_close(
+            loss, torch.nn.functional.cross_entropy(expected[data.train], data.y[data.train])[None].detach()
+        )
 
 
 @pytest.mark.parametrize("kind", ["gcn", "sage", "mlp"])
 @pytest.mark.parametrize("input_norm", [False, True])
 def test_written_gradients_equal_autograd(kind: str, input_norm: bool) -> None:
-    """The loop writes the first layer's gradient out; ``model(inputs)`` is differentiable end to end. In float64 they agree."""
+    """The loop writes the first layer's gradient out; ``model(inputs)`` is differentiable end to end. In float64 they
+    agree.
+    """
     data = client(18, 8)
     ours = model(kind, hidden=(6,), input_norm=input_norm, head=True)
     weights = {name: tensor.requires_grad_() for name, tensor in jittered(ours, 4).items()}
@@ -168,4 +174,7 @@ def test_mlp_does_not_see_edges() -> None:
     backbone = model("mlp")
     bare = replace(data, edge_index=torch.zeros(2, 0, dtype=torch.int64))
     weights = get_weights(backbone)
-    assert torch.equal(predict(backbone, weights, build_inputs(data, backbone)), predict(backbone, weights, build_inputs(bare, backbone)))
+    assert torch.equal(
+        predict(backbone, weights, build_inputs(data, backbone)),
+        predict(backbone, weights, build_inputs(bare, backbone)),
+    )

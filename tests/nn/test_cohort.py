@@ -62,7 +62,9 @@ def both_ways(
     stacked = stack_inputs(items)
     for r in range(rounds):
         source = DropoutSource(generators(len(clients), r))
-        together = train_locally(backbone, together.weights, together.optimizer_state, stacked, dropout=source, **options)
+        together = train_locally(
+            backbone, together.weights, together.optimizer_state, stacked, dropout=source, **options
+        )
     return alone, together
 
 
@@ -79,16 +81,28 @@ def assert_same(alone: list[TrainResult], together: TrainResult, tolerance: floa
 @pytest.mark.parametrize(("kind", "hidden", "input_norm", "head"), VARIANTS)
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 @pytest.mark.parametrize("loss", ["ce", "double_softmax"])
-def test_equals_each_in_float64(kind: str, hidden: tuple[int, ...], input_norm: bool, head: bool, optimizer: str, loss: str) -> None:
+def test_equals_each_in_float64(
+    kind: str, hidden: tuple[int, ...], input_norm: bool, head: bool, optimizer: str, loss: str
+) -> None:
     backbone = model(kind, hidden=hidden, input_norm=input_norm, head=head, dropout=0.4)
     alone, together = both_ways(
-        uneven_clients(), backbone, torch.float64, 10, epochs=2, lr=0.02, weight_decay=5e-4, optimizer=optimizer, loss=loss
+        uneven_clients(),
+        backbone,
+        torch.float64,
+        10,
+        epochs=2,
+        lr=0.02,
+        weight_decay=5e-4,
+        optimizer=optimizer,
+        loss=loss,
     )
     assert_same(alone, together, 1e-10)
 
 
 @pytest.mark.parametrize(("kind", "hidden", "input_norm", "head"), VARIANTS)
-def test_equals_each_in_float32_after_one_round(kind: str, hidden: tuple[int, ...], input_norm: bool, head: bool) -> None:
+def test_equals_each_in_float32_after_one_round(
+    kind: str, hidden: tuple[int, ...], input_norm: bool, head: bool
+) -> None:
     backbone = model(kind, hidden=hidden, input_norm=input_norm, head=head, dropout=0.5)
     alone, together = both_ways(uneven_clients(), backbone, torch.float32, 1, epochs=3, lr=0.01, weight_decay=5e-4)
     assert_same(alone, together, 1e-5)
@@ -96,12 +110,16 @@ def test_equals_each_in_float32_after_one_round(kind: str, hidden: tuple[int, ..
 
 @settings(max_examples=30, deadline=None)
 @given(
-    sizes=st.lists(st.tuples(st.integers(1, 12), st.integers(0, 25), st.sampled_from([0.0, 0.3, 1.1])), min_size=1, max_size=5),
+    sizes=st.lists(
+        st.tuples(st.integers(1, 12), st.integers(0, 25), st.sampled_from([0.0, 0.3, 1.1])), min_size=1, max_size=5
+    ),
     kind=st.sampled_from(["gcn", "sage", "mlp"]),
     input_norm=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_equals_each_on_any_clients(sizes: list[tuple[int, int, float]], kind: str, input_norm: bool, seed: int) -> None:
+def test_equals_each_on_any_clients(
+    sizes: list[tuple[int, int, float]], kind: str, input_norm: bool, seed: int
+) -> None:
     clients = [client(n, seed + k, num_edges=e, train=share) for k, (n, e, share) in enumerate(sizes)]
     backbone = model(kind, hidden=(4,), input_norm=input_norm, dropout=0.3)
     alone, together = both_ways(clients, backbone, torch.float64, 2, epochs=2, lr=0.02, weight_decay=1e-3)
@@ -119,7 +137,9 @@ def test_client_without_training_rows_has_no_loss_and_no_gradient() -> None:
     grads, loss = gradients(backbone, weights, inputs)
     assert float(loss[3]) == 0.0 and bool((loss[[0, 1, 2, 4, 5]] > 0).all())
     assert all(not bool(grad[3].any()) for grad in grads.values())
-    alone, lone_loss = gradients(backbone, weights, build_inputs(clients[3], backbone, clients[3].train, dtype=torch.float64))
+    alone, lone_loss = gradients(
+        backbone, weights, build_inputs(clients[3], backbone, clients[3].train, dtype=torch.float64)
+    )
     assert float(lone_loss) == 0.0 and all(not bool(grad.any()) for grad in alone.values())
 
 
@@ -182,7 +202,9 @@ def test_clients_that_sat_out_keep_their_own_step_count() -> None:
     fresh = [train_locally(backbone, start, None, item, epochs=0, lr=0.02).optimizer_state for item in items]
     states = [fresh[0], veteran, fresh[2]]
     assert stack_states(states).steps == (0, 5, 0)
-    together = train_locally(backbone, start, stack_states(states), stack_inputs(items), epochs=2, lr=0.02, weight_decay=1e-3)
+    together = train_locally(
+        backbone, start, stack_states(states), stack_inputs(items), epochs=2, lr=0.02, weight_decay=1e-3
+    )
     for k, (state, item) in enumerate(zip(states, items, strict=True)):
         alone = train_locally(backbone, start, state, item, epochs=2, lr=0.02, weight_decay=1e-3)
         assert max_difference(unstack_weights(together.weights)[k], alone.weights) < 1e-12

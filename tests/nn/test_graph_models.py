@@ -25,20 +25,35 @@ from isthmus.seeds import Stream
 from isthmus.tensors import equal_weights, get_weights, max_difference
 
 KINDS = ("dgcn", "gat", "gcn", "gin", "gprgnn", "mlp", "sage", "sgc")
-OPTIONS: dict[str, dict[str, Any]] = {"dgcn": {"hops": 3}, "gprgnn": {"hops": 3, "alpha": 0.2, "dprate": 0.0}, "sgc": {"hops": 3}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "dgcn": {"hops": 3},
+    "gprgnn": {"hops": 3, "alpha": 0.2, "dprate": 0.0},
+    "sgc": {"hops": 3},
+}
 
 
 def model(
-    kind: str = "gin", *, hidden: tuple[int, ...] = (8, 8), dropout: float = 0.0, features: int = 6, classes: int = 3, **options: Any
+    kind: str = "gin",
+    *,
+    hidden: tuple[int, ...] = (8, 8),
+    dropout: float = 0.0,
+    features: int = 6,
+    classes: int = 3,
+    **options: Any,
 ) -> GraphModel:
     options = {**OPTIONS.get(kind, {}), **options}
-    return build_graph_model(kind, num_features=features, num_classes=classes, hidden=hidden, dropout=dropout, stream=Stream(0), **options)
+    return build_graph_model(
+        kind, num_features=features, num_classes=classes, hidden=hidden, dropout=dropout, stream=Stream(0), **options
+    )
 
 
 def jittered(graph_model: GraphModel, seed: int, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     generator = Stream(seed).torch()
     weights = get_weights(graph_model)
-    return {name: (tensor + 0.1 * torch.randn(tensor.shape, generator=generator)).to(dtype) for name, tensor in weights.items()}
+    return {
+        name: (tensor + 0.1 * torch.randn(tensor.shape, generator=generator)).to(dtype)
+        for name, tensor in weights.items()
+    }
 
 
 class Reference(nn.Module):
@@ -71,13 +86,19 @@ class Reference(nn.Module):
         assert names.keys() == weights.keys()
         with torch.no_grad():
             for name, parameter in names.items():
-                parameter.copy_(weights[name].mT if parameter.dim() == 2 else weights[name])  # attention (1, heads, out) is not turned
+                parameter.copy_(
+                    weights[name].mT if parameter.dim() == 2 else weights[name]
+                )  # attention (1, heads, out) is not turned
         return names
 
     def parts(self, conv: Any) -> dict[str, nn.Parameter]:
         """Our name -> PyG's parameter, of one layer."""
         if self.kind == "gin":
-            return {f"{part}.{n}": getattr(conv.nn[k], n) for k, part in ((0, "inner"), (2, "outer")) for n in ("weight", "bias")}
+            return {
+                f"{part}.{n}": getattr(conv.nn[k], n)
+                for k, part in ((0, "inner"), (2, "outer"))
+                for n in ("weight", "bias")
+            }
         if self.kind == "gcn":
             return {"weight": conv.lin.weight, "bias": conv.bias}
         if self.kind == "sage":
@@ -98,7 +119,9 @@ class Reference(nn.Module):
         if self.kind == "gprgnn":
             scale = step.sum(0).rsqrt()  # in-degrees
             step = scale[:, None] * step.T * scale
-            return self.gamma[0] * h + step @ (self.gamma[1] * h + step @ (self.gamma[2] * h + step @ (self.gamma[3] * h)))
+            return self.gamma[0] * h + step @ (
+                self.gamma[1] * h + step @ (self.gamma[2] * h + step @ (self.gamma[3] * h))
+            )
         return h
 
     def forward(self, data: GraphSetData) -> Tensor:
@@ -167,14 +190,29 @@ def test_pieces_change_no_result(kind: str, monkeypatch: pytest.MonkeyPatch) -> 
     def trained() -> TrainResult:
         stream = torch.Generator().manual_seed(1)
         return train_graphs(
-            graph_model, weights, None, pack, rows, epochs=2, batch_size=5, lr=0.01, generator=stream, sample_weight=importance
+            graph_model,
+            weights,
+            None,
+            pack,
+            rows,
+            epochs=2,
+            batch_size=5,
+            lr=0.01,
+            generator=stream,
+            sample_weight=importance,
         )
 
-    logits, (grads, loss) = predict_graphs(graph_model, weights, pack), graph_gradients(graph_model, weights, pack, rows)
+    logits, (grads, loss) = (
+        predict_graphs(graph_model, weights, pack),
+        graph_gradients(graph_model, weights, pack, rows),
+    )
     result = trained()
     monkeypatch.setattr(graph_train, "NODES_AT_ONCE", 6)
     taken = trained()
-    assert taken.optimizer_state.steps == result.optimizer_state.steps and max_difference(taken.weights, result.weights) < 1e-10
+    assert (
+        taken.optimizer_state.steps == result.optimizer_state.steps
+        and max_difference(taken.weights, result.weights) < 1e-10
+    )
     torch.testing.assert_close(taken.loss, result.loss, rtol=0, atol=1e-12)
     torch.testing.assert_close(predict_graphs(graph_model, weights, pack), logits, rtol=0, atol=1e-12)
     again, same = graph_gradients(graph_model, weights, pack, rows)
@@ -189,9 +227,18 @@ def test_training_equals_a_plain_pyg_loop(kind: str, optimizer: str) -> None:
     weights = jittered(graph_model, 4)
     pack, rows = pack_graphs(data, dtype=torch.float64), torch.arange(10)
     result = train_graphs(
-        graph_model, weights, None, pack, rows, epochs=4, batch_size=4, lr=0.01, weight_decay=5e-4, optimizer=optimizer,
+        graph_model,
+        weights,
+        None,
+        pack,
+        rows,
+        epochs=4,
+        batch_size=4,
+        lr=0.01,
+        weight_decay=5e-4,
+        optimizer=optimizer,
         generator=Stream(5).torch(),
-    )  # fmt: skip
+    )
     reference = Reference(kind, (8, 8)).double()
     names = reference.load(weights)
     steps = (torch.optim.Adam if optimizer == "adam" else torch.optim.SGD)(names.values(), lr=0.01, weight_decay=5e-4)
@@ -213,7 +260,9 @@ def run(graph_model: GraphModel, pack: Pack, *, seed: int = 1, drop: int | None 
     source = None if drop is None else DropoutSource([Stream(drop).torch()])
     generator, rows = Stream(seed).torch(), torch.arange(9)
     weights = get_weights(graph_model)
-    result = train_graphs(graph_model, weights, None, pack, rows, epochs=2, batch_size=3, lr=0.05, generator=generator, dropout=source)
+    result = train_graphs(
+        graph_model, weights, None, pack, rows, epochs=2, batch_size=3, lr=0.05, generator=generator, dropout=source
+    )
     return result.weights
 
 
@@ -231,7 +280,10 @@ def test_randomness_is_what_is_handed_in() -> None:
 
 def test_dropout_keeps_the_mean_and_its_gradient() -> None:
     """Averaged over many masks, a linear path through dropout is the path without it."""
-    pack, graph_model = pack_graphs(graph_set(12, one_hot=True), dtype=torch.float64), model("gcn", hidden=(4,), dropout=0.5).double()
+    pack, graph_model = (
+        pack_graphs(graph_set(12, one_hot=True), dtype=torch.float64),
+        model("gcn", hidden=(4,), dropout=0.5).double(),
+    )
     batch = pack.batch(torch.arange(9))
     z = torch.randn(40, 3, dtype=torch.float64, generator=Stream(0).torch(), requires_grad=True)
     source = DropoutSource([Stream(1).torch()])
@@ -255,14 +307,26 @@ def test_nothing_of_the_caller_changes_and_calls_compose() -> None:
     first = train_graphs(graph_model, weights, None, pack, rows, epochs=1, batch_size=4, lr=0.1, generator=generator)
     kept = copy.deepcopy((weights, first))
     second = train_graphs(
-        graph_model, first.weights, first.optimizer_state, pack, rows, epochs=1, batch_size=4, lr=0.1, generator=generator
+        graph_model,
+        first.weights,
+        first.optimizer_state,
+        pack,
+        rows,
+        epochs=1,
+        batch_size=4,
+        lr=0.1,
+        generator=generator,
     )
     assert equal_weights(weights, kept[0]) and equal_weights(first.weights, kept[1].weights)
     assert equal_weights(first.optimizer_state.first, kept[1].optimizer_state.first)
     assert equal_weights(own, get_weights(graph_model)) and all(p.grad is None for p in graph_model.parameters())
     assert not any(tensor.requires_grad for tensor in second.weights.values())
-    once = train_graphs(graph_model, weights, None, pack, rows, epochs=2, batch_size=4, lr=0.1, generator=Stream(1).torch())
-    assert equal_weights(second.weights, once.weights) and equal_weights(second.optimizer_state.second, once.optimizer_state.second)
+    once = train_graphs(
+        graph_model, weights, None, pack, rows, epochs=2, batch_size=4, lr=0.1, generator=Stream(1).torch()
+    )
+    assert equal_weights(second.weights, once.weights) and equal_weights(
+        second.optimizer_state.second, once.optimizer_state.second
+    )
 
 
 def test_frozen_and_proximal() -> None:
@@ -280,7 +344,9 @@ def test_frozen_and_proximal() -> None:
     pulled = train_graphs(graph_model, start, None, pack, rows, extra_gradient=Proximal(0.5, anchor), **options).weights
     expected = {name: start[name] - 0.1 * (grads[name] + 0.5 * (start[name] - anchor[name])) for name in start}
     assert max_difference(pulled, expected) < 1e-12
-    at_anchor = train_graphs(graph_model, start, None, pack, rows, extra_gradient=Proximal(10.0, start), **options).weights
+    at_anchor = train_graphs(
+        graph_model, start, None, pack, rows, extra_gradient=Proximal(10.0, start), **options
+    ).weights
     assert equal_weights(at_anchor, train_graphs(graph_model, start, None, pack, rows, **options).weights)
 
 
@@ -322,7 +388,10 @@ def test_double_softmax() -> None:
 
 
 def test_groups_and_what_clients_can_share() -> None:
-    first, second = model("gin", hidden=(8, 8, 8), features=6, classes=3), model("gin", hidden=(8, 8, 8), features=11, classes=2)
+    first, second = (
+        model("gin", hidden=(8, 8, 8), features=6, classes=3),
+        model("gin", hidden=(8, 8, 8), features=11, classes=2),
+    )
     assert first.shared_groups == ("pre.", "convs.0.", "convs.1.", "convs.2.", "post.", "readout.")
     assert first.conv_groups == ("convs.0.", "convs.1.", "convs.2.") and GraphModel.shape_bound == ("pre.", "readout.")
     a, b = get_weights(first), get_weights(second)
@@ -350,7 +419,9 @@ def test_attention_heads_equal_pyg(heads: int) -> None:
     weights = jittered(graph_model, 11)
     reference = Reference("gat", (8, 8), heads=heads).double()
     reference.load(weights)
-    torch.testing.assert_close(predict_graphs(graph_model, weights, pack_graphs(data, dtype=torch.float64)), reference(data))
+    torch.testing.assert_close(
+        predict_graphs(graph_model, weights, pack_graphs(data, dtype=torch.float64)), reference(data)
+    )
 
 
 def test_gprgnn_starts_as_appnp() -> None:
@@ -358,7 +429,9 @@ def test_gprgnn_starts_as_appnp() -> None:
     graph_model = model("gprgnn", hidden=(8,), alpha=0.3).double()
     batch = pack_graphs(data, dtype=torch.float64).batch(torch.arange(9))
     h = torch.randn(data.num_nodes, 8, dtype=torch.float64, generator=Stream(1).torch())
-    torch.testing.assert_close(graph_model.spread(batch, h), APPNP(K=3, alpha=0.3)(h, data.edge_index), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        graph_model.spread(batch, h), APPNP(K=3, alpha=0.3)(h, data.edge_index), rtol=1e-5, atol=1e-5
+    )
     assert graph_model.conv_groups == ("convs.0.", "gamma")
 
 
@@ -385,7 +458,10 @@ def test_mistakes_are_named() -> None:
     options = {"num_features": 3, "num_classes": 2, "stream": Stream(0)}
     assert graph_models() == KINDS == backbones()
     for alias, name in (("graphsage", "sage"), ("gpr-gnn", "gprgnn"), ("decoupled-gcn", "dgcn")):
-        assert get_weights(build_graph_model(alias, **options)).keys() == get_weights(build_graph_model(name, **options)).keys()
+        assert (
+            get_weights(build_graph_model(alias, **options)).keys()
+            == get_weights(build_graph_model(name, **options)).keys()
+        )
     with pytest.raises(ConfigError, match="did you mean 'gin'"):
         build_graph_model("gni", **options)
     with pytest.raises(ConfigError, match="dropout"):
@@ -393,10 +469,16 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(ConfigError, match="hidden"):
         build_graph_model("gin", hidden=(), **options)
     for name, option, value, match in (
-        ("gin", "heads", 2, "gin has no options"), ("gat", "hops", 2, "allowed: attention_dropout, heads"), ("gat", "heads", 3, "divide"),
-        ("gat", "attention_dropout", 1.0, "attention_dropout"), ("sgc", "hops", 0, "at least 1"), ("dgcn", "hops", -1, "at least 0"),
-        ("gprgnn", "hops", -1, "at least 0"), ("gprgnn", "alpha", 2.0, "alpha"), ("gprgnn", "dprate", 1.0, "dprate"),
-    ):  # fmt: skip
+        ("gin", "heads", 2, "gin has no options"),
+        ("gat", "hops", 2, "allowed: attention_dropout, heads"),
+        ("gat", "heads", 3, "divide"),
+        ("gat", "attention_dropout", 1.0, "attention_dropout"),
+        ("sgc", "hops", 0, "at least 1"),
+        ("dgcn", "hops", -1, "at least 0"),
+        ("gprgnn", "hops", -1, "at least 0"),
+        ("gprgnn", "alpha", 2.0, "alpha"),
+        ("gprgnn", "dprate", 1.0, "dprate"),
+    ):
         with pytest.raises(ConfigError, match=match):
             build_graph_model(name, **options, **{option: value})
     pack, graph_model = pack_graphs(graph_set(17)), model("gin")

@@ -46,10 +46,15 @@ def source(seed: int) -> DropoutSource:
 @pytest.mark.parametrize("dropped", [False, True])
 def test_they_are_autograds(kind: str, loss: str, options: dict[str, Any], dropped: bool) -> None:
     model, batch = model_of(kind), batch_of(1, **options)
-    weights, share = get_weights(model), torch.rand(batch.num_graphs, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    weights, share = (
+        get_weights(model),
+        torch.rand(batch.num_graphs, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
+    )
     assert written_out(model, batch)
     ours, value = gradients(model, weights, batch, share, get_loss(loss), source(7) if dropped else None)
-    theirs, wanted = _by_autograd(model, weights, list(weights), batch, share, get_loss(loss), source(7) if dropped else None)
+    theirs, wanted = _by_autograd(
+        model, weights, list(weights), batch, share, get_loss(loss), source(7) if dropped else None
+    )
     assert value == pytest.approx(wanted, rel=1e-12) and max_difference(ours, theirs) < 1e-12
     assert list(ours) == list(weights)
 
@@ -60,18 +65,26 @@ def test_any_depth(hidden: tuple[int, ...]) -> None:
         model, batch = model_of(kind, hidden), batch_of(2)
         weights, share = get_weights(model), torch.ones(batch.num_graphs, dtype=torch.float64)
         ours, _ = gradients(model, weights, batch, share, get_loss("ce"), None)
-        assert max_difference(ours, _by_autograd(model, weights, list(weights), batch, share, get_loss("ce"), None)[0]) < 1e-12
+        assert (
+            max_difference(ours, _by_autograd(model, weights, list(weights), batch, share, get_loss("ce"), None)[0])
+            < 1e-12
+        )
 
 
 def test_in_single_precision_to_rounding() -> None:
     model, batch = model_of("two").float(), batch_of(3, dtype=torch.float32)
     weights, share = get_weights(model), torch.ones(batch.num_graphs) / batch.num_graphs
     ours, _ = gradients(model, weights, batch, share, get_loss("ce"), source(1))
-    assert max_difference(ours, _by_autograd(model, weights, list(weights), batch, share, get_loss("ce"), source(1))[0]) < 1e-5
+    assert (
+        max_difference(ours, _by_autograd(model, weights, list(weights), batch, share, get_loss("ce"), source(1))[0])
+        < 1e-5
+    )
 
 
 def test_tanh_in_single_precision() -> None:
-    z = torch.cat([torch.linspace(-12, 12, 20_001), torch.logspace(-30, 1, 300), -torch.logspace(-30, 1, 299)]).view(-1, 8)
+    z = torch.cat([torch.linspace(-12, 12, 20_001), torch.logspace(-30, 1, 300), -torch.logspace(-30, 1, 299)]).view(
+        -1, 8
+    )
     bias, out = torch.linspace(-1, 1, 8), torch.full((z.shape[0], 11), 5.0)
     _bend(z.clone(), bias, out)
     exact = torch.tanh((z + bias).double())
@@ -88,4 +101,6 @@ def test_other_models_are_left_to_autograd() -> None:
         assert not written_out(build_graph_model(name, hidden=(4, 4), **SHAPE).double(), batch)
     for pair in (("sage", "gcn"), ("gin", "gin"), ("sgc", "gcn")):
         assert not written_out(TwoChannel(*pair, num_structure=8, hidden=(4, 4), **SHAPE).double(), batch)
-    assert not written_out(TwoChannel("gin", "gcn", num_structure=8, hidden=(4,), pooled=False, **SHAPE).double(), batch)
+    assert not written_out(
+        TwoChannel("gin", "gcn", num_structure=8, hidden=(4,), pooled=False, **SHAPE).double(), batch
+    )

@@ -55,14 +55,18 @@ def test_block_diagonal_pads() -> None:
 @pytest.mark.parametrize("pull", [0.0, 0.7])
 @pytest.mark.parametrize("shared", [True, False])
 def test_step_rows_equals_gradient_then_step(optimizer: str, weight_decay: float, pull: float, shared: bool) -> None:
-    """Three steps, clients with different step counts, most rows without gradient: the one pass is S^T G followed by the optimiser."""
+    """Three steps, clients with different step counts, most rows without gradient: the one pass is S^T G followed by
+    the optimiser.
+    """
     clients, features, rows, width, epochs = 3, 15, 6, 4, 3
     generator = Stream(0).torch()
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    transposed = canonical(block_diagonal([random_csr(rows, features, k, 0.05) for k in range(clients)], rows, features).T.tocsr())
+    transposed = canonical(
+        block_diagonal([random_csr(rows, features, k, 0.05) for k in range(clients)], rows, features).T.tocsr()
+    )
     assert 0.2 < np.mean(np.diff(transposed.indptr) == 0) < 1
     source = draw(features, width) if shared else draw(clients, features, width)
     anchor = draw(features, width)
@@ -88,7 +92,9 @@ def test_step_rows_equals_gradient_then_step(optimizer: str, weight_decay: float
 @pytest.mark.parametrize("input_norm", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("hidden", [(5,), (4, 9)])
-def test_chain_rule_by_hand_equals_autograd(kind: str, input_norm: bool, dropout: float, hidden: tuple[int, ...]) -> None:
+def test_chain_rule_by_hand_equals_autograd(
+    kind: str, input_norm: bool, dropout: float, hidden: tuple[int, ...]
+) -> None:
     backbone = model(kind, hidden=hidden, input_norm=input_norm, head=True, dropout=dropout)
     inputs = stack_inputs([build_inputs(data, backbone, data.train, dtype=torch.float64) for data in uneven_clients()])
     weights = stack_weights([jittered(backbone, k) for k in range(6)])
@@ -151,7 +157,9 @@ def test_number_of_threads_does_not_change_a_bit(input_norm: bool, monkeypatch: 
         for count in (1, 3):
             torch.set_num_threads(count)
             monkeypatch.setattr(kernels, "_WORK_PER_THREAD", 1)
-            ends.append(train_locally(backbone, get_weights(backbone), None, inputs, epochs=3, lr=0.02, weight_decay=1e-3))
+            ends.append(
+                train_locally(backbone, get_weights(backbone), None, inputs, epochs=3, lr=0.02, weight_decay=1e-3)
+            )
     finally:
         torch.set_num_threads(threads)
     assert equal_weights(ends[0].weights, ends[1].weights)
@@ -181,7 +189,10 @@ def test_plain_weights_with_a_norm_per_client() -> None:
     clients = uneven_clients()
     items = [build_inputs(data, backbone, data.train, dtype=torch.float64) for data in clients]
     shared = jittered(backbone, 1)
-    norms = [{name: tensor for name, tensor in jittered(backbone, 2 + k).items() if name.startswith("input_norm.")} for k in range(6)]
+    norms = [
+        {name: tensor for name, tensor in jittered(backbone, 2 + k).items() if name.startswith("input_norm.")}
+        for k in range(6)
+    ]
     mixed = shared | stack_weights(norms)
     together = train_locally(backbone, mixed, None, stack_inputs(items), epochs=3, lr=0.02)
     for k, item in enumerate(items):

@@ -39,10 +39,14 @@ def dense_processed(rows: Tensor, neighbours: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-5)])
-def test_generated_rows_equal_the_formula_with_autograd(embeddings: Tensor, dtype: torch.dtype, tolerance: float) -> None:
+def test_generated_rows_equal_the_formula_with_autograd(
+    embeddings: Tensor, dtype: torch.dtype, tolerance: float
+) -> None:
     embeddings[3], embeddings[5] = 0.0, -embeddings[5].abs()  # nothing to divide by, before and after relu
     target = torch.randn(N, P, dtype=dtype, generator=torch.Generator().manual_seed(6))
-    w1, w2 = (torch.randn(P, dtype=dtype, generator=torch.Generator().manual_seed(seed)).requires_grad_() for seed in (7, 8))
+    w1, w2 = (
+        torch.randn(P, dtype=dtype, generator=torch.Generator().manual_seed(seed)).requires_grad_() for seed in (7, 8)
+    )
     found = generate(embeddings.to(dtype), w1, w2)
     expected = torch.nn.functional.normalize(torch.relu(embeddings.to(dtype) * w1) * w2, dim=1)
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)

@@ -47,7 +47,12 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
 
 def model(name: str, *, hidden: tuple[int, ...] = (6,), seed: int = 0, **options: Any) -> Backbone:
     return build_backbone(
-        name, num_features=NUM_FEATURES, num_classes=NUM_CLASSES, hidden=hidden, stream=Stream(seed, ("init",)), **options
+        name,
+        num_features=NUM_FEATURES,
+        num_classes=NUM_CLASSES,
+        hidden=hidden,
+        stream=Stream(seed, ("init",)),
+        **options,
     )
 
 
@@ -62,7 +67,14 @@ class Reference(nn.Module):
     """The same network from torch and PyG parts on dense features."""
 
     def __init__(
-        self, kind: str, hidden: tuple[int, ...], *, input_norm: bool, head: bool, heads: int = 1, hops: int | None = None
+        self,
+        kind: str,
+        hidden: tuple[int, ...],
+        *,
+        input_norm: bool,
+        head: bool,
+        heads: int = 1,
+        hops: int | None = None,
     ) -> None:
         super().__init__()
         self.kind, self.hops = kind, {"sgc": 2, "gprgnn": 10, "dgcn": 2}.get(kind, 0) if hops is None else hops
@@ -90,7 +102,12 @@ class Reference(nn.Module):
             names |= {"input_norm.gamma": self.norm.weight, "input_norm.beta": self.norm.bias}
         for i, layer in enumerate(self.layers):
             if self.kind == "gat":
-                parts = {"weight": layer.lin.weight, "source": layer.att_src, "target": layer.att_dst, "bias": layer.bias}
+                parts = {
+                    "weight": layer.lin.weight,
+                    "source": layer.att_src,
+                    "target": layer.att_dst,
+                    "bias": layer.bias,
+                }
             elif self.kind == "gin":
                 one, two = layer.nn[0], layer.nn[2]
                 parts = {"weight": one.weight, "bias": one.bias, "outer": two.weight, "outer_bias": two.bias}
@@ -120,7 +137,9 @@ class Reference(nn.Module):
             powers = [torch.matrix_power(matrix, k) for k in range(self.hops + 1)]
             return sum(gamma * power @ h for gamma, power in zip(self.gamma, powers, strict=True))
         if self.kind == "dgcn":
-            looped = torch.eye(nodes).index_put((edge_index[0], edge_index[1]), torch.ones(edge_index.shape[1]), accumulate=True)
+            looped = torch.eye(nodes).index_put(
+                (edge_index[0], edge_index[1]), torch.ones(edge_index.shape[1]), accumulate=True
+            )
             return torch.matrix_power(looped / looped.sum(1, keepdim=True), self.hops) @ h
         return h
 
@@ -149,7 +168,9 @@ def test_equals_pyg(
     names = reference.load(weights)
 
     expected = reference(data.x.to_dense(), data.edge_index)
-    torch.testing.assert_close(predict(ours, weights, build_inputs(data, ours)), expected.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        predict(ours, weights, build_inputs(data, ours)), expected.detach(), rtol=1e-5, atol=1e-5
+    )
 
     loss = torch.nn.functional.cross_entropy(expected[data.train], data.y[data.train])
     loss.backward()
@@ -163,7 +184,9 @@ def test_equals_pyg(
 
 @pytest.mark.parametrize(("kind", "options"), [*KINDS, ("gat", {"heads": 2, "attention_dropout": 0.4})])
 @pytest.mark.parametrize(("hidden", "input_norm"), [((6,), False), ((6, 4), True)])
-def test_a_cohort_ends_where_its_clients_end(kind: str, options: dict[str, Any], hidden: tuple[int, ...], input_norm: bool) -> None:
+def test_a_cohort_ends_where_its_clients_end(
+    kind: str, options: dict[str, Any], hidden: tuple[int, ...], input_norm: bool
+) -> None:
     backbone = model(kind, hidden=hidden, input_norm=input_norm, dropout=0.4, **options)
     alone, together = both_ways(uneven_clients(), backbone, torch.float64, 4, epochs=2, lr=0.02, weight_decay=5e-4)
     assert_same(alone, together, 1e-10)
@@ -197,7 +220,9 @@ def test_attention_passes_gradcheck(masked: bool) -> None:
     data, ours = client(7, 9), model("gat", heads=2)
     matrix = build_inputs(data, ours, dtype=torch.float64).hidden[0].csr
     generator = Stream(0).torch()
-    z, scores, own = (torch.randn(7, width, dtype=torch.float64, generator=generator, requires_grad=True) for width in (6, 2, 2))
+    z, scores, own = (
+        torch.randn(7, width, dtype=torch.float64, generator=generator, requires_grad=True) for width in (6, 2, 2)
+    )
     mask = DropoutSource([generator]).mask((matrix.nnz,), matrix.nnz, 2, 0.5, torch.float64) if masked else None
     assert torch.autograd.gradcheck(lambda *tensors: _Attention.apply(*tensors, matrix, mask), (z, scores, own))
 
@@ -219,7 +244,10 @@ def test_attention_dropout() -> None:
         return train_locally(ours, weights, None, inputs, epochs=2, lr=0.1, dropout=source).weights
 
     assert equal_weights(end(1), end(1)) and not equal_weights(end(1), end(2)) and not equal_weights(end(1), end(None))
-    everything, source = build_inputs(data, model("gat", hidden=(), attention_dropout=0.5)), DropoutSource([Stream(3).torch()])
+    everything, source = (
+        build_inputs(data, model("gat", hidden=(), attention_dropout=0.5)),
+        DropoutSource([Stream(3).torch()]),
+    )
     alone = model("gat", hidden=(), attention_dropout=0.5)
     product = {"layers.0.weight": torch.ones(20, NUM_CLASSES)}
     with torch.no_grad():
@@ -232,7 +260,9 @@ def test_gprgnn_starts_as_appnp() -> None:
     data, ours = client(15, 12), model("gprgnn", hops=4, alpha=0.2)
     weights = get_weights(ours)
     gamma = weights["gamma"]
-    assert gamma.tolist() == pytest.approx([0.2, 0.2 * 0.8, 0.2 * 0.64, 0.2 * 0.512, 0.8**4]) and float(gamma.sum()) == pytest.approx(1.0)
+    assert gamma.tolist() == pytest.approx([0.2, 0.2 * 0.8, 0.2 * 0.64, 0.2 * 0.512, 0.8**4]) and float(
+        gamma.sum()
+    ) == pytest.approx(1.0)
     mlp = build_backbone("mlp", num_features=NUM_FEATURES, num_classes=NUM_CLASSES, hidden=(6,), stream=Stream(0))
     plain = predict(mlp, {name: tensor for name, tensor in weights.items() if name != "gamma"}, build_inputs(data, mlp))
     expected = APPNP(K=4, alpha=0.2)(plain, data.edge_index)
@@ -256,7 +286,9 @@ def test_dgcn_without_hops_is_an_mlp() -> None:
     data, ours = client(12, 14), model("dgcn", hops=0)
     mlp = build_backbone("mlp", num_features=NUM_FEATURES, num_classes=NUM_CLASSES, hidden=(6,), stream=Stream(0))
     weights = get_weights(ours)
-    torch.testing.assert_close(predict(ours, weights, build_inputs(data, ours)), predict(mlp, weights, build_inputs(data, mlp)))
+    torch.testing.assert_close(
+        predict(ours, weights, build_inputs(data, ours)), predict(mlp, weights, build_inputs(data, mlp))
+    )
 
 
 def test_restriction_keeps_only_reachable_rows() -> None:
@@ -282,8 +314,12 @@ def test_sparse_features_stay_sparse() -> None:
 def test_same_stream_same_weights_in_every_group() -> None:
     before = torch.random.get_rng_state()
     for kind, options in KINDS:
-        first, again, other = (model(kind, seed=seed, head=kind != "sgc", input_norm=True, **options) for seed in (1, 1, 2))
-        assert equal_weights(get_weights(first), get_weights(again)) and not equal_weights(get_weights(first), get_weights(other))
+        first, again, other = (
+            model(kind, seed=seed, head=kind != "sgc", input_norm=True, **options) for seed in (1, 1, 2)
+        )
+        assert equal_weights(get_weights(first), get_weights(again)) and not equal_weights(
+            get_weights(first), get_weights(other)
+        )
         for name in get_weights(first):
             assert sum(name.startswith(group) for group in first.shared_groups) == 1
     assert torch.equal(before, torch.random.get_rng_state())

@@ -114,12 +114,18 @@ def test_normalising_by_stretches_changes_nothing(monkeypatch: pytest.MonkeyPatc
 
 
 def test_products_are_multiplied_out_only_where_that_is_less_work() -> None:
-    """In a clique whose nodes have five words each, none in common, every row of P x holds all words: P and x apart are less."""
+    """In a clique whose nodes have five words each, none in common, every row of P x holds all words: P and x apart are
+    less.
+    """
     nodes, words = 30, 5
     arcs = torch.ones(nodes, nodes).fill_diagonal_(0).nonzero().T
     x = torch.kron(torch.eye(nodes), torch.ones(1, words))
     x = torch.cat([x, torch.zeros(nodes, 150)], dim=1)
-    pieces = {"edge_index": arcs, "edge_ptr": torch.tensor([0, arcs.shape[1]]), "x": to_torch_csr(sp.csr_matrix(x.numpy()))}
+    pieces = {
+        "edge_index": arcs,
+        "edge_ptr": torch.tensor([0, arcs.shape[1]]),
+        "x": to_torch_csr(sp.csr_matrix(x.numpy())),
+    }
     clique = replace(graph_set(0, sizes=(nodes,)), **pieces)
     pack = pack_graphs(clique, dtype=torch.float64)
     assert pack.rows("x", "sum") is None
@@ -130,7 +136,8 @@ def test_products_are_multiplied_out_only_where_that_is_less_work() -> None:
     grads = [torch.autograd.grad(out.square().sum(), weight)[0] for out in (found, expected)]
     torch.testing.assert_close(*grads)
     assert pack_graphs(graph_set(0, one_hot=True)).rows("x", "sum") is not None
-    # Full rows of few columns have as many terms, but their product is as narrow as they are: COLLAB's structure embedding.
+    # Full rows of few columns have as many terms, but their product is as narrow as they are: COLLAB's structure
+    # embedding.
     narrow = replace(clique, x=torch.rand(nodes, 16, generator=Stream(1).torch()))
     product = pack_graphs(narrow, dtype=torch.float64).rows("x", "sum")
     assert isinstance(product, torch.Tensor)

@@ -39,8 +39,10 @@ def plain(model: StructureNet, weights: dict[str, Tensor], nsf: Tensor) -> Tenso
 def test_gradients_of_a_group_equal_autograd(hidden: tuple[int, ...] | None, dense: bool) -> None:
     model = net(hidden)
     generator = torch.Generator().manual_seed(1)
-    weights = {k: t + 0.1 * torch.randn(t.shape, generator=generator, dtype=t.dtype)
-               for k, t in model.first_weights(Stream(0), torch.float64).items()}  # fmt: skip
+    weights = {
+        k: t + 0.1 * torch.randn(t.shape, generator=generator, dtype=t.dtype)
+        for k, t in model.first_weights(Stream(0), torch.float64).items()
+    }
     nsf = torch.randn(N, model.width, dtype=torch.float64, generator=generator)
     blocks = [rows(k, 4 + k) for k in range(3)]
     shares = [0.5, 0.2, 0.3]
@@ -66,8 +68,13 @@ def test_gradients_of_a_group_equal_autograd(hidden: tuple[int, ...] | None, den
 
 def test_direct_form_is_proposition_2() -> None:
     """dL_i/dS = Abar^T R, row by row."""
-    block, residual = rows(0, 6), torch.randn(6, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    run = net(None).run({}, torch.zeros(N, CLASSES, dtype=torch.float64), Group.of([Reach.of([block], torch.float64)]), None)
+    block, residual = (
+        rows(0, 6),
+        torch.randn(6, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
+    )
+    run = net(None).run(
+        {}, torch.zeros(N, CLASSES, dtype=torch.float64), Group.of([Reach.of([block], torch.float64)]), None
+    )
     _, grad = run.gradients([residual], [1.0], nsf=True)
     assert grad is not None
     torch.testing.assert_close(grad, torch.from_numpy(block.toarray().T) @ residual, atol=1e-12, rtol=0)
@@ -75,15 +82,21 @@ def test_direct_form_is_proposition_2() -> None:
 
 def test_trained_betas_are_differentiated_too() -> None:
     model = net((4,))
-    weights = model.first_weights(Stream(3), torch.float64) | {"betas": torch.tensor([0.2, 0.5, 1.0], dtype=torch.float64)}
+    weights = model.first_weights(Stream(3), torch.float64) | {
+        "betas": torch.tensor([0.2, 0.5, 1.0], dtype=torch.float64)
+    }
     nsf = torch.randn(N, model.width, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     powers = [rows(k, 5) for k in range(3)]
     residual = torch.randn(5, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    grads, nsf_grad = model.run(weights, nsf, Group.of([Reach.of(powers, torch.float64)]), None).gradients([residual], [1.0], nsf=True)
+    grads, nsf_grad = model.run(weights, nsf, Group.of([Reach.of(powers, torch.float64)]), None).gradients(
+        [residual], [1.0], nsf=True
+    )
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}
     s = nsf.clone().requires_grad_()
     embedded = plain(model, leaves, s)
-    z = torch.stack([beta * (torch.from_numpy(p.toarray()) @ embedded) for beta, p in zip(leaves["betas"], powers, strict=True)]).sum(0)
+    z = torch.stack(
+        [beta * (torch.from_numpy(p.toarray()) @ embedded) for beta, p in zip(leaves["betas"], powers, strict=True)]
+    ).sum(0)
     expected = torch.autograd.grad((z * residual).sum(), [leaves["betas"], s])
     torch.testing.assert_close(grads["betas"], expected[0], atol=1e-10, rtol=0)
     assert nsf_grad is not None
@@ -100,7 +113,9 @@ def test_every_client_draws_its_own_dropout_alone_or_together() -> None:
     def generators() -> list[torch.Generator]:
         return [torch.Generator().manual_seed(k) for k in range(2)]
 
-    together, nsf_together = model.run(weights, nsf, Group.of(reaches), generators()).gradients(residuals, [0.4, 0.6], nsf=True)
+    together, nsf_together = model.run(weights, nsf, Group.of(reaches), generators()).gradients(
+        residuals, [0.4, 0.6], nsf=True
+    )
     alone = [
         model.run(weights, nsf, Group.of([reach]), [generator]).gradients([residuals[0]], [share], nsf=True)
         for reach, generator, share in zip(reaches, generators(), [0.4, 0.6], strict=True)
@@ -119,7 +134,9 @@ def test_dropout_keeps_the_mean() -> None:
     nsf = torch.randn(N, model.width, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     group = Group.of([Reach.of([sp.eye(N, format="csr")], torch.float64)])
     exact = model.run(weights, nsf, group, None).clients[0].z
-    mean = torch.stack([model.run(weights, nsf, group, [torch.Generator().manual_seed(k)]).clients[0].z for k in range(300)]).mean(0)
+    mean = torch.stack(
+        [model.run(weights, nsf, group, [torch.Generator().manual_seed(k)]).clients[0].z for k in range(300)]
+    ).mean(0)
     assert float((mean - exact).abs().max()) < 0.1 * float(exact.abs().max())
 
 

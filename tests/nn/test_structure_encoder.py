@@ -1,4 +1,6 @@
-"""The feature-structure encoder: its algebra on small numbers, its written-out gradients against autograd, and padding."""
+"""The feature-structure encoder: its algebra on small numbers, its written-out gradients against autograd, and
+padding.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def random(*shape: int, seed: int = 3) -> Tensor:
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def reference_loss(weights: dict[str, Tensor], x: Tensor, y: Tensor, s: Tensor, predicted: Tensor, lambda2: float) -> Tensor:
+def reference_loss(
+    weights: dict[str, Tensor], x: Tensor, y: Tensor, s: Tensor, predicted: Tensor, lambda2: float
+) -> Tensor:
     """L_F as the paper writes it, all dense."""
     e = torch.relu(x @ weights["embed.weight"] + weights["embed.bias"])
     q = e @ weights["project.weight"] + weights["project.bias"]
@@ -83,7 +87,9 @@ def test_written_out_gradients_are_autograds(sparse: bool) -> None:
         torch.testing.assert_close(grad, weights[name].grad, rtol=1e-10, atol=1e-14)
     torch.testing.assert_close(node_grad, s.grad, rtol=1e-10, atol=1e-14)
     z_grad = e_grad * (e > 0)
-    torch.testing.assert_close(data.x[data.train].double().T @ z_grad, weights["embed.weight"].grad, rtol=1e-10, atol=1e-14)
+    torch.testing.assert_close(
+        data.x[data.train].double().T @ z_grad, weights["embed.weight"].grad, rtol=1e-10, atol=1e-14
+    )
 
 
 def test_the_projector_hears_labels_and_the_classifier_predictions() -> None:
@@ -105,8 +111,17 @@ def test_training_equals_adam_on_the_dense_formula() -> None:
     start, s0 = encoder(), random(6, WIDTH, seed=8)
     state = fresh_state("adam", {**start, PROXIES: s0})
     result = train_encoder(start, s0, state, inputs, predicted, epochs=4, lr=0.01, proxy_lr=0.05, lambda2=0.7)
-    again = train_encoder(result.weights, result.proxies, result.optimizer_state, inputs, predicted, epochs=3, lr=0.01, proxy_lr=0.05,
-                          lambda2=0.7)  # fmt: skip
+    again = train_encoder(
+        result.weights,
+        result.proxies,
+        result.optimizer_state,
+        inputs,
+        predicted,
+        epochs=3,
+        lr=0.01,
+        proxy_lr=0.05,
+        lambda2=0.7,
+    )
     weights, s = {name: tensor.clone().requires_grad_() for name, tensor in start.items()}, s0.clone().requires_grad_()
     adam = torch.optim.Adam([{"params": list(weights.values()), "lr": 0.01}, {"params": [s], "lr": 0.05}])
     for _ in range(7):
@@ -160,7 +175,9 @@ def test_divergence_by_hand() -> None:
     assert divergence(p, q.log()).tolist() == pytest.approx([expected, 0.0], abs=1e-7)
     backwards = 0.9 * math.log(0.9 / 0.5) + 0.1 * math.log(0.1 / 0.5)
     assert divergence(q, p.log()).tolist() == pytest.approx([backwards, 0.0], abs=1e-7)
-    assert divergence(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]]).log()).item() == pytest.approx(math.log(2))  # 0 log 0 = 0
+    assert divergence(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]]).log()).item() == pytest.approx(
+        math.log(2)
+    )  # 0 log 0 = 0
 
 
 def test_class_means() -> None:
@@ -175,7 +192,11 @@ def test_class_means() -> None:
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_clients_side_by_side_end_where_they_end_alone(sparse: bool) -> None:
-    datas = [nodes(12, 1, train=6, sparse=sparse), nodes(9, 2, train=3, sparse=sparse), nodes(5, 3, train=0, sparse=sparse)]
+    datas = [
+        nodes(12, 1, train=6, sparse=sparse),
+        nodes(9, 2, train=3, sparse=sparse),
+        nodes(5, 3, train=0, sparse=sparse),
+    ]
     single, common, classes = [inputs_of(data) for data in datas], encoder(), random(CLASSES, WIDTH)
     stacked = stack_encoder_inputs(single)
     rows = len(stacked.y) // len(datas)
@@ -187,7 +208,9 @@ def test_clients_side_by_side_end_where_they_end_alone(sparse: bool) -> None:
     p, q = soft_labels(common, classes, s.view(-1, WIDTH), stacked)
     weights = {name: tensor.expand(len(datas), *tensor.shape) for name, tensor in common.items()}
     settings = {"epochs": 3, "lr": 0.01, "proxy_lr": 0.05, "lambda2": 0.7}
-    state = fresh_state("adam", {**{n: t.contiguous() for n, t in weights.items()}, PROXIES: s.view(-1, WIDTH)}, clients=len(datas))
+    state = fresh_state(
+        "adam", {**{n: t.contiguous() for n, t in weights.items()}, PROXIES: s.view(-1, WIDTH)}, clients=len(datas)
+    )
     together = train_encoder(weights, s.view(-1, WIDTH), state, stacked, predicted.view(-1, CLASSES), **settings)  # type: ignore[arg-type]
     padded = len(stacked.owner) // len(datas)
     for k, (inputs, data) in enumerate(zip(single, datas, strict=True)):
@@ -197,12 +220,20 @@ def test_clients_side_by_side_end_where_they_end_alone(sparse: bool) -> None:
         assert torch.equal(chosen[: data.num_nodes], taught(own_q, inputs, 0.4))
         assert not bool(chosen[data.num_nodes :].any())
         own = s[k, : len(inputs.y)]
-        alone = train_encoder(common, own, fresh_state("adam", {**common, PROXIES: own}), inputs, predicted[k, : len(inputs.y)],
-                              **settings)  # type: ignore[arg-type] # fmt: skip
+        alone = train_encoder(
+            common,
+            own,
+            fresh_state("adam", {**common, PROXIES: own}),
+            inputs,
+            predicted[k, : len(inputs.y)],
+            **settings,
+        )  # type: ignore[arg-type]
         for name, tensor in alone.weights.items():
             torch.testing.assert_close(together.weights[name][k], tensor, rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(together.proxies.view(len(datas), rows, -1)[k, : len(inputs.y)], alone.proxies)
-        torch.testing.assert_close(class_means(together.proxies, stacked, CLASSES)[k], class_means(alone.proxies, inputs, CLASSES)[0])
+        torch.testing.assert_close(
+            class_means(together.proxies, stacked, CLASSES)[k], class_means(alone.proxies, inputs, CLASSES)[0]
+        )
 
 
 def test_first_weights_are_bounded_by_fan_out() -> None:
@@ -220,13 +251,17 @@ def test_distilled_loss_is_that_of_the_labels_plus_divergence(labels: str) -> No
     targets, weight = torch.softmax(random(10, CLASSES, seed=5), dim=-1), random(10, seed=6)
     loss = distilled(targets, weight, inputs, labels)
     value, grad = loss.value_and_grad(logits.detach(), inputs)
-    by_hand = get_loss(labels).value(logits, inputs) + (weight * divergence(targets, torch.log_softmax(logits, -1))).sum()
+    by_hand = (
+        get_loss(labels).value(logits, inputs) + (weight * divergence(targets, torch.log_softmax(logits, -1))).sum()
+    )
     torch.testing.assert_close(value, by_hand.detach())
     torch.testing.assert_close(loss.value(logits, inputs), by_hand)
     by_hand.sum().backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(grad, logits.grad)
     same = distilled(torch.softmax(logits.detach(), -1), weight, inputs, labels).value_and_grad(logits.detach(), inputs)
-    torch.testing.assert_close(same[0], get_loss(labels).value(logits.detach(), inputs))  # no divergence where they agree
+    torch.testing.assert_close(
+        same[0], get_loss(labels).value(logits.detach(), inputs)
+    )  # no divergence where they agree
 
 
 def test_without_classifier_the_projector_teaches() -> None:

@@ -22,17 +22,25 @@ from isthmus.tensors import equal_weights, get_weights, max_difference
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_steps_equal_torch(optimizer: str, weight_decay: float) -> None:
     generator = Stream(0).torch()
-    weights = {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in {"a": (4, 3), "b": (7,)}.items()}
+    weights = {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64)
+        for name, shape in {"a": (4, 3), "b": (7,)}.items()
+    }
     parameters = {name: nn.Parameter(tensor.clone()) for name, tensor in weights.items()}
     kind = torch.optim.Adam if optimizer == "adam" else torch.optim.SGD
     reference = kind(list(parameters.values()), lr=0.03, weight_decay=weight_decay)
     state = fresh_state(optimizer, weights)
     for _ in range(20):
-        grads = {name: torch.randn(tensor.shape, generator=generator, dtype=torch.float64) for name, tensor in weights.items()}
+        grads = {
+            name: torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+            for name, tensor in weights.items()
+        }
         for name, parameter in parameters.items():
             parameter.grad = grads[name].clone()
         reference.step()
-        state = take_step(weights, grads, state, step_plan(optimizer, state.steps, 1, 0.03, weight_decay, torch.float64))
+        state = take_step(
+            weights, grads, state, step_plan(optimizer, state.steps, 1, 0.03, weight_decay, torch.float64)
+        )
     assert state.steps == (20,)
     assert max_difference(weights, {name: parameter.detach() for name, parameter in parameters.items()}) < 1e-7
 
@@ -79,7 +87,9 @@ def test_donated_weights_give_the_same_result_in_the_same_memory() -> None:
     start = train_locally(backbone, get_weights(backbone), None, inputs, epochs=2, lr=0.1)
     kept = train_locally(backbone, start.weights, start.optimizer_state, inputs, epochs=2, lr=0.1)
     given = train_locally(backbone, start.weights, start.optimizer_state, inputs, epochs=2, lr=0.1, donate=True)
-    assert equal_weights(kept.weights, given.weights) and equal_weights(kept.optimizer_state.second, given.optimizer_state.second)
+    assert equal_weights(kept.weights, given.weights) and equal_weights(
+        kept.optimizer_state.second, given.optimizer_state.second
+    )
     assert all(given.weights[name].data_ptr() == start.weights[name].data_ptr() for name in start.weights)
 
 
@@ -96,7 +106,9 @@ def test_epochs_compose() -> None:
     assert not equal_weights(reset.weights, once.weights)
 
 
-@pytest.mark.parametrize("names", [("layers.0.weight",), ("layers.1.weight", "layers.1.bias"), ("input_norm.gamma", "input_norm.beta")])
+@pytest.mark.parametrize(
+    "names", [("layers.0.weight",), ("layers.1.weight", "layers.1.bias"), ("input_norm.gamma", "input_norm.beta")]
+)
 def test_frozen_parameters_stay(names: tuple[str, ...]) -> None:
     data = client(20, 4)
     backbone = model("gcn", input_norm=True)

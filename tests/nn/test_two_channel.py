@@ -32,7 +32,13 @@ def batch_of(data: GraphSetData, s: Tensor | None = None, graphs: list[int] | No
 
 
 def model_of(features: str = "gin", structure: str = "gcn", **changes: Any) -> TwoChannel:
-    shape: dict[str, Any] = {"num_features": 6, "num_classes": 3, "num_structure": 8, "hidden": (5, 5, 5), "stream": Stream(3)} | changes
+    shape: dict[str, Any] = {
+        "num_features": 6,
+        "num_classes": 3,
+        "num_structure": 8,
+        "hidden": (5, 5, 5),
+        "stream": Stream(3),
+    } | changes
     return TwoChannel(features, structure, **shape).double()
 
 
@@ -88,7 +94,9 @@ def test_gradients_are_right(features: str, structure: str) -> None:
     model, batch = model_of(features, structure, hidden=(3, 3)), batch_of(data)
     names = [name for name, _ in model.named_parameters()]
     values = tuple(parameter.detach().clone().requires_grad_() for parameter in model.parameters())
-    assert torch.autograd.gradcheck(lambda *w: functional_call(model, dict(zip(names, w, strict=True)), (batch,)), values)
+    assert torch.autograd.gradcheck(
+        lambda *w: functional_call(model, dict(zip(names, w, strict=True)), (batch,)), values
+    )
 
 
 def test_dropout_comes_after_post_too() -> None:
@@ -188,12 +196,22 @@ def test_without_pooling_logits_are_the_papers_row_by_row(features: str) -> None
         z = pyg_conv(conv)(torch.cat([h, g], 1), data.edge_index)
         h, g = z if features == "sgc" else torch.relu(z), torch.tanh(pyg_conv(other)(g, data.edge_index))
     wanted = model.readout(torch.relu(model.post(model.mix(torch.cat([h, g], 1)))))
-    batch = node_batch(data.x, data.edge_index, torch.zeros(9, dtype=torch.int64), 3, extra={"s": s}, dtype=torch.float64)
+    batch = node_batch(
+        data.x, data.edge_index, torch.zeros(9, dtype=torch.int64), 3, extra={"s": s}, dtype=torch.float64
+    )
     assert torch.allclose(model(batch), wanted, atol=1e-10)
 
 
 @pytest.mark.parametrize(
-    "bad", [{"hidden": ()}, {"num_features": 0}, {"num_structure": 0}, {"dropout": 1.0}, {"features": "gatt"}, {"structure": "x"}]
+    "bad",
+    [
+        {"hidden": ()},
+        {"num_features": 0},
+        {"num_structure": 0},
+        {"dropout": 1.0},
+        {"features": "gatt"},
+        {"structure": "x"},
+    ],
 )
 def test_what_cannot_be_is_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):

@@ -1,4 +1,6 @@
-"""Ours beside theirs, on made-up results: spreads, differences, gains and verdicts have values one can work out by hand."""
+"""Ours beside theirs, on made-up results: spreads, differences, gains and verdicts have values one can work out by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -38,21 +40,35 @@ NOTE
 """
 
 
-def paper(mid: str = "70.0+-2.0 (50)", spread: str = "population", high: str = 'high = { mid = "high-GCN" }', note: str = "") -> Paper:
-    return read_paper("mini", PAPER.replace("MID", mid).replace("SPREAD", spread).replace("HIGH", high).replace("NOTE", note))
+def paper(
+    mid: str = "70.0+-2.0 (50)", spread: str = "population", high: str = 'high = { mid = "high-GCN" }', note: str = ""
+) -> Paper:
+    return read_paper(
+        "mini", PAPER.replace("MID", mid).replace("SPREAD", spread).replace("HIGH", high).replace("NOTE", note)
+    )
 
 
 def result(seed: int, score: float | None, per_client: dict[str, float] | None = None) -> dict[str, Any]:
     return {
-        "seed": seed, "score": score, "test_minority": None, "seconds_per_round": 0.5, "seconds": {"train": 2.0, "eval": 1.0},
-        "parameters": {"trainable": 10, "shared": 4}, "per_client": [{"client": c, "test_score": v} for c, v in (per_client or {}).items()],
-        "versions": {"isthmus": "0"}, "source": "mirror", "finished": "2020-01-02T03:04:05+00:00", "run_dir": f"r{seed}",
-    }  # fmt: skip
+        "seed": seed,
+        "score": score,
+        "test_minority": None,
+        "seconds_per_round": 0.5,
+        "seconds": {"train": 2.0, "eval": 1.0},
+        "parameters": {"trainable": 10, "shared": 4},
+        "per_client": [{"client": c, "test_score": v} for c, v in (per_client or {}).items()],
+        "versions": {"isthmus": "0"},
+        "source": "mirror",
+        "finished": "2020-01-02T03:04:05+00:00",
+        "run_dir": f"r{seed}",
+    }
 
 
 def judge(table: Table, scores: dict[str, list[float | None]], reason: str = "") -> dict[str, Comparison]:
     given = {row: {seed: result(seed, score) for seed, score in enumerate(values)} for row, values in scores.items()}
-    rows = compare_table(table, table.cells, lambda cell: given.get(cell.row, {}), lambda cell: "" if cell.row in given else reason)
+    rows = compare_table(
+        table, table.cells, lambda cell: given.get(cell.row, {}), lambda cell: "" if cell.row in given else reason
+    )
     return {row.cell.row: row for row in rows}
 
 
@@ -89,7 +105,9 @@ def test_without_a_published_spread_ours_is_the_yardstick() -> None:
     row = one([0.70, 0.72, 0.74], mid="70.0")
     assert row.yardstick == row.spread == pytest.approx(math.sqrt(8 / 3))
     assert row.verdict == "within 2"
-    assert one([0.70, 0.72, 0.74], mid="70.0+-0.0").verdict == "within 2"  # a spread of nought is rounded away, not certainty
+    assert (
+        one([0.70, 0.72, 0.74], mid="70.0+-0.0").verdict == "within 2"
+    )  # a spread of nought is rounded away, not certainty
 
 
 def test_one_seed_has_no_spread_and_says_so() -> None:
@@ -104,14 +122,25 @@ def test_a_note_explains_what_is_far_off_but_not_what_fits() -> None:
     assert one([0.9, 0.9], note=note).verdict == "explained"
     assert one([0.7, 0.7], note=note).verdict == "within 1"
     assert one([0.9, 0.9], note='[[table.note]]\nnote = "a remark on the whole table"').verdict == "above"
-    assert one([0.9, 0.9], note='[[table.note]]\nonly = "mid"\nnote = "what is known of it explains nothing"').verdict == "above"
-    assert one([0.9, 0.9], note='[[table.note]]\nonly = "mid"\nprinted = "9.0"\nnote = "a misprint does"').verdict == "explained"
+    assert (
+        one([0.9, 0.9], note='[[table.note]]\nonly = "mid"\nnote = "what is known of it explains nothing"').verdict
+        == "above"
+    )
+    assert (
+        one([0.9, 0.9], note='[[table.note]]\nonly = "mid"\nprinted = "9.0"\nnote = "a misprint does"').verdict
+        == "explained"
+    )
 
 
 def test_a_note_for_several_cells_names_them_all() -> None:
-    note = '[[table.note]]\nonly = ["low", "mid"]\nnote = "Said of two."\n[[table.note]]\nonly = ["mid"]\nfinding = "Said of one."'
+    note = (
+        '[[table.note]]\nonly = ["low", "mid"]\nnote = "Said of two."\n[[table.note]]\nonly = ["mid"]\nfinding = '
+        '"Said of one."'
+    )
     book = paper(note=note)
-    page = write_page(book, [(book.tables[0], list(judge(book.tables[0], {"low": [0.6], "mid": [0.9]}).values()))], [result(0, 0.6)])
+    page = write_page(
+        book, [(book.tables[0], list(judge(book.tables[0], {"low": [0.6], "mid": [0.9]}).values()))], [result(0, 0.6)]
+    )
     assert "- low / X, mid / X: Said of two." in page
     assert "- **1: mid / X 90.00 ± unknown (published 70.00 ± 2.00 (50.00)).** Said of one." in page
     with pytest.raises(DataError, match="no cell matches the note for 'nobody'"):
@@ -155,7 +184,11 @@ def test_fedstar_spread_is_the_mean_of_the_clients_sample_stds() -> None:
     table = paper(spread="client-stds").tables[0]
     clients = [{"a": 0.5, "b": 0.9}, {"a": 0.7, "b": 0.7}]
     given = {seed: result(seed, 0.7, scores) for seed, scores in enumerate(clients)}
-    (row,) = [r for r in compare_table(table, table.cells, lambda cell: given if cell.row == "mid" else {}) if r.cell.row == "mid"]
+    (row,) = [
+        r
+        for r in compare_table(table, table.cells, lambda cell: given if cell.row == "mid" else {})
+        if r.cell.row == "mid"
+    ]
     assert row.spread == pytest.approx(100 * math.sqrt(0.02))  # both clients: values 0.2 apart, ddof 1
     assert row.run_spread == 0.0
     assert row.yardstick == pytest.approx(2.0 / math.sqrt(2))  # the mean of two clients varies less than either
@@ -165,12 +198,22 @@ def test_fedstar_spread_is_the_mean_of_the_clients_sample_stds() -> None:
 
 
 def test_the_spread_of_a_last_round_is_that_of_the_last_round() -> None:
-    table = read_paper("mini", PAPER.replace("MID", "70.0+-2.0").replace("SPREAD", "client-stds").replace("HIGH", "").replace("NOTE", "")
-                       .replace('"mid" = {', '"mid" = { score = "test_client_mean_last",')).tables[0]  # fmt: skip
+    table = read_paper(
+        "mini",
+        PAPER.replace("MID", "70.0+-2.0")
+        .replace("SPREAD", "client-stds")
+        .replace("HIGH", "")
+        .replace("NOTE", "")
+        .replace('"mid" = {', '"mid" = { score = "test_client_mean_last",'),
+    ).tables[0]
     given = {seed: result(seed, 0.7) | {"test_client_mean_last": 0.7} for seed in range(2)}
     for seed, each in given.items():
         each["per_client"] = [{"client": c, "test_score": 0.7, "test_score_last": 0.6 + 0.2 * seed} for c in "ab"]
-    (row,) = [r for r in compare_table(table, table.cells, lambda cell: given if cell.row == "mid" else {}) if r.cell.row == "mid"]
+    (row,) = [
+        r
+        for r in compare_table(table, table.cells, lambda cell: given if cell.row == "mid" else {})
+        if r.cell.row == "mid"
+    ]
     assert row.spread == pytest.approx(100 * math.sqrt(0.02))
 
 
@@ -188,10 +231,15 @@ def test_the_page_shows_what_was_run_and_why_the_rest_was_not() -> None:
     note = '[[table.note]]\nonly = "mid"\nfinding = "It needs more rounds."\n'
     note += '[[table.note]]\nonly = "low"\nprinted = "6.0"\nnote = "A misprint."'
     book = paper(note=note)
-    rows = list(judge(book.tables[0], {"low": [0.6, 0.6], "mid": [0.9, 0.9]}, reason="method x is not here yet").values())
+    rows = list(
+        judge(book.tables[0], {"low": [0.6, 0.6], "mid": [0.9, 0.9]}, reason="method x is not here yet").values()
+    )
     page = write_page(book, [(book.tables[0], rows)], [result(0, 0.6), result(1, 0.6)])
     assert "2 runs, the newest of 2020-01-02; seeds 0, 1" in page
-    assert "| mid / X | 70.00 ± 2.00 (50.00) | 90.00 ± 0.00 | 2 | +20.00 | explained | +30.00 ± 0.00 | 10 (4) | 3.0 |" in page
+    assert (
+        "| mid / X | 70.00 ± 2.00 (50.00) | 90.00 ± 0.00 | 2 | +20.00 | explained | +30.00 ± 0.00 | 10 (4) | 3.0 |"
+        in page
+    )
     assert "It needs more rounds." in page
     assert "[printed 6.0]" in published_text(rows[0])
     assert "3 of 5 cells not run: method x is not here yet" in page
@@ -200,7 +248,9 @@ def test_the_page_shows_what_was_run_and_why_the_rest_was_not() -> None:
 
 def test_the_page_does_not_hide_what_nobody_explained() -> None:
     book = paper()
-    page = write_page(book, [(book.tables[0], list(judge(book.tables[0], {"mid": [0.9, 0.9]}).values()))], [result(0, 0.9)])
+    page = write_page(
+        book, [(book.tables[0], list(judge(book.tables[0], {"mid": [0.9, 0.9]}).values()))], [result(0, 0.9)]
+    )
     assert "**Not explained:** 1: mid / X 90.00 ± 0.00 (published 70.00 ± 2.00 (50.00))." in page
 
 

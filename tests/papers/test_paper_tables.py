@@ -12,7 +12,18 @@ from isthmus.papers.tables import Table, find_tables, load_paper, matching, pape
 
 TABLES = {
     "fedstruct": ["10.1", "10.2", "10.3", "6.4a", "6.4b", "6.4c", "6.4d", "6.4e", "check.chameleon"],
-    "fedggr": ["8.2", "9.1", "4.controls", "10.encoders", "4.graph", "10.protections", "8.3", "4.backbones", "4.k", "4.widths"],
+    "fedggr": [
+        "8.2",
+        "9.1",
+        "4.controls",
+        "10.encoders",
+        "4.graph",
+        "10.protections",
+        "8.3",
+        "4.backbones",
+        "4.k",
+        "4.widths",
+    ],
     "hifgl": ["9.1", "9.2", "9.3", "9.4", "9.5", "9.6", "check.protocols"],
     "fedspray": ["8.2", "8.3", "8.5", "4.lambda1", "4.ds", "4.motivation", "check.teacher", "check.last"],
     "fedstar": ["8.1", "8.2", "8.3", "8.4", "8.10", "4.clients", "check.fedper", "check.splits"],
@@ -29,7 +40,7 @@ def cell(name: str, only: str) -> Cell:
     return found
 
 
-# -- the grammar ---------------------------------------------------------------------------------------------------------------
+# -- the grammar -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -42,7 +53,9 @@ def cell(name: str, only: str) -> Cell:
         ("?", None, None, None, False),
     ],
 )
-def test_a_cell_is_read(text: str, mean: float | None, spread: float | None, gain: float | None, approximate: bool) -> None:
+def test_a_cell_is_read(
+    text: str, mean: float | None, spread: float | None, gain: float | None, approximate: bool
+) -> None:
     assert parse_cell(text) == Published(text, mean, spread, gain, approximate)
 
 
@@ -54,13 +67,15 @@ def test_an_absent_cell() -> None:
     assert parse_cell("-") is None
 
 
-@pytest.mark.parametrize("text", ["", "79.34+-", "79.34±.85", "79,34", "79.34 +- .85", "1e3", "nan", "79.34+-.85 (", "--", "-3"])
+@pytest.mark.parametrize(
+    "text", ["", "79.34+-", "79.34±.85", "79,34", "79.34 +- .85", "1e3", "nan", "79.34+-.85 (", "--", "-3"]
+)
 def test_what_is_no_cell(text: str) -> None:
     with pytest.raises(DataError, match="is not a cell"):
         parse_cell(text)
 
 
-# -- the data ------------------------------------------------------------------------------------------------------------------
+# -- the data --------------------------------------------------------------------------------------
 
 
 def test_every_table_is_there() -> None:
@@ -70,9 +85,18 @@ def test_every_table_is_there() -> None:
 
 @pytest.mark.parametrize(
     ("name", "cells"),
-    [("fedstruct/10.1", 9 * 18 + 6), ("fedstruct/10.2", 17 * 18 + 2 * 9 + 2 * 6), ("fedstruct/10.3", 6 * 18 + 6), ("fedggr/8.2", 84),
-     ("hifgl/9.1", 27), ("hifgl/9.2", 33), ("fedspray/8.2", 168), ("fedstar/8.1", 32), ("fedstar/8.10", 9)],
-)  # fmt: skip
+    [
+        ("fedstruct/10.1", 9 * 18 + 6),
+        ("fedstruct/10.2", 17 * 18 + 2 * 9 + 2 * 6),
+        ("fedstruct/10.3", 6 * 18 + 6),
+        ("fedggr/8.2", 84),
+        ("hifgl/9.1", 27),
+        ("hifgl/9.2", 33),
+        ("fedspray/8.2", 168),
+        ("fedstar/8.1", 32),
+        ("fedstar/8.10", 9),
+    ],
+)
 def test_no_cell_is_lost(name: str, cells: int) -> None:
     assert len(table(name).cells) == cells
 
@@ -120,7 +144,9 @@ def test_printed_gains_follow_from_the_accuracies() -> None:
             if c.published.gain is None:
                 continue
             low = means[found.gain.low, c.column]
-            high = next((means[row, c.column] for ending, row in found.gain.high.items() if c.row.endswith(ending)), None)
+            high = next(
+                (means[row, c.column] for ending, row in found.gain.high.items() if c.row.endswith(ending)), None
+            )
             assert c.published.mean is not None and low is not None
             gain = c.published.mean - low if high is None else 100 * (c.published.mean - low) / (high - low)
             assert gain == pytest.approx(c.published.gain, abs=tolerance), c.name
@@ -155,7 +181,7 @@ def test_every_cell_says_how_it_is_run(paper: str) -> None:
         assert len(set(names)) == len(names)
 
 
-# -- finding tables and cells --------------------------------------------------------------------------------------------------
+# -- finding tables and cells ----------------------------------------------------------------------
 
 
 def test_tables_by_key_alias_and_section() -> None:
@@ -201,15 +227,20 @@ def test_numbers_are_not_beginnings() -> None:
 def test_the_printed_name_means_that_cell_alone(name: str) -> None:
     (found,) = select([table("fedstar/8.10")], name)
     assert (found.row, found.column) == ("FE GIN", "GCN")
-    assert {c.name for c in select([table("fedstar/8.10")], "gin gcn")} == {"FE GIN / GCN", "FE GCN / GIN"}  # words cannot tell them apart
+    assert {c.name for c in select([table("fedstar/8.10")], "gin gcn")} == {
+        "FE GIN / GCN",
+        "FE GCN / GIN",
+    }  # words cannot tell them apart
 
 
 def test_no_such_cell_lists_rows_and_columns() -> None:
-    with pytest.raises(ConfigError, match=r"no cell of fedstruct/10\.1 matches 'corra 10'.*FedSGD GNN.*Cora.*10 clients"):
+    with pytest.raises(
+        ConfigError, match=r"no cell of fedstruct/10\.1 matches 'corra 10'.*FedSGD GNN.*Cora.*10 clients"
+    ):
         select([table("fedstruct/10.1")], "corra 10")
 
 
-# -- a file with a slip --------------------------------------------------------------------------------------------------------
+# -- a file with a slip ----------------------------------------------------------------------------
 
 MINI = """
 title = "T"

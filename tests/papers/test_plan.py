@@ -23,7 +23,11 @@ def cell(**changes: object) -> Cell:
 def test_settings_are_the_presets_with_the_cells_on_top() -> None:
     (found,) = select(find_tables("fedstruct/10.1")[1], "fedsgd cora 20")
     settings = cell_settings(found, 7)
-    assert (settings.run.seed, settings.run.clients, settings.run.rounds) == (7, 20, 50)  # 50: what the reference code ran
+    assert (settings.run.seed, settings.run.clients, settings.run.rounds) == (
+        7,
+        20,
+        50,
+    )  # 50: what the reference code ran
     assert (settings.method_config.backbone, settings.method_config.loss) == ("sage", "double_softmax")
 
 
@@ -44,10 +48,17 @@ def test_what_is_missing_is_named(changes: dict[str, object], reason: str | None
 
 def test_no_cell_names_what_nobody_planned() -> None:
     """A slip in a table's settings would pass for something still to come."""
-    lacking = {why_not(found) for paper in paper_names() for table in load_paper(paper).tables for found in table.cells if not found.skip}
+    lacking = {
+        why_not(found)
+        for paper in paper_names()
+        for table in load_paper(paper).tables
+        for found in table.cells
+        if not found.skip
+    }
     assert lacking - {None} <= {
-        f"{what} is not here yet" for what in ("method fedsageplus", "method fedpub", "nsf gdv", "nsf n2v", "setting feature_model")
-    }  # fmt: skip
+        f"{what} is not here yet"
+        for what in ("method fedsageplus", "method fedpub", "nsf gdv", "nsf n2v", "setting feature_model")
+    }
 
 
 def test_settings_that_do_not_fit_are_told_as_resolve_tells_them() -> None:
@@ -85,8 +96,13 @@ def test_same_settings_same_folder_and_no_other() -> None:
     out = Path("out")
     first = cell_settings(cell(), 0)
     assert folder_of(first, out) == folder_of(cell_settings(cell(clients=3), 0), out)
-    others = [cell_settings(cell(), 1), cell_settings(cell(lr=0.5), 0), cell_settings(cell(dataset="csbm:nodes=61"), 0),
-              cell_settings(cell(split="20/10/70"), 0), cell_settings(cell(method="fedprox"), 0)]  # fmt: skip
+    others = [
+        cell_settings(cell(), 1),
+        cell_settings(cell(lr=0.5), 0),
+        cell_settings(cell(dataset="csbm:nodes=61"), 0),
+        cell_settings(cell(split="20/10/70"), 0),
+        cell_settings(cell(method="fedprox"), 0),
+    ]
     assert len({folder_of(settings, out) for settings in [first, *others]}) == 6
     assert folder_of(first, out).name.endswith("-s0")
     assert folder_of(first, out).parent == out

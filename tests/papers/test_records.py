@@ -8,11 +8,19 @@ from isthmus.papers import read_records, record_of, write_records
 from isthmus.papers.cells import measured
 
 RESULT = {
-    "seed": 3, "test": 0.5, "test_minority": None, "run_dir": "/somebody/elses/run-s3", "bytes": {"up": 1}, "curve": [1, 2],
-    "facts": {"learned_graph": {"cross_share": 0.25, "degrees": list(range(500))}, "clusters": [["client-0", "client-1"], ["client-2"]]},
+    "seed": 3,
+    "test": 0.5,
+    "test_minority": None,
+    "run_dir": "/somebody/elses/run-s3",
+    "bytes": {"up": 1},
+    "curve": [1, 2],
+    "facts": {
+        "learned_graph": {"cross_share": 0.25, "degrees": list(range(500))},
+        "clusters": [["client-0", "client-1"], ["client-2"]],
+    },
     "parameters": {"trainable": 7},
     "per_client": [{"client": "client-0", "nodes": 9, "test_score": 0.5, "test_score_last": 0.4}],
-}  # fmt: skip
+}
 
 
 def test_a_record_keeps_every_score_and_no_place_or_long_list(tmp_path: Path) -> None:
@@ -22,7 +30,10 @@ def test_a_record_keeps_every_score_and_no_place_or_long_list(tmp_path: Path) ->
     assert measured(record, "test") == 0.5 and measured(record, "facts.nothing.here") is None
     assert record["per_client"] == [{"client": "client-0", "test_score": 0.5, "test_score_last": 0.4}]
     assert "/somebody" not in (tmp_path / "x.jsonl").read_text() and not {"curve", "bytes"} & set(record)
-    assert record["facts"] == {"learned_graph": {"cross_share": 0.25}, "clusters": [["client-0", "client-1"], ["client-2"]]}
+    assert record["facts"] == {
+        "learned_graph": {"cross_share": 0.25},
+        "clusters": [["client-0", "client-1"], ["client-2"]],
+    }
 
 
 def test_no_file_is_no_records(tmp_path: Path) -> None:

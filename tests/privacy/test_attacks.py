@@ -21,8 +21,16 @@ def test_recovery() -> None:
     some = Recovery("x", "server", claimed=4, correct=3, of=6)
     assert (some.recall, some.precision, some.exact) == (0.5, 0.75, False)
     assert Recovery("x", "server", 3, 3, 3).exact and not Recovery("x", "server", 0, 0, 0).exact
-    assert some.to_json() == {"attack": "x", "party": "server", "claimed": 4, "correct": 3, "of": 6, "recall": 0.5, "precision": 0.75,
-                              "exact": False}  # fmt: skip
+    assert some.to_json() == {
+        "attack": "x",
+        "party": "server",
+        "claimed": 4,
+        "correct": 3,
+        "of": 6,
+        "recall": 0.5,
+        "precision": 0.75,
+        "exact": False,
+    }
 
 
 def test_input_is_read_from_a_real_layer() -> None:
@@ -69,7 +77,9 @@ def test_membership() -> None:
     mixed = membership_by_loss(np.array([1.0, 3.0]), np.array([2.0, 3.0]))
     assert mixed.auc == pytest.approx((1 + 1 + 0 + 0.5) / 4) and mixed.advantage == 0.5
     guessed = guess_members(np.array([0.1, 0.5, 0.9]), 0.5)
-    assert score_guesses(guessed, np.array([True, False, True]), "server") == Recovery("membership_by_loss", "server", 2, 1, 2)
+    assert score_guesses(guessed, np.array([True, False, True]), "server") == Recovery(
+        "membership_by_loss", "server", 2, 1, 2
+    )
     for bad in (np.empty(0), np.array([np.nan])):
         with pytest.raises(ValueError):
             membership_by_loss(bad, np.ones(2))
@@ -93,7 +103,10 @@ def test_reused_masks_are_recognised() -> None:
     fresh = np.random.default_rng(1).integers(0, 2**64, 64, dtype=np.uint64)
     number = np.full(64, 3 << 32, np.uint64)
     assert difference_under_one_mask(mask - number, mask, 32).values.tolist() == [-3.0] * 64
-    assert difference_under_one_mask(mask - number, mask, 32).plausible and not difference_under_one_mask(fresh, mask, 32).plausible
+    assert (
+        difference_under_one_mask(mask - number, mask, 32).plausible
+        and not difference_under_one_mask(fresh, mask, 32).plausible
+    )
 
 
 def test_peeling_reads_more_lists() -> None:

@@ -25,7 +25,9 @@ def test_updates_are_clipped_as_a_whole(noise: str, order: int) -> None:
     mechanism = Mechanism(1.5, 0.0, noise)
     release = mechanism.release_update(weights)
     assert release.clipped == 1 and math.isclose(_norm(dict(release.weights), order), 1.5, rel_tol=1e-6)
-    assert {n: (w.dtype, w.shape) for n, w in release.weights.items()} == {n: (w.dtype, w.shape) for n, w in weights.items()}
+    assert {n: (w.dtype, w.shape) for n, w in release.weights.items()} == {
+        n: (w.dtype, w.shape) for n, w in weights.items()
+    }
     ratio = release.weights["w"][0, 0] / weights["w"][0, 0]
     assert torch.allclose(release.weights["b"], weights["b"] * ratio)  # direction kept
     small = Mechanism(100.0, 0.0, noise).release_update(weights)
@@ -56,7 +58,12 @@ def test_bad_input_is_refused() -> None:
     for bad in (float("nan"), float("inf")):
         with pytest.raises(RunError, match="NaN or infinity"):
             Mechanism(1.0, 1.0).release_update({"w": torch.tensor([bad])})
-    for clip, multiplier, noise in ((0.0, 1.0, "gaussian"), (1.0, -1.0, "laplace"), (math.inf, 1.0, "gaussian"), (1.0, 1.0, "uniform")):
+    for clip, multiplier, noise in (
+        (0.0, 1.0, "gaussian"),
+        (1.0, -1.0, "laplace"),
+        (math.inf, 1.0, "gaussian"),
+        (1.0, 1.0, "uniform"),
+    ):
         with pytest.raises(ConfigError):
             Mechanism(clip, multiplier, noise)
     for delta in (0.0, 1.0, -1.0):
@@ -85,7 +92,7 @@ def test_warning_is_honest() -> None:
     assert update_warning(Mechanism(1.0, 1.0), {"w": torch.zeros(10, 10)}) is not None
 
 
-# -- accountant ------------------------------------------------------------------------------------------------------------------
+# -- accountant ------------------------------------------------------------------------------------
 
 
 def test_accountant() -> None:

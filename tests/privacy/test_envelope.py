@@ -47,7 +47,10 @@ def test_directions_have_different_keys() -> None:
 def test_every_header_field_is_authenticated(name: str) -> None:
     a, b = _pair()
     value = getattr(HEADER, name)
-    changed = replace(HEADER, **{name: value + 1 if isinstance(value, int) else {"sender": "c", "receiver": "c"}.get(name, value + "x")})
+    changed = replace(
+        HEADER,
+        **{name: value + 1 if isinstance(value, int) else {"sender": "c", "receiver": "c"}.get(name, value + "x")},
+    )
     with pytest.raises(ProtocolError):
         b.open(Envelope(changed, a.seal(HEADER, MESSAGE).body))
 
@@ -81,8 +84,12 @@ def test_truncated_extended_replayed_misaddressed() -> None:
 
 def test_a_sender_cannot_seal_what_it_may_not() -> None:
     a, _ = _pair()
-    for header, message in ((replace(HEADER, sender="b"), MESSAGE), (replace(HEADER, run="x"), MESSAGE), (HEADER, b"short"),
-                            (replace(HEADER, receiver="z"), MESSAGE)):  # fmt: skip
+    for header, message in (
+        (replace(HEADER, sender="b"), MESSAGE),
+        (replace(HEADER, run="x"), MESSAGE),
+        (HEADER, b"short"),
+        (replace(HEADER, receiver="z"), MESSAGE),
+    ):
         with pytest.raises(ProtocolError):
             a.seal(header, message)
 

@@ -18,7 +18,9 @@ QUICK = settings(max_examples=60, deadline=None)
 
 def _pairs(prime: int) -> tuple[list[int], list[int]]:
     """Random elements and all corners: 0, 1, p - 1, and neighbours of powers of two."""
-    corners = sorted({value % prime for k in range(62) for value in (2**k - 1, 2**k, 2**k + 1)} | {0, 1, prime - 1, (prime - 1) // 2})
+    corners = sorted(
+        {value % prime for k in range(62) for value in (2**k - 1, 2**k, 2**k + 1)} | {0, 1, prime - 1, (prime - 1) // 2}
+    )
     generator = np.random.default_rng(prime % 1000)
     random = [int(value) for value in generator.integers(0, prime, 200)]
     a = [x for x in corners for _ in corners] + random
@@ -40,7 +42,10 @@ def test_arithmetic_equals_exact_integers(prime: int) -> None:
 
 
 @QUICK
-@given(st.sampled_from([11, P31, P61]), st.lists(st.tuples(st.integers(0, P61), st.integers(0, P61)), min_size=1, max_size=20))
+@given(
+    st.sampled_from([11, P31, P61]),
+    st.lists(st.tuples(st.integers(0, P61), st.integers(0, P61)), min_size=1, max_size=20),
+)
 def test_products_and_combinations_of_any_elements(prime: int, pairs: list[tuple[int, int]]) -> None:
     field = Field(prime)
     x, y = field.elements([a for a, _ in pairs]), field.elements([b for _, b in pairs])
@@ -78,7 +83,11 @@ def test_broadcast_scalars_and_signed() -> None:
         x = field.random((4, 5))
         factor = field.elements([prime - 2])
         assert field.mul(x, factor).tolist() == [[int(v) * (prime - 2) % prime for v in row] for row in x]
-        assert field.signed(field.elements([prime - 1, (prime - 1) // 2, (prime + 1) // 2])).tolist() == [-1, prime // 2, -(prime // 2)]
+        assert field.signed(field.elements([prime - 1, (prime - 1) // 2, (prime + 1) // 2])).tolist() == [
+            -1,
+            prime // 2,
+            -(prime // 2),
+        ]
         assert field.elements(np.array([-1, -prime, prime], dtype=np.int64)).tolist() == [prime - 1, 0, 0]
 
 

@@ -67,7 +67,14 @@ def test_formats_that_cannot_hold_the_sum_are_refused() -> None:
         FixedPoint(Field(P31), 16, 64.0, 256)
     with pytest.raises(ConfigError, match="overflow"):
         FixedPoint(Field(11), 1, 1.0, 3)
-    for fraction, bound, terms in ((-1, 1.0, 1), (16, 0.0, 1), (16, float("nan"), 1), (16, float("inf"), 1), (16, 1.0, 0), (900, 1.0, 1)):
+    for fraction, bound, terms in (
+        (-1, 1.0, 1),
+        (16, 0.0, 1),
+        (16, float("nan"), 1),
+        (16, float("inf"), 1),
+        (16, 1.0, 0),
+        (900, 1.0, 1),
+    ):
         with pytest.raises(ConfigError):
             FixedPoint(Field(P61), fraction, bound, terms)
     with pytest.raises(TypeError):

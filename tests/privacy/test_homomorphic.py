@@ -27,7 +27,9 @@ CHOICES = (PARAMETERS, CkksParameters(1e-8, 5, 100.0), CkksParameters(1e-3, 50, 
 def test_sum_is_within_the_stated_error(parameters: CkksParameters) -> None:
     keys = HomomorphicKeys(parameters)
     adder = keys.adder()
-    x = np.random.default_rng(0).uniform(-parameters.bound, parameters.bound, (parameters.terms, parameters.slots + 100))
+    x = np.random.default_rng(0).uniform(
+        -parameters.bound, parameters.bound, (parameters.terms, parameters.slots + 100)
+    )
     x[:, 0] = parameters.bound
     total = keys.decrypt(adder.add(adder.encrypt(row) for row in x), x.shape[1])
     assert np.abs(total - x.sum(0)).max() <= parameters.error

@@ -27,7 +27,14 @@ def test_basis_identities(prime: int, threshold: int) -> None:
 
 def test_bad_points_are_refused() -> None:
     field = Field(11)
-    for alphas, betas in (((4, 4), (1, 2)), ((3, 4), (1, 1)), ((2, 3), (1, 2)), ((12, 4), (1, 2)), ((3, 4, 5), (1, 2)), ((3,), (1, 2))):
+    for alphas, betas in (
+        ((4, 4), (1, 2)),
+        ((3, 4), (1, 1)),
+        ((2, 3), (1, 2)),
+        ((12, 4), (1, 2)),
+        ((3, 4, 5), (1, 2)),
+        ((3,), (1, 2)),
+    ):
         with pytest.raises(ConfigError, match=r"differ|points"):
             LagrangeCode(field, 1, alphas, betas)
     LagrangeCode(field, 4)  # 10 points of 11
@@ -47,7 +54,9 @@ def test_shares_are_the_polynomial_in_exact_integers(prime: int, threshold: int)
     points = [secret, *masks]
     for i, alpha in enumerate(code.alphas):
         basis = code.basis(alpha)
-        assert shares[i].tolist() == [sum(b * int(p[d]) for b, p in zip(basis, points, strict=True)) % prime for d in range(5)]
+        assert shares[i].tolist() == [
+            sum(b * int(p[d]) for b, p in zip(basis, points, strict=True)) % prime for d in range(5)
+        ]
     assert np.array_equal(code.decode(shares), secret)
     for j in range(threshold):
         assert np.array_equal(code.evaluate(shares, code.betas[j + 1]), masks[j])

@@ -13,16 +13,25 @@ from isthmus.privacy.leaves import LeafTemplate, decode_leaves, encode_leaves, e
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.floats(-1000, 1000), st.integers(-(2**60), 2**60)), min_size=1, max_size=5), st.integers(32, 44))
+@given(
+    st.lists(st.tuples(st.floats(-1000, 1000), st.integers(-(2**60), 2**60)), min_size=1, max_size=5),
+    st.integers(32, 44),
+)
 def test_sum_of_words_is_the_sum_of_numbers(rows: list[tuple[float, int]], bits: int) -> None:
     parties = len(rows)
-    words = [encode_leaves([torch.tensor([[x]], dtype=torch.float64)], [x, n], parties=parties, fraction_bits=bits) for x, n in rows]
+    words = [
+        encode_leaves([torch.tensor([[x]], dtype=torch.float64)], [x, n], parties=parties, fraction_bits=bits)
+        for x, n in rows
+    ]
     total = np.sum(words, axis=0, dtype=np.uint64)
     template = template_of([torch.zeros(1, 1, dtype=torch.float64)], [0.0, 0])
     tensor, real, integer = decode_leaves(total, template, parties=parties, fraction_bits=bits)
     exact = sum(x for x, _ in rows)
     assert isinstance(tensor, torch.Tensor) and tensor.shape == (1, 1)
-    assert abs(float(tensor) - exact) <= error_bound(parties, bits) + 1e-9 and abs(float(real) - exact) <= error_bound(parties, bits) + 1e-9
+    assert (
+        abs(float(tensor) - exact) <= error_bound(parties, bits) + 1e-9
+        and abs(float(real) - exact) <= error_bound(parties, bits) + 1e-9
+    )
     assert integer == sum(n for _, n in rows) and isinstance(integer, int)
 
 
@@ -61,7 +70,12 @@ def test_numbers_that_could_wrap_are_refused() -> None:
             with pytest.raises(RunError, match="too large"):
                 encode_leaves([torch.tensor([bad], dtype=torch.float64)], parties=parties)
     encode_leaves([torch.tensor([2**62 - 1])], [-(2**62) + 1], parties=2)
-    for tensors, numbers in (([torch.tensor([2**62])], []), ([], [2**62]), ([], [-(2**70)]), ([torch.tensor([-(2**63)])], [])):
+    for tensors, numbers in (
+        ([torch.tensor([2**62])], []),
+        ([], [2**62]),
+        ([], [-(2**70)]),
+        ([torch.tensor([-(2**63)])], []),
+    ):
         with pytest.raises(RunError, match="too large"):
             encode_leaves(tensors, numbers, parties=2)
     # A total that its own type cannot hold.
@@ -81,7 +95,17 @@ def test_what_has_no_sum_is_refused() -> None:
             encode_leaves([], [1.0], parties=2, fraction_bits=bits)
 
 
-BAD_TEMPLATES = (None, [[]], [["F32", -1]], [["F32", True]], [["F32", 2.0]], [["Q8", 1]], [["int", 3]], [["F32", 2**41]], [3])
+BAD_TEMPLATES = (
+    None,
+    [[]],
+    [["F32", -1]],
+    [["F32", True]],
+    [["F32", 2.0]],
+    [["Q8", 1]],
+    [["int", 3]],
+    [["F32", 2**41]],
+    [3],
+)
 
 
 @pytest.mark.parametrize("template", BAD_TEMPLATES)

@@ -26,7 +26,12 @@ def _parties(count: int, **options: int) -> tuple[dict[str, SumParty], SumRoster
 
 def _message(i: int) -> list[Leaf]:
     generator = torch.Generator().manual_seed(i)
-    return [torch.randn(40, 7, generator=generator), 10 + i, 0.1 * i, torch.randn(5, generator=generator, dtype=torch.float64)]
+    return [
+        torch.randn(40, 7, generator=generator),
+        10 + i,
+        0.1 * i,
+        torch.randn(5, generator=generator, dtype=torch.float64),
+    ]
 
 
 TEMPLATE = template_of([torch.zeros(40, 7)], [1, 1.0])
@@ -56,13 +61,24 @@ def test_every_upload_is_uniform_and_different() -> None:
     first = {name: party.mask(zeros, roster, TAG) for name, party in parties.items()}
     assert all(uniformity(words) > 1e-6 for words in first.values())
     assert uniformity(first["client-0"] + first["client-1"]) > 1e-6  # two of three are as blind as one
-    assert uniformity(first["client-0"] + first["client-1"] + first["client-2"]) < 1e-6  # all masks cancel: the test can fail
+    assert (
+        uniformity(first["client-0"] + first["client-1"] + first["client-2"]) < 1e-6
+    )  # all masks cancel: the test can fail
     second = parties["client-0"].mask(zeros, roster, replace(TAG, sequence=2))
     assert uniformity(first["client-0"] - second) > 1e-6
 
 
 @pytest.mark.parametrize(
-    "change", ({"run": "x"}, {"phase": "x"}, {"round": 4}, {"sequence": 2}, {"handler": "x"}, {"attempt": 1}, {"receiver": "client-9"})
+    "change",
+    (
+        {"run": "x"},
+        {"phase": "x"},
+        {"round": 4},
+        {"sequence": 2},
+        {"handler": "x"},
+        {"attempt": 1},
+        {"receiver": "client-9"},
+    ),
 )
 def test_masks_depend_on_every_part_of_the_tag(change: dict[str, int | str]) -> None:
     parties, roster = _parties(2)

@@ -49,7 +49,7 @@ def _as_read(words: Words, like: list[Tensor]) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in decode_leaves(words[:-CHECK_WORDS], template_of(like), parties=1)]
 
 
-# -- secure sums ---------------------------------------------------------------------------------------------------------------------
+# -- secure sums -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cohort", (2, 5))
@@ -137,7 +137,9 @@ def test_secure_sum_against_hop_products() -> None:
         theirs = np.flatnonzero(owner == k)
         edges = looped[np.ix_(own, theirs)]
         blocks[f"client-{k}"] = torch.from_numpy(edges @ walk[theirs])
-        read = neighbours_from_hop_products(sp.csr_matrix(edges), sp.csr_matrix(edges @ walk[theirs]), theirs, peel=False)
+        read = neighbours_from_hop_products(
+            sp.csr_matrix(edges), sp.csr_matrix(edges @ walk[theirs]), theirs, peel=False
+        )
         expected = {int(theirs[row.argmax()]) for row in edges if row.sum() == 1}
         single |= expected
         assert set(read.neighbours) == expected  # every one of them, exactly
@@ -148,9 +150,13 @@ def test_secure_sum_against_hop_products() -> None:
     for k in (1, 2):
         theirs = np.flatnonzero(owner == k)
         block = _as_read(masked[f"client-{k}"], [blocks[f"client-{k}"]])[0]
-        assert not neighbours_from_hop_products(sp.csr_matrix(looped[np.ix_(own, theirs)]), sp.csr_matrix(block), theirs).neighbours
+        assert not neighbours_from_hop_products(
+            sp.csr_matrix(looped[np.ix_(own, theirs)]), sp.csr_matrix(block), theirs
+        ).neighbours
     # ... and the sum only what 13.1 (c) says it must: nodes that are the only foreign neighbour of an own node.
-    total = np.asarray(unmask_total(masked, roster, replace(TAG, receiver="client-0"), template_of([blocks["client-1"]]))[0])
+    total = np.asarray(
+        unmask_total(masked, roster, replace(TAG, receiver="client-0"), template_of([blocks["client-1"]]))[0]
+    )
     total[np.abs(total) < 1e-9] = 0
     edges = looped[np.ix_(own, foreign)]
     left = neighbours_from_hop_products(sp.csr_matrix(edges), sp.csr_matrix(total), foreign, peel=False)
@@ -162,12 +168,14 @@ def test_masked_blocks_are_uniform() -> None:
     assert all(uniformity(words) > 1e-6 for words in masked.values())
 
 
-# -- shares --------------------------------------------------------------------------------------------------------------------------
+# -- shares ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("threshold", (1, 2))
 def test_fresh_masks_against_the_published_protocol(threshold: int) -> None:
-    """HiFGL spec, 11.2 a-d: common masks and all shares for the target (literal), fresh masks and one share each (hardened)."""
+    """HiFGL spec, 11.2 a-d: common masks and all shares for the target (literal), fresh masks and one share each
+    (hardened).
+    """
     field = Field(P61)
     code = LagrangeCode(field, threshold)
     messages, known = field.random((7, 30)), np.zeros(30, np.uint64)
@@ -188,7 +196,9 @@ def test_fresh_masks_against_the_published_protocol(threshold: int) -> None:
         assert (degree_from_sums(code, summed, common) == 7) is opened
         assert np.array_equal(code.decode(summed), field.sum(messages))  # both compute the sum
     # (a) All T + 1 shares open a message in either protocol: the hardened one gives the target one share of each.
-    assert score_elements(open_with_all_shares(code, hardened[:, 2]), messages[2], "target", "open_with_all_shares").exact
+    assert score_elements(
+        open_with_all_shares(code, hardened[:, 2]), messages[2], "target", "open_with_all_shares"
+    ).exact
     with pytest.raises(ProtocolError, match="missing"):
         open_with_all_shares(code, hardened[:-1, 2])
 
@@ -203,7 +213,7 @@ def test_differences_of_shares_are_uniform_only_with_fresh_masks() -> None:
     assert uniformity(field.sub(code.encode(v)[0], code.encode(w)[0]), P61) > 1e-6
 
 
-# -- envelopes and keys --------------------------------------------------------------------------------------------------------------
+# -- envelopes and keys ----------------------------------------------------------------------------
 
 MESSAGE = b"embedding of node 17"
 HEADER = Header("run", "hop", 1, 0, 1, "a", "b", "send", "Embedding", len(MESSAGE))
@@ -262,7 +272,7 @@ def test_signatures_against_a_server_that_plays_the_others() -> None:
         SumRoster.of([*keys, announced], roster)
 
 
-# -- noise ---------------------------------------------------------------------------------------------------------------------------
+# -- noise -----------------------------------------------------------------------------------------
 
 
 def test_noise_against_labels_from_gradients() -> None:
@@ -291,18 +301,26 @@ def test_noise_against_the_gradient_of_a_layer() -> None:
 
 
 def test_noise_against_membership() -> None:
-    """A model with more parameters than records learns random labels by heart, unless gradients are clipped and noisy."""
+    """A model with more parameters than records learns random labels by heart, unless gradients are clipped and
+    noisy.
+    """
 
     def attack(mechanism: Mechanism | None) -> Membership:
         weight = torch.zeros(400)
         for _ in range(20):
             rows = (torch.sigmoid(x @ weight) - y)[:, None] * x  # gradient per record
             weight = weight - 0.05 * (rows if mechanism is None else mechanism.release_rows(rows)[0]).mean(0)
-        losses = [torch.nn.functional.binary_cross_entropy_with_logits(a @ weight, b, reduction="none") for a, b in ((x, y), (x2, y2))]
+        losses = [
+            torch.nn.functional.binary_cross_entropy_with_logits(a @ weight, b, reduction="none")
+            for a, b in ((x, y), (x2, y2))
+        ]
         return membership_by_loss(losses[0].numpy(), losses[1].numpy())
 
     generator = torch.Generator().manual_seed(0)
     x, x2 = torch.randn(300, 400, generator=generator), torch.randn(300, 400, generator=generator)
-    y, y2 = torch.randint(0, 2, (300,), generator=generator).float(), torch.randint(0, 2, (300,), generator=generator).float()
+    y, y2 = (
+        torch.randint(0, 2, (300,), generator=generator).float(),
+        torch.randint(0, 2, (300,), generator=generator).float(),
+    )
     assert attack(None).auc > 0.75  # others' losses are small half of the time by luck
     assert attack(Mechanism(1.0, 20.0)).auc < 0.65

@@ -1,4 +1,6 @@
-"""Secret message passing: exact sums, fresh masks, and nothing for anybody who should learn nothing (HiFGL spec, section 12)."""
+"""Secret message passing: exact sums, fresh masks, and nothing for anybody who should learn nothing (HiFGL spec,
+section 12).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ FORMAT = FixedPoint(Field(P61), fraction=24, bound=1024.0, terms=1024)
 NONCE = Exchange(3, 1).nonce()
 
 
-def hide(sums: SecretSums, values: np.ndarray, rows: np.ndarray, times: np.ndarray, keys: np.ndarray, nonce: Nonce = NONCE) -> np.ndarray:
+def hide(
+    sums: SecretSums, values: np.ndarray, rows: np.ndarray, times: np.ndarray, keys: np.ndarray, nonce: Nonce = NONCE
+) -> np.ndarray:
     return sums.hide(sums.encode(values, nonce).values, rows, times, keys, nonce)
 
 
@@ -41,11 +45,14 @@ def whole_protocol(
     everything = np.concatenate([keys, padding])[slots.order]
     others = [sums.held(everything[:, j], slots.sizes, width, nonce)[slots.handle] for j in range(threshold)]
     field = sums.field
-    first = field.add(field.segment_sum(shares, target, count), field.segment_sum(sums.zeros(padding, width, nonce), slots.padding, count))
+    first = field.add(
+        field.segment_sum(shares, target, count),
+        field.segment_sum(sums.zeros(padding, width, nonce), slots.padding, count),
+    )
     return sums.open(first, others, max(1, int(np.bincount(target, minlength=count).max(initial=0))), nonce)
 
 
-# -- streams -------------------------------------------------------------------------------------------------------------------------
+# -- streams ---------------------------------------------------------------------------------------
 
 
 def test_streams_are_chacha20() -> None:
@@ -63,7 +70,9 @@ def test_elements_are_uniform_and_sums_are_sums(prime: int) -> None:
     assert int(elements.max()) < prime and uniformity(elements, prime) > 1e-6
     assert np.array_equal(elements[:, :5], expand(field, keys, NONCE, 5))
     sizes = np.array([0, 1, 7, 0, 200, 192])
-    assert np.array_equal(expand_sum(field, keys, sizes, NONCE, 33), field.segment_sum(elements, np.repeat(np.arange(6), sizes), 6))
+    assert np.array_equal(
+        expand_sum(field, keys, sizes, NONCE, 33), field.segment_sum(elements, np.repeat(np.arange(6), sizes), 6)
+    )
     with pytest.raises(ValueError, match="do not fall"):
         expand_sum(field, keys, np.array([3]), NONCE, 2)
     with pytest.raises(ValueError, match="32 bytes"):
@@ -72,7 +81,9 @@ def test_elements_are_uniform_and_sums_are_sums(prime: int) -> None:
 
 @given(
     st.sets(
-        st.tuples(st.integers(0, 2**32 - 1), st.integers(1, 60), st.booleans(), st.booleans(), st.integers(0, 99)), min_size=2, max_size=50
+        st.tuples(st.integers(0, 2**32 - 1), st.integers(1, 60), st.booleans(), st.booleans(), st.integers(0, 99)),
+        min_size=2,
+        max_size=50,
     )
 )
 def test_exchanges_never_share_a_nonce(wanted: set[tuple[int, int, bool, bool, int]]) -> None:
@@ -85,7 +96,7 @@ def test_exchanges_beyond_the_numbering_are_refused() -> None:
             bad.nonce()
 
 
-# -- boxes ---------------------------------------------------------------------------------------------------------------------------
+# -- boxes -----------------------------------------------------------------------------------------
 
 
 def test_boxes_open_once_and_only_as_they_were_sealed() -> None:
@@ -115,7 +126,7 @@ def test_boxes_of_one_sender_have_nothing_in_common() -> None:
     assert len({row[:32].tobytes() for row in sealed}) == len({row[32:].tobytes() for row in sealed}) == 100
 
 
-# -- sums (properties 3, 4) ----------------------------------------------------------------------------------------------------------
+# -- sums (properties 3, 4) ------------------------------------------------------------------------
 
 
 @settings(max_examples=25, deadline=None)
@@ -157,8 +168,11 @@ def test_what_cannot_be_summed_is_refused_never_wrapped() -> None:
     share = hide(sums, np.array([[1.0]]), row, one, keys)
     held = sums.held(keys[:, 0], one, 1, NONCE)
     assert sums.open(share, [held], 1, NONCE)[0, 0] == 1.0
-    for wrong in (sums.field.add(held, np.array([[1, 0]], np.uint64)), sums.field.add(held, np.array([[0, 1]], np.uint64)),
-                  sums.held(keys[:, 0], one, 1, Exchange(4, 1).nonce())):  # fmt: skip
+    for wrong in (
+        sums.field.add(held, np.array([[1, 0]], np.uint64)),
+        sums.field.add(held, np.array([[0, 1]], np.uint64)),
+        sums.held(keys[:, 0], one, 1, Exchange(4, 1).nonce()),
+    ):
         with pytest.raises(ProtocolError, match="lost or changed"):
             sums.open(share, [wrong], 1, NONCE)
     many, keys = np.zeros(3, np.int64), fresh_keys(3, 1)  # three values within the bound, in a format for two
@@ -173,16 +187,19 @@ def test_times_count_arcs() -> None:
     sums, keys = SecretSums(FORMAT, 1), fresh_keys(3, 1)
     shares = hide(sums, np.array([[2.0], [5.0]]), np.array([0, 1, 1]), np.array([1, 3, 0]), keys)
     assert [
-        float(sums.open(shares[e : e + 1], [sums.held(keys[e], np.ones(1, np.int64), 1, NONCE)], 4, NONCE)[0, 0]) for e in range(3)
+        float(sums.open(shares[e : e + 1], [sums.held(keys[e], np.ones(1, np.int64), 1, NONCE)], 4, NONCE)[0, 0])
+        for e in range(3)
     ] == [2.0, 15.0, 0.0]
 
 
-# -- privacy (properties 5, 7, 9) ----------------------------------------------------------------------------------------------------
+# -- privacy (properties 5, 7, 9) ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("threshold", [1, 2])
 def test_any_shares_but_all_are_uniform_whatever_the_secret(threshold: int) -> None:
-    """Exhaustive in F_11: over all shares a source can draw for holders, every T of the T + 1 take every value exactly once."""
+    """Exhaustive in F_11: over all shares a source can draw for holders, every T of the T + 1 take every value exactly
+    once.
+    """
     field = Field(11)
     code = LagrangeCode(field, threshold)
     drawn = np.array(list(itertools.product(range(11), repeat=threshold)), np.uint64).T  # (T, 11^T)
@@ -196,14 +213,24 @@ def test_any_shares_but_all_are_uniform_whatever_the_secret(threshold: int) -> N
 
 def test_shares_of_different_secrets_cannot_be_told_apart() -> None:
     sums, rows = SecretSums(FORMAT, 1), np.zeros(8000, np.int64)
-    drawn = [hide(sums, np.array([[value]]), rows, np.ones(8000, np.int64), fresh_keys(8000, 1)).ravel() for value in (0.0, 1000.0)]
+    drawn = [
+        hide(sums, np.array([[value]]), rows, np.ones(8000, np.int64), fresh_keys(8000, 1)).ravel()
+        for value in (0.0, 1000.0)
+    ]
     assert stats.ks_2samp(*(part.astype(np.float64) for part in drawn)).pvalue > 1e-4
     assert all(uniformity(part, P61) > 1e-6 for part in drawn)
 
 
 def test_masks_are_fresh_in_every_exchange_and_differences_tell_nothing() -> None:
     sums, keys = SecretSums(FORMAT, 1), fresh_keys(50, 1)
-    orders = [Exchange(r, layer, back, ev, part) for r in (1, 2) for layer in (1, 2) for back in (0, 1) for ev in (0, 1) for part in (0, 1)]  # type: ignore[arg-type]
+    orders = [
+        Exchange(r, layer, back, ev, part)
+        for r in (1, 2)
+        for layer in (1, 2)
+        for back in (0, 1)
+        for ev in (0, 1)
+        for part in (0, 1)
+    ]  # type: ignore[arg-type]
     streams = np.stack([expand(sums.field, keys[:, 0], order.nonce(), 8) for order in orders])
     assert np.unique(streams).size == streams.size
     values, rows, one = np.ones((50, 8)), np.arange(50), np.ones(50, np.int64)
@@ -214,7 +241,9 @@ def test_masks_are_fresh_in_every_exchange_and_differences_tell_nothing() -> Non
 
 
 def test_published_masks_cancel() -> None:
-    """The negative of the test above: as printed, the difference of two shares is the difference of the values, times L_1(alpha)."""
+    """The negative of the test above: as printed, the difference of two shares is the difference of the values, times
+    L_1(alpha).
+    """
     code = LagrangeCode(Field(P61), 1)
     mu = PublicMasks(code, code.field.random((1, 8)))
     secret = FORMAT.encode(np.random.default_rng(0).normal(size=(2, 5))).values
@@ -222,7 +251,8 @@ def test_published_masks_cancel() -> None:
     for i in range(2):
         factor = np.uint64(code.basis(code.alphas[i])[0])
         assert np.array_equal(
-            code.field.sub(shares[i, 0], shares[i, 1]), code.field.mul(code.field.sub(secret[0], secret[1]), np.full(5, factor))
+            code.field.sub(shares[i, 0], shares[i, 1]),
+            code.field.mul(code.field.sub(secret[0], secret[1]), np.full(5, factor)),
         )
     assert np.array_equal(mu.decode(shares), secret)
 

@@ -23,7 +23,8 @@ def test_sparse_sum_equals_the_dense_sum() -> None:
     support = union_support([announce(own, size) for own in positions.values()], size)
     roster = SumRoster({name: party.public_key for name, party in parties.items()})
     masked = {
-        name: party.mask([torch.from_numpy(place(positions[name], values[name], support))], roster, TAG) for name, party in parties.items()
+        name: party.mask([torch.from_numpy(place(positions[name], values[name], support))], roster, TAG)
+        for name, party in parties.items()
     }
     template = template_of([torch.zeros(support.size, dtype=torch.float64)])
     total = unmask_total(masked, roster, TAG, template)[0]
@@ -42,7 +43,9 @@ def test_announcements(count: int, size: int, dummies: float) -> None:
     assert np.array_equal(announced, np.unique(announced)) and np.isin(own, announced).all()
     assert announced.size >= min(size, count * (1 + dummies)) and (announced < size).all() and (announced >= 0).all()
     if dummies:
-        assert announced.size == size or announced.size & (announced.size - 1) == 0  # the number tells a power of two only
+        assert (
+            announced.size == size or announced.size & (announced.size - 1) == 0
+        )  # the number tells a power of two only
         assert announced.size >= 2
 
 

@@ -63,29 +63,70 @@ def write_run(
     ]
     if method == "central":
         nodes = sum(sizes.values())
-        per_client = [{"client": "central", "nodes": nodes, "train": nodes // 10, "val": nodes // 10, "test": nodes - 2 * (nodes // 10),
-                       "val_score": final, "test_score": final, "test_score_last": final}]  # fmt: skip
+        per_client = [
+            {
+                "client": "central",
+                "nodes": nodes,
+                "train": nodes // 10,
+                "val": nodes // 10,
+                "test": nodes - 2 * (nodes // 10),
+                "val_score": final,
+                "test_score": final,
+                "test_score_last": final,
+            }
+        ]
     _json(
         folder / "result.json",
         {
-            "method": method, "dataset": dataset, "partition": partition, "clients": len(names), "split": split, "seed": seed,
-            "engine": "local", "preset": "fedstruct", "profile": "paper", "execution": "each", "rounds": rounds,
+            "method": method,
+            "dataset": dataset,
+            "partition": partition,
+            "clients": len(names),
+            "split": split,
+            "seed": seed,
+            "engine": "local",
+            "preset": "fedstruct",
+            "profile": "paper",
+            "execution": "each",
+            "rounds": rounds,
             "selected_round": rounds - 5,
-            "metric": "accuracy", "val": final + 0.01, "test": final, "test_last": final - 0.004, "test_client_mean": final - 0.02,
-            "test_client_mean_last": final - 0.02, "test_minority": None, "score": final,
+            "metric": "accuracy",
+            "val": final + 0.01,
+            "test": final,
+            "test_last": final - 0.004,
+            "test_client_mean": final - 0.02,
+            "test_client_mean_last": final - 0.02,
+            "test_minority": None,
+            "score": final,
             "score_rule": "Pooled test accuracy at the round with the best validation accuracy.",
-            "per_client": per_client, "parameters": {"trainable": PARAMETERS, "shared": 0 if silent else PARAMETERS},
-            "bytes": {"setup_up": 0, "setup_down": 0, "up": total, "down": total, "peer": 0, "device": 0,
-                      "evaluation_up": 0, "evaluation_down": 0},
-            "seconds": {"setup": 0.5, "train": 4.0, "eval": 0.7}, "seconds_per_round": 0.08, "peak_rss_mb": 512.0, "run_dir": folder.name,
-            "versions": {"isthmus": "0.1.0", "python": "3.11.9", "torch": "2.13.0"}, "source": "planetoid",
+            "per_client": per_client,
+            "parameters": {"trainable": PARAMETERS, "shared": 0 if silent else PARAMETERS},
+            "bytes": {
+                "setup_up": 0,
+                "setup_down": 0,
+                "up": total,
+                "down": total,
+                "peer": 0,
+                "device": 0,
+                "evaluation_up": 0,
+                "evaluation_down": 0,
+            },
+            "seconds": {"setup": 0.5, "train": 4.0, "eval": 0.7},
+            "seconds_per_round": 0.08,
+            "peak_rss_mb": 512.0,
+            "run_dir": folder.name,
+            "versions": {"isthmus": "0.1.0", "python": "3.11.9", "torch": "2.13.0"},
+            "source": "planetoid",
             **(result or {}),
         },
-    )  # fmt: skip
+    )
     table = {"lr": 0.01, "hidden": 64, **(settings or {})}
     (folder / "config.toml").write_text(
         "[run]\n"
-        + "".join(f"{k} = {json.dumps(v)}\n" for k, v in {"method": method, "dataset": dataset, "seed": seed, "rounds": rounds}.items())
+        + "".join(
+            f"{k} = {json.dumps(v)}\n"
+            for k, v in {"method": method, "dataset": dataset, "seed": seed, "rounds": rounds}.items()
+        )
         + "\n[method]\n"
         + "".join(f"{k} = {json.dumps(v)}\n" for k, v in table.items()),
         encoding="utf-8",
@@ -94,20 +135,34 @@ def write_run(
     with (folder / "metrics.jsonl").open("w", encoding="utf-8") as file:
         for index in range(5, rounds + 1, 5):
             value = final - 0.5 * math.exp(-index / pace) * (1 + 0.1 * seed)
-            line = {"phase": "train", "round": index, "val": value + 0.01, "test": value, "val_loss": 0.7, "train_loss": 0.6}
+            line = {
+                "phase": "train",
+                "round": index,
+                "val": value + 0.01,
+                "test": value,
+                "val_loss": 0.7,
+                "train_loss": 0.6,
+            }
             file.write(json.dumps(line) + "\n")
     _json(
         folder / "disclosure.json",
-        {"method": method, "rows": [] if silent else _rows(method, rounds * len(names), total), "protections": PROTECTIONS},
+        {
+            "method": method,
+            "rows": [] if silent else _rows(method, rounds * len(names), total),
+            "protections": PROTECTIONS,
+        },
     )
     _json(
         folder / "scenario.json",
         {
-            "sizes": sizes, "cross_edges": cross, "cross_share": 0.23, "labels": labels,
+            "sizes": sizes,
+            "cross_edges": cross,
+            "cross_share": 0.23,
+            "labels": labels,
             "homophily": {name: round(draw.uniform(0.7, 0.9), 3) for name in names},
             "edges_inside": {name: 2 * sizes[name] for name in names},
         },
-    )  # fmt: skip
+    )
     return folder
 
 
@@ -118,15 +173,28 @@ def _rows(method: str, times: int, total: int) -> list[dict[str, Any]]:
     ]
     if method == "fedstruct":
         rows.append(_row("setup", "client", "client", "StructureSums", "sealed", 20, {"structure": total // 5}))
-        rows.append(_row("evaluation", "client", "server", "Scores", "clear", 10, {"label statistic": total // 10, "metric": 200}))
+        rows.append(
+            _row(
+                "evaluation", "client", "server", "Scores", "clear", 10, {"label statistic": total // 10, "metric": 200}
+            )
+        )
     return rows
 
 
-def _row(phase: str, sender: str, receiver: str, message: str, protection: str, times: int, by_kind: dict[str, int]) -> dict[str, Any]:
+def _row(
+    phase: str, sender: str, receiver: str, message: str, protection: str, times: int, by_kind: dict[str, int]
+) -> dict[str, Any]:
     return {
-        "phase": phase, "sender": sender, "receiver": receiver, "message": message, "kinds": sorted(by_kind),
-        "protection": protection, "times": times, "bytes": sum(by_kind.values()), "bytes_by_kind": by_kind,
-    }  # fmt: skip
+        "phase": phase,
+        "sender": sender,
+        "receiver": receiver,
+        "message": message,
+        "kinds": sorted(by_kind),
+        "protection": protection,
+        "times": times,
+        "bytes": sum(by_kind.values()),
+        "bytes_by_kind": by_kind,
+    }
 
 
 def _skewed(draw: random.Random, size: int, classes: int) -> list[int]:

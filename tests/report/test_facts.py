@@ -12,15 +12,32 @@ from isthmus.report.facts import fact_rows
 
 def test_values_in_few_words() -> None:
     facts = {
-        "chosen": 3, "gain": 0.123456, "masked": True, "rule": "a<b", "nothing": None, "sizes": [1, 2, 3.5], "many": list(range(40)),
-        "matrix": [[0.0, 1.0], [2.0, 3.0]], "empty": [], "by kind": {"up": 1, "down": {"a": 2}},
+        "chosen": 3,
+        "gain": 0.123456,
+        "masked": True,
+        "rule": "a<b",
+        "nothing": None,
+        "sizes": [1, 2, 3.5],
+        "many": list(range(40)),
+        "matrix": [[0.0, 1.0], [2.0, 3.0]],
+        "empty": [],
+        "by kind": {"up": 1, "down": {"a": 2}},
         "by client": {f"c{k}": k for k in range(30)},
-    }  # fmt: skip
+    }
     assert fact_rows([facts]) == [
-        ("chosen", "3"), ("gain", "0.1235"), ("masked", "yes"), ("rule", "a<b"), ("nothing", words.ABSENT), ("sizes", "1, 2, 3.5"),
-        ("many", "40 values, 0 to 39"), ("matrix", "2 rows of 2 each, 0 to 3"), ("empty", "none"), ("by kind: up", "1"),
-        ("by kind: down: a", "2"), ("by client", "30 values, 0 to 29"),
-    ]  # fmt: skip
+        ("chosen", "3"),
+        ("gain", "0.1235"),
+        ("masked", "yes"),
+        ("rule", "a<b"),
+        ("nothing", words.ABSENT),
+        ("sizes", "1, 2, 3.5"),
+        ("many", "40 values, 0 to 39"),
+        ("matrix", "2 rows of 2 each, 0 to 3"),
+        ("empty", "none"),
+        ("by kind: up", "1"),
+        ("by kind: down: a", "2"),
+        ("by client", "30 values, 0 to 29"),
+    ]
 
 
 def test_numbers_are_averaged_over_seeds_and_texts_are_not() -> None:

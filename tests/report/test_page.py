@@ -1,4 +1,6 @@
-"""The page: its numbers, its figures, its independence of any network, and what hostile names can do to it (nothing)."""
+"""The page: its numbers, its figures, its independence of any network, and what hostile names can do to it
+(nothing).
+"""
 
 from __future__ import annotations
 
@@ -79,11 +81,16 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Document]
 
 def test_minority_against_all_round_by_round(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", "fedavg", result={"test": 0.8, "test_minority": 0.5})
-    lines = [{"phase": "train", "round": r, "val": 0.5, "test": 0.6 + r / 10, "test_groups": {"minority": [r, 4]}} for r in (1, 2)]
+    lines = [
+        {"phase": "train", "round": r, "val": 0.5, "test": 0.6 + r / 10, "test_groups": {"minority": [r, 4]}}
+        for r in (1, 2)
+    ]
     lines.append({"phase": "train", "round": 3, "val": 0.5, "test": 0.7, "test_groups": {"minority": ["x", 4]}})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     path, marks = page_of([folder], tmp_path / "r.html")[1].figures["f0-minority"]["data"]
-    assert path["x"] == pytest.approx([70.0, 80.0]) and path["y"] == pytest.approx([25.0, 50.0])  # the damaged line costs its point
+    assert path["x"] == pytest.approx([70.0, 80.0]) and path["y"] == pytest.approx(
+        [25.0, 50.0]
+    )  # the damaged line costs its point
     assert (marks["x"], marks["y"]) == (pytest.approx([80.0]), pytest.approx([50.0]))
     plain = write_run(tmp_path / "b", "fedavg")
     assert "f0-minority" not in page_of([plain], tmp_path / "s.html")[1].figures
@@ -103,7 +110,9 @@ def test_the_table_holds_the_numbers(comparison: tuple[str, Document]) -> None:
     assert list(lines) == ["method", *METHODS]
     assert lines["fedavg"][:4] == ["3", "78.00 ± 0.65", "78.00 ± 0.65", "76.00 ± 0.65"]
     assert lines["local"][4:8] == ["0.00", "92,231", "0 B", "0 B"]
-    best = [i for i, (tag, attributes) in enumerate(document.elements) if tag == "tr" and attributes.get("class") == "best"]
+    best = [
+        i for i, (tag, attributes) in enumerate(document.elements) if tag == "tr" and attributes.get("class") == "best"
+    ]
     assert len(best) == 1
     assert "Highest score: central with 84.00 ± 0.65 %" in document.text
 
@@ -136,7 +145,9 @@ def test_every_figure_has_its_place_and_plotly_accepts_it(comparison: tuple[str,
     assert {token[1:].partition("/")[0] for token in tokens} <= set(re.findall(r"--([\w-]+):", CSS))
     for figure in document.figures.values():
         plain = json.loads(re.sub(r'"@font"', '"Arial"', json.dumps(figure)))
-        go.Figure(json.loads(re.sub(r'"@[\w/.-]+"', '"#000000"', json.dumps(plain))))  # raises on an unknown attribute or value
+        go.Figure(
+            json.loads(re.sub(r'"@[\w/.-]+"', '"#000000"', json.dumps(plain)))
+        )  # raises on an unknown attribute or value
 
 
 def test_curves_are_means_with_a_band_of_one_spread(comparison: tuple[str, Document], tmp_path: Path) -> None:
@@ -155,7 +166,10 @@ def test_curves_are_means_with_a_band_of_one_spread(comparison: tuple[str, Docum
 
 def test_client_bars_carry_test_sizes_and_range_over_seeds(tmp_path: Path) -> None:
     def run(seed: int, score: float, size: int) -> Path:
-        rows = [{"client": "a", "nodes": 9, "test": size, "test_score": score}, {"client": "b", "nodes": 9, "test": 0, "test_score": None}]
+        rows = [
+            {"client": "a", "nodes": 9, "test": size, "test_score": score},
+            {"client": "b", "nodes": 9, "test": 0, "test_score": None},
+        ]
         return write_run(tmp_path / str(seed), seed=seed, clients=["a", "b"], result={"per_client": rows})
 
     _, document = page_of([run(0, 0.5, 40), run(1, 0.7, 60)], tmp_path / "r.html")
@@ -182,9 +196,20 @@ def test_pooled_data_is_a_line_across_the_clients_and_has_no_client_mean(compari
 
 def test_bytes_by_kind_add_up_to_the_ledger_with_framing_apart(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a")
-    row = {"sender": "client", "receiver": "server", "kinds": ["model", "count"], "bytes": 100, "bytes_by_kind": {"model": 80, "count": 8}}
+    row = {
+        "sender": "client",
+        "receiver": "server",
+        "kinds": ["model", "count"],
+        "bytes": 100,
+        "bytes_by_kind": {"model": 80, "count": 8},
+    }
     peer = {"sender": "client", "receiver": "client", "kinds": ["structure"], "bytes": 30}
-    asked = {**row, "phase": "evaluation", "bytes": 10**6, "bytes_by_kind": {"model": 10**6}}  # not a cost of the method
+    asked = {
+        **row,
+        "phase": "evaluation",
+        "bytes": 10**6,
+        "bytes_by_kind": {"model": 10**6},
+    }  # not a cost of the method
     (folder / "disclosure.json").write_text(json.dumps({"rows": [row, row, peer, asked]}))
     _, document = page_of([folder], tmp_path / "r.html")
     data = {trace["name"]: (trace["y"], trace["x"]) for trace in document.figures["f0-bytes"]["data"]}
@@ -226,7 +251,11 @@ def test_nothing_is_fetched(comparison: tuple[str, Document]) -> None:
 
 def test_the_policy_admits_exactly_our_scripts(comparison: tuple[str, Document]) -> None:
     _, document = comparison
-    policy = next(a["content"] for tag, a in document.elements if tag == "meta" and a.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        a["content"]
+        for tag, a in document.elements
+        if tag == "meta" and a.get("http-equiv") == "Content-Security-Policy"
+    )
     assert policy is not None and policy.startswith("default-src 'none';")
     admitted = set(re.findall(r"'sha256-([^']+)'", policy))
     run = {base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in document.scripts[1:]}
@@ -235,7 +264,9 @@ def test_the_policy_admits_exactly_our_scripts(comparison: tuple[str, Document])
 
 
 def test_hostile_names_stay_text(tmp_path: Path) -> None:
-    clean = Document(write_report([write_run(tmp_path / "clean", clients=["a", "b"])], tmp_path / "clean.html").read_text())
+    clean = Document(
+        write_report([write_run(tmp_path / "clean", clients=["a", "b"])], tmp_path / "clean.html").read_text()
+    )
     folder = write_run(
         tmp_path / "<b>bad",
         method=HOSTILE,
@@ -243,7 +274,13 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
         partition=HOSTILE,
         clients=[HOSTILE, "%{x}@ink$\\</script><!--"],
         split=HOSTILE,
-        result={"score_rule": HOSTILE, "source": HOSTILE, "engine": HOSTILE, "metric": HOSTILE, "versions": {HOSTILE: HOSTILE}},
+        result={
+            "score_rule": HOSTILE,
+            "source": HOSTILE,
+            "engine": HOSTILE,
+            "metric": HOSTILE,
+            "versions": {HOSTILE: HOSTILE},
+        },
         settings={"name": HOSTILE},
     )
     texts = ("phase", "sender", "receiver", "message", "protection")
@@ -254,7 +291,11 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     page, document = page_of([folder, half], tmp_path / "r.html")
     assert "<script>alert" not in page and "<img" not in page and "<script>half" not in page
     tags = [tag for tag, _ in document.elements]
-    assert tags.count("script") == 3 and tags.count("img") == 0 and set(tags) <= {tag for tag, _ in clean.elements} | {"code", "li", "ul"}
+    assert (
+        tags.count("script") == 3
+        and tags.count("img") == 0
+        and set(tags) <= {tag for tag, _ in clean.elements} | {"code", "li", "ul"}
+    )
     assert HOSTILE in document.text and "<script>half" in document.text
     ours = {"b", "br"}  # plotly reads tags in its texts: only our own may be there
     for text in strings(document.figures):
@@ -277,14 +318,18 @@ def test_a_half_finished_folder_is_named_and_the_rest_renders(tmp_path: Path) ->
 def test_a_result_alone_still_makes_a_page(tmp_path: Path) -> None:
     folder = tmp_path / "bare"
     folder.mkdir()
-    (folder / "result.json").write_text('{"method": "m", "dataset": "d", "seed": 0, "test": 0.5, "per_client": 3, "versions": []}')
+    (folder / "result.json").write_text(
+        '{"method": "m", "dataset": "d", "seed": 0, "test": 0.5, "per_client": 3, "versions": []}'
+    )
     _, document = page_of([folder], tmp_path / "r.html")
     assert document.figures == {} and "50.00 (one seed)" in document.text
 
 
 def test_scenarios_have_sections_of_their_own(tmp_path: Path) -> None:
     folders = [
-        write_run(tmp_path / f"{d}-{m}", m, dataset=d, clients=k) for d, k in (("cora", 3), ("pubmed", 4)) for m in ("local", "fedavg")
+        write_run(tmp_path / f"{d}-{m}", m, dataset=d, clients=k)
+        for d, k in (("cora", 3), ("pubmed", 4))
+        for m in ("local", "fedavg")
     ]
     _, document = page_of(folders, tmp_path / "r.html")
     assert [attributes["id"] for tag, attributes in document.elements if tag == "section"] == ["s0", "s1"]
@@ -301,7 +346,10 @@ def test_an_unlike_partition_under_the_same_seed_is_said(tmp_path: Path) -> None
 
 
 def test_partitions_that_change_with_the_seed_are_said(tmp_path: Path, comparison: tuple[str, Document]) -> None:
-    assert "Every seed draws its own partition" in comparison[1].text and "the other seeds draw their own" in comparison[1].text
+    assert (
+        "Every seed draws its own partition" in comparison[1].text
+        and "the other seeds draw their own" in comparison[1].text
+    )
 
 
 def test_hundreds_of_clients_become_points_with_few_ticks(tmp_path: Path) -> None:
@@ -310,7 +358,9 @@ def test_hundreds_of_clients_become_points_with_few_ticks(tmp_path: Path) -> Non
     assert figure["data"][0]["type"] == "scatter" and len(figure["layout"]["xaxis"]["tickvals"]) <= 20
     heat = document.figures["f0-cross"]["data"][0]
     assert (
-        "text" not in heat and heat["zmin"] == 0 and heat["zmax"] == max(value for row in heat["z"] for value in row if value is not None)
+        "text" not in heat
+        and heat["zmin"] == 0
+        and heat["zmax"] == max(value for row in heat["z"] for value in row if value is not None)
     )
 
 
@@ -326,9 +376,19 @@ def test_a_folder_or_an_unwritable_place_as_output_is_refused(tmp_path: Path) ->
 def test_a_graph_task_speaks_of_graphs(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", split="stratified:80/10/10")
     scenario = json.loads((folder / "scenario.json").read_text())
-    (folder / "scenario.json").write_text(json.dumps({"task": "graph", "sizes": scenario["sizes"], "labels": scenario["labels"]}))
+    (folder / "scenario.json").write_text(
+        json.dumps({"task": "graph", "sizes": scenario["sizes"], "labels": scenario["labels"]})
+    )
     _, document = page_of([folder], tmp_path / "r.html")
-    for said in ("Graphs per client", "% of the graphs train", "How the graphs are split", "all test graphs alike", "% of its graphs"):
+    for said in (
+        "Graphs per client",
+        "% of the graphs train",
+        "How the graphs are split",
+        "all test graphs alike",
+        "% of its graphs",
+    ):
         assert said in document.text
-    assert "nodes" not in document.text.replace("training nodes", "").replace("client's nodes", "").replace("names of nodes", "")
+    assert "nodes" not in document.text.replace("training nodes", "").replace("client's nodes", "").replace(
+        "names of nodes", ""
+    )
     assert "nodes" not in json.dumps(document.figures)

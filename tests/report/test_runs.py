@@ -22,7 +22,10 @@ def test_a_finished_run_is_read_without_notes(tmp_path: Path) -> None:
 
 def test_cross_edges_follow_their_clients_when_these_are_put_in_natural_order(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", clients=3)
-    scenario = {"sizes": {"client-10": 1, "client-2": 2, "client-1": 3}, "cross_edges": [[0, 7, 8], [7, 0, 9], [8, 9, 0]]}
+    scenario = {
+        "sizes": {"client-10": 1, "client-2": 2, "client-1": 3},
+        "cross_edges": [[0, 7, 8], [7, 0, 9], [8, 9, 0]],
+    }
     (folder / "scenario.json").write_text(json.dumps(scenario))
     partition = read_run(folder).partition
     assert partition is not None
@@ -35,10 +38,21 @@ def test_a_scenario_that_lists_its_clients_reads_the_same(tmp_path: Path) -> Non
     raw = json.loads((folder / "scenario.json").read_text())
     expected = read_run(folder).partition
     listed = [
-        {"client": c, "nodes": n, "classes": raw["labels"][c], "homophily": raw["homophily"][c], "edges": raw["edges_inside"][c]}
+        {
+            "client": c,
+            "nodes": n,
+            "classes": raw["labels"][c],
+            "homophily": raw["homophily"][c],
+            "edges": raw["edges_inside"][c],
+        }
         for c, n in raw["sizes"].items()
     ]
-    statistics = {"cross_edge_share": raw["cross_share"], "cross_edges": raw["cross_edges"], "homophily": 0.8, "clients": listed}
+    statistics = {
+        "cross_edge_share": raw["cross_share"],
+        "cross_edges": raw["cross_edges"],
+        "homophily": 0.8,
+        "clients": listed,
+    }
     (folder / "scenario.json").write_text(json.dumps(statistics))
     assert expected is not None and read_run(folder).partition == expected
 
@@ -101,7 +115,15 @@ def test_the_same_folder_twice_is_one_run(tmp_path: Path) -> None:
 
 
 def test_numbers_and_order() -> None:
-    assert [as_number(value) for value in (1, 0.5, True, "1", None, float("nan"), float("inf"))] == [1.0, 0.5, None, None, None, None, None]
+    assert [as_number(value) for value in (1, 0.5, True, "1", None, float("nan"), float("inf"))] == [
+        1.0,
+        0.5,
+        None,
+        None,
+        None,
+        None,
+        None,
+    ]
     assert sorted(["client-10", "a", "client-2", "3"], key=natural) == ["3", "a", "client-2", "client-10"]
 
 
@@ -112,5 +134,7 @@ def test_runs_are_found_in_the_folder_of_a_comparison(tmp_path: Path) -> None:
     assert find_runs([tmp_path / "out"]) == [second, first, deeper]
     assert find_runs([first, tmp_path / "missing"]) == [first, tmp_path / "missing"]  # what is given is not judged here
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="empty holds no finished run: name a folder written by `isthmus run`, `compare` or `sweep`"):
+    with pytest.raises(
+        DataError, match="empty holds no finished run: name a folder written by `isthmus run`, `compare` or `sweep`"
+    ):
         find_runs([tmp_path / "empty"])

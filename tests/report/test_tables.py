@@ -51,7 +51,9 @@ def test_columns_for_peers_and_minority_appear_when_some_row_has_them(tmp_path: 
     rows = result_table(
         [
             write_run(tmp_path / "a", "fedavg"),
-            write_run(tmp_path / "b", "hifgl", result={"bytes": {"up": 1, "down": 1, "peer": 500}, "test_minority": 0.4}),
+            write_run(
+                tmp_path / "b", "hifgl", result={"bytes": {"up": 1, "down": 1, "peer": 500}, "test_minority": 0.4}
+            ),
         ]
     )
     headings, cells = table_cells(rows)
@@ -80,7 +82,9 @@ _FOUR = (("cora", "local", 0.6), ("cora", "fedavg", 0.7), ("pubmed", "local", 0.
 
 
 def test_other_settings_are_another_row_named_by_what_differs(tmp_path: Path) -> None:
-    folders = [write_run(tmp_path / f"{lr}-{seed}", seed=seed, settings={"lr": lr}) for lr in (0.1, 0.01) for seed in (0, 1)]
+    folders = [
+        write_run(tmp_path / f"{lr}-{seed}", seed=seed, settings={"lr": lr}) for lr in (0.1, 0.01) for seed in (0, 1)
+    ]
     rows = result_table(folders)
     assert [(row.label, row.runs) for row in rows] == [("fedavg · lr=0.1", 2), ("fedavg · lr=0.01", 2)]
 
@@ -94,18 +98,33 @@ def test_a_seed_given_twice_counts_once_and_is_named(tmp_path: Path) -> None:
 
 def test_sizes_and_times_read_well() -> None:
     assert [words.size(value) for value in (0, 999, 1000, 12_345, 999_600, 3_690_000, 5e12)] == [
-        "0 B", "999 B", "1 kB", "12.3 kB", "1 MB", "3.69 MB", "5 TB",
-    ]  # fmt: skip
-    assert [words.seconds(value) for value in (0.0123, 0.9999, 12.34, 3600.0)] == ["12.3 ms", "1 s", "12.3 s", "3,600 s"]
+        "0 B",
+        "999 B",
+        "1 kB",
+        "12.3 kB",
+        "1 MB",
+        "3.69 MB",
+        "5 TB",
+    ]
+    assert [words.seconds(value) for value in (0.0123, 0.9999, 12.34, 3600.0)] == [
+        "12.3 ms",
+        "1 s",
+        "12.3 s",
+        "3,600 s",
+    ]
     assert words.listing(["a"]) == "a" and words.listing(["a", "b", "c"]) == "a, b and c"
     assert words.listing([str(k) for k in range(12)]).endswith("and 4 more")
-    assert "60\u00a0% of the nodes train" in words.split("stratified:60/20/20") and "(stratified)" in words.split("stratified:60/20/20")
+    assert "60\u00a0% of the nodes train" in words.split("stratified:60/20/20") and "(stratified)" in words.split(
+        "stratified:60/20/20"
+    )
 
 
 def test_epsilon_has_a_column_only_where_a_run_has_one(tmp_path: Path) -> None:
     plain = write_run(tmp_path / "plain")
     assert "epsilon" not in table_cells(result_table([plain]))[0]
-    noisy = write_run(tmp_path / "noisy", settings={"dp_noise": 1.0}, result={"privacy": {"epsilon": 7.9042, "delta": 1e-5}})
+    noisy = write_run(
+        tmp_path / "noisy", settings={"dp_noise": 1.0}, result={"privacy": {"epsilon": 7.9042, "delta": 1e-5}}
+    )
     headings, cells = table_cells(result_table([plain, noisy]))
     assert [row[headings.index("epsilon")] for row in cells] == [words.count(None), "7.9"]
 

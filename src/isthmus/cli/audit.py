@@ -1,4 +1,6 @@
-"""``isthmus audit``: which attacks apply to what the parties of a run saw, and, where its messages were kept, what they recover."""
+"""``isthmus audit``: which attacks apply to what the parties of a run saw, and, where its messages were kept, what they
+recover.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,17 @@ if TYPE_CHECKING:
 
 NAME = "audit"
 
-POSSIBLE = "This says what is possible for a party that looks at what it received, judged from the ledger; it recovers nothing."
+POSSIBLE = (
+    "This says what is possible for a party that looks at what it received, judged from the ledger; it recovers "
+    "nothing."
+)
 HOW = "To run the attacks on the messages themselves, repeat the run as a simulation with --set transcript=true."
 
 
 def command(run_dir: Annotated[Path, typer.Argument(help="The run folder.")], json_: Json = False) -> None:
-    """Say which attacks apply to what each party of a run saw; with a kept transcript, run them and report what they recover."""
+    """Say which attacks apply to what each party of a run saw; with a kept transcript, run them and report what they
+    recover.
+    """
     from isthmus.cli.recover import recover
     from isthmus.experiments.folder import RunFolder
     from isthmus.federation.audit import ATTACKS, judge
@@ -40,7 +47,9 @@ def command(run_dir: Annotated[Path, typer.Argument(help="The run folder.")], js
     absent = [attack for attack in ATTACKS if attack not in {finding.attack for finding in findings}]
     if json_:
         told = None if recovered is None else [each.to_json() for each in recovered]
-        print(json.dumps({"findings": [finding.to_json() for finding in findings], "absent": absent, "recovered": told}))
+        print(
+            json.dumps({"findings": [finding.to_json() for finding in findings], "absent": absent, "recovered": told})
+        )
         return
     console = stdout()
     rows = [(finding.attack, finding.who, finding.on, finding.verdict, finding.why) for finding in findings]
@@ -52,8 +61,11 @@ def command(run_dir: Annotated[Path, typer.Argument(help="The run folder.")], js
         console.print(HOW)
         return
     console.print()
-    print_table(("attack", "who", "on", "what came out"), [(r.attack, r.who, r.on, r.outcome) for r in recovered],
-                "What the attacks recovered from the kept messages")  # fmt: skip
+    print_table(
+        ("attack", "who", "on", "what came out"),
+        [(r.attack, r.who, r.on, r.outcome) for r in recovered],
+        "What the attacks recovered from the kept messages",
+    )
     console.print("The transcript in this folder holds what the protections hide: delete it when the audit is done.")
 
 
@@ -66,5 +78,9 @@ def _training(folder: Any) -> Training:
     except tomllib.TOMLDecodeError as error:
         raise DataError(f"config.toml is damaged ({error}); start the run again") from None
     privacy = (folder.result() or {}).get("privacy") or {}
-    return Training(method.get("optimizer", "sgd"), int(method.get("local_epochs", 1)), float(method.get("dp_noise", 0.0)),
-                    privacy.get("epsilon"))  # fmt: skip
+    return Training(
+        method.get("optimizer", "sgd"),
+        int(method.get("local_epochs", 1)),
+        float(method.get("dp_noise", 0.0)),
+        privacy.get("epsilon"),
+    )

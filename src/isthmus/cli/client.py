@@ -26,7 +26,10 @@ def identity(
 
     made = make_identity(out)
     print(f'[{organisation}]\nclient = "{client}"\nkey = "{made.public.hex()}"')
-    print(f"the secret half is in {out} and stays here; send the lines above to the others, by a way you trust", file=sys.stderr)
+    print(
+        f"the secret half is in {out} and stays here; send the lines above to the others, by a way you trust",
+        file=sys.stderr,
+    )
 
 
 @app.command("start")

@@ -13,7 +13,20 @@ import typer
 
 from isthmus.cli.console import print_table, size
 from isthmus.cli.reproduce import RunsWatch
-from isthmus.cli.run import Clients, Config, Dataset, EngineName, Json, Metric, Partition, Preset, Profile, Rounds, Set, Split
+from isthmus.cli.run import (
+    Clients,
+    Config,
+    Dataset,
+    EngineName,
+    Json,
+    Metric,
+    Partition,
+    Preset,
+    Profile,
+    Rounds,
+    Set,
+    Split,
+)
 
 if TYPE_CHECKING:
     from isthmus.experiments.batch import Job, Outcome
@@ -22,15 +35,31 @@ if TYPE_CHECKING:
 NAME = "compare"
 Runs = Annotated[int, typer.Option(help="Seeds, the same for all.", min=1)]
 Jobs = Annotated[int | None, typer.Option(help="Runs at a time (default: one per core).", min=1)]
-Out = Annotated[Path | None, typer.Option(help="Folder of runs and report; finished runs in it are used, begun ones continued.")]
+Out = Annotated[
+    Path | None, typer.Option(help="Folder of runs and report; finished runs in it are used, begun ones continued.")
+]
 
 
 def command(
-    methods: Annotated[list[str], typer.Argument(help="Methods, with own settings as in local:backbone=mlp; the first is the measure.")],
-    dataset: Dataset = None, partition: Partition = None, clients: Clients = None, split: Split = None, rounds: Rounds = None,
-    preset: Preset = None, profile: Profile = None, metric: Metric = None, engine: EngineName = None, config: Config = None,
-    set_: Set = None, runs: Runs = 3, jobs: Jobs = None, out: Out = None, json_: Json = False,
-) -> None:  # fmt: skip
+    methods: Annotated[
+        list[str], typer.Argument(help="Methods, with own settings as in local:backbone=mlp; the first is the measure.")
+    ],
+    dataset: Dataset = None,
+    partition: Partition = None,
+    clients: Clients = None,
+    split: Split = None,
+    rounds: Rounds = None,
+    preset: Preset = None,
+    profile: Profile = None,
+    metric: Metric = None,
+    engine: EngineName = None,
+    config: Config = None,
+    set_: Set = None,
+    runs: Runs = 3,
+    jobs: Jobs = None,
+    out: Out = None,
+    json_: Json = False,
+) -> None:
     """Run several methods on one scenario; table, disclosure and report."""
     from isthmus.errors import ConfigError
     from isthmus.experiments.batch import Job
@@ -39,24 +68,47 @@ def command(
 
     if twice := sorted({method for method in methods if methods.count(method) > 1}):
         raise ConfigError(f"{', '.join(twice)} is given twice: name each method once")
-    flags = {"dataset": dataset, "partition": partition, "clients": clients, "split": split, "rounds": rounds, "preset": preset,
-             "profile": profile, "metric": metric, "engine": engine}  # fmt: skip
+    flags = {
+        "dataset": dataset,
+        "partition": partition,
+        "clients": clients,
+        "split": split,
+        "rounds": rounds,
+        "preset": preset,
+        "profile": profile,
+        "metric": metric,
+        "engine": engine,
+    }
     overrides = dict(parse_override(text) for text in set_ or ())
     settings: dict[str, list[Settings]] = {}
     for method in methods:
         name, own = split_method(method)
-        settings[method] = [resolve(name, {**flags, "seed": seed}, {**overrides, **own}, config) for seed in range(runs)]
+        settings[method] = [
+            resolve(name, {**flags, "seed": seed}, {**overrides, **own}, config) for seed in range(runs)
+        ]
     check_same_scenario([each[0] for each in settings.values()])
     check_presets([each[0] for each in settings.values()])
     target = out if out is not None else Path("runs/compare") / _slug(settings[methods[0]][0])
-    by_method = {method: [Job(each, folder_of(each, target)) for each in each_seed] for method, each_seed in settings.items()}
+    by_method = {
+        method: [Job(each, folder_of(each, target)) for each in each_seed] for method, each_seed in settings.items()
+    }
     # Seed by seed, so that every method has a number early.
     order = [(method, by_method[method][seed]) for seed in range(runs) for method in methods]
     outcomes = play_all(order, jobs)
     comparison = compare_methods({method: [outcomes[job.folder] for job in each] for method, each in by_method.items()})
-    add_gains(comparison["methods"], {method: getattr(each[0].method_config, "backbone", "") for method, each in settings.items()})
-    document = {"scenario": _scenario(settings[methods[0]][0], outcomes), "runs": runs, "out": str(target), **comparison}
-    finished = [job.folder for method in methods for job in by_method[method] if outcomes[job.folder].result is not None]
+    add_gains(
+        comparison["methods"],
+        {method: getattr(each[0].method_config, "backbone", "") for method, each in settings.items()},
+    )
+    document = {
+        "scenario": _scenario(settings[methods[0]][0], outcomes),
+        "runs": runs,
+        "out": str(target),
+        **comparison,
+    }
+    finished = [
+        job.folder for method in methods for job in by_method[method] if outcomes[job.folder].result is not None
+    ]
     if finished:
         from isthmus.report import write_report
 
@@ -121,7 +173,9 @@ SCENARIO = ("dataset", "partition", "clients", "split", "metric")
 
 
 def check_same_scenario(settings: Sequence[Settings]) -> None:
-    """Presets of different papers may bring different scenarios: then scores do not compare, and we say what to give."""
+    """Presets of different papers may bring different scenarios: then scores do not compare, and we say what to
+    give.
+    """
     from isthmus.errors import ConfigError
 
     first = settings[0].run
@@ -130,13 +184,17 @@ def check_same_scenario(settings: Sequence[Settings]) -> None:
             mine, theirs = getattr(first, key), getattr(other, key)
             if mine != theirs:
                 raise ConfigError(
-                    f"{first.method} would run with {key} {mine or 'of its data'} and {other.method} with {key} {theirs or 'of its data'}, "
-                    f"and scores of different scenarios do not compare: give --{key}, or --preset PAPER for one paper's settings"
+                    f"{first.method} would run with {key} {mine or 'of its data'} and {other.method} with {key} "
+                    f"{theirs or 'of its data'}, "
+                    f"and scores of different scenarios do not compare: give --{key}, or --preset PAPER for one "
+                    "paper's settings"
                 )
 
 
 def check_presets(settings: Sequence[Settings]) -> None:
-    """Refuses scores by different rules, which do not compare, and names presets that differ: their settings may make the difference."""
+    """Refuses scores by different rules, which do not compare, and names presets that differ: their settings may make
+    the difference.
+    """
     from isthmus.errors import ConfigError
 
     first = settings[0]
@@ -149,14 +207,21 @@ def check_presets(settings: Sequence[Settings]) -> None:
             )
     presets = dict.fromkeys(f"{each.run.method} {each.run.preset}" for each in settings)
     if len({each.run.preset for each in settings}) > 1:
-        print(f"settings come from different presets ({', '.join(presets)}): --preset PAPER takes one paper's for all", file=sys.stderr)
+        print(
+            f"settings come from different presets ({', '.join(presets)}): --preset PAPER takes one paper's for all",
+            file=sys.stderr,
+        )
 
 
 def compare_methods(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]:
-    """Rows of the table, in the order given; differences are to the first method, seed by seed. Refuses runs on different data."""
+    """Rows of the table, in the order given; differences are to the first method, seed by seed. Refuses runs on
+    different data.
+    """
     from isthmus.metrics.spread import spread
 
-    results = {method: {o.result["seed"]: o.result for o in each if o.result is not None} for method, each in outcomes.items()}
+    results = {
+        method: {o.result["seed"]: o.result for o in each if o.result is not None} for method, each in outcomes.items()
+    }
     _check_same_data([result for by_seed in results.values() for result in by_seed.values()])
     first = next(iter(results.values()))
     rows = []
@@ -168,15 +233,27 @@ def compare_methods(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]
         known = all(by_seed[seed]["score"] is not None and first[seed]["score"] is not None for seed in common)
         paired = spread([by_seed[seed]["score"] - first[seed]["score"] for seed in common]) if known else None
         some = by_seed[seeds[0]] if seeds else {}
-        times = [by_seed[seed]["seconds_per_round"] for seed in seeds if by_seed[seed].get("seconds_per_round") is not None]
-        rows.append({
-            "method": method, "seeds": seeds, "score": summary(score), "test": summary(test), "difference": summary(paired),
-            "client_stds": _client_stds([by_seed[seed] for seed in seeds]),
-            "scores": [by_seed[seed]["score"] for seed in seeds], "score_rule": some.get("score_rule"), "rounds": some.get("rounds"),
-            "parameters": some.get("parameters"), "bytes": some.get("bytes"),
-            "seconds_per_round": statistics.median(times) if times else None, "discloses": _discloses(some),
-            "reasons": sorted({o.reason for o in outcomes[method] if o.result is None}),
-        })  # fmt: skip
+        times = [
+            by_seed[seed]["seconds_per_round"] for seed in seeds if by_seed[seed].get("seconds_per_round") is not None
+        ]
+        rows.append(
+            {
+                "method": method,
+                "seeds": seeds,
+                "score": summary(score),
+                "test": summary(test),
+                "difference": summary(paired),
+                "client_stds": _client_stds([by_seed[seed] for seed in seeds]),
+                "scores": [by_seed[seed]["score"] for seed in seeds],
+                "score_rule": some.get("score_rule"),
+                "rounds": some.get("rounds"),
+                "parameters": some.get("parameters"),
+                "bytes": some.get("bytes"),
+                "seconds_per_round": statistics.median(times) if times else None,
+                "discloses": _discloses(some),
+                "reasons": sorted({o.reason for o in outcomes[method] if o.result is None}),
+            }
+        )
     return {"methods": rows}
 
 
@@ -192,11 +269,16 @@ def _client_stds(results: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def add_gains(rows: Sequence[dict[str, Any]], backbones: Mapping[str, str]) -> None:
-    """Graph information gain (HiFGL) of each row, where a local and a pooled method are among them; means over the same seeds only."""
+    """Graph information gain (HiFGL) of each row, where a local and a pooled method are among them; means over the same
+    seeds only.
+    """
     from isthmus.metrics.gain import Scored, gains
 
     fair = all(row["seeds"] == rows[0]["seeds"] for row in rows)
-    scored = [Scored(row["method"].partition(":")[0], backbones[row["method"]], (row["test"] or {}).get("mean")) for row in rows]
+    scored = [
+        Scored(row["method"].partition(":")[0], backbones[row["method"]], (row["test"] or {}).get("mean"))
+        for row in rows
+    ]
     for row, gain in zip(rows, gains(scored), strict=True):
         row["graph_gain"] = None if gain is None or not fair else vars(gain)
 
@@ -208,7 +290,8 @@ def _check_same_data(results: Sequence[Mapping[str, Any]]) -> None:
         for key in ("dataset", "partition", "clients", "split", "source"):
             if result.get(key) != results[0].get(key):
                 raise ConfigError(
-                    f"these runs are of different scenarios and do not compare: {key} is {results[0].get(key)} in {results[0]['run_dir']} "
+                    f"these runs are of different scenarios and do not compare: {key} is {results[0].get(key)} in "
+                    f"{results[0]['run_dir']} "
                     f"and {result.get(key)} in {result['run_dir']}; choose another --out"
                 )
 
@@ -230,10 +313,17 @@ def _discloses(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     except DataError:
         return []
     return [
-        {"phase": row.phase, "from": row.sender, "to": row.receiver, "kinds": list(row.kinds), "protection": row.protection,
-         "times": row.times, "bytes": row.bytes}
+        {
+            "phase": row.phase,
+            "from": row.sender,
+            "to": row.receiver,
+            "kinds": list(row.kinds),
+            "protection": row.protection,
+            "times": row.times,
+            "bytes": row.bytes,
+        }
         for row in sheet or ()
-    ]  # fmt: skip
+    ]
 
 
 def _gain(row: Mapping[str, Any], shown: Sequence[Any]) -> list[str]:
@@ -256,30 +346,72 @@ def _show(document: Mapping[str, Any]) -> None:
         sent, parameters = row["bytes"] or {}, row["parameters"] or {}
         difference = "" if row["method"] == first else percent_spread(row["difference"], sign=True)
         stds = [] if not apart else ["-" if row["client_stds"] is None else f"{100 * row['client_stds']:.2f}"]
-        lines.append([
-            row["method"], percent_spread(row["score"]), *stds, difference, percent_spread(row["test"]), *_gain(row, gained),
-            str(len(row["seeds"])), f"{parameters.get('trainable', 0):,}", f"{parameters.get('shared', 0):,}",
-            size(sent.get("up", 0) + sent.get("setup_up", 0)), size(sent.get("down", 0) + sent.get("setup_down", 0)),
-            size(sent.get("peer", 0)), "" if row["seconds_per_round"] is None else f"{1000 * row['seconds_per_round']:.1f}",
-        ])  # fmt: skip
-    headings = ("method", "score", *(("client stds",) if apart else ()), f"to {first}, paired", "test pooled",
-                *(("graph gain",) if gained else ()), "seeds", "parameters", "shared", "up", "down", "peer", "ms/round")  # fmt: skip
+        lines.append(
+            [
+                row["method"],
+                percent_spread(row["score"]),
+                *stds,
+                difference,
+                percent_spread(row["test"]),
+                *_gain(row, gained),
+                str(len(row["seeds"])),
+                f"{parameters.get('trainable', 0):,}",
+                f"{parameters.get('shared', 0):,}",
+                size(sent.get("up", 0) + sent.get("setup_up", 0)),
+                size(sent.get("down", 0) + sent.get("setup_down", 0)),
+                size(sent.get("peer", 0)),
+                "" if row["seconds_per_round"] is None else f"{1000 * row['seconds_per_round']:.1f}",
+            ]
+        )
+    headings = (
+        "method",
+        "score",
+        *(("client stds",) if apart else ()),
+        f"to {first}, paired",
+        "test pooled",
+        *(("graph gain",) if gained else ()),
+        "seeds",
+        "parameters",
+        "shared",
+        "up",
+        "down",
+        "peer",
+        "ms/round",
+    )
     scenario = document["scenario"]
     title = f"{scenario['dataset']}, {scenario['clients']} clients ({scenario['partition']}), split {scenario['split']}"
     print_table(headings, lines, title)
     rules = dict.fromkeys(row["score_rule"] for row in document["methods"] if row["score_rule"])
-    print(f"score: {'; '.join(rules)}. ± over seeds, population; the same seeds and partitions for all. Bytes of one whole run.")
+    print(
+        f"score: {'; '.join(rules)}. ± over seeds, population; the same seeds and partitions for all. Bytes of one "
+        "whole run."
+    )
     if apart:
-        print("client stds: mean over clients of each client's sample standard deviation over seeds, what FedStar's paper prints as ±.")
+        print(
+            "client stds: mean over clients of each client's sample standard deviation over seeds, what FedStar's "
+            "paper prints as ±."
+        )
     print(f"{gain_rules(gained)}\n" if gained else "")
     told = [
-        [row["method"], line["from"], line["to"], line["phase"], ", ".join(line["kinds"]), line["protection"], f"{line['times']:.0f}",
-         size(line["bytes"])]
+        [
+            row["method"],
+            line["from"],
+            line["to"],
+            line["phase"],
+            ", ".join(line["kinds"]),
+            line["protection"],
+            f"{line['times']:.0f}",
+            size(line["bytes"]),
+        ]
         for row in document["methods"]
         for line in row["discloses"]
-    ]  # fmt: skip
+    ]
     if told:
-        print_table(("method", "from", "to", "phase", "is told", "protection", "times", "bytes"), told, "Who is told what, in one run")
+        print_table(
+            ("method", "from", "to", "phase", "is told", "protection", "times", "bytes"),
+            told,
+            "Who is told what, in one run",
+        )
     for row in document["methods"]:
         if not row["discloses"] and row["seeds"]:
             print(f"{row['method']}: no message left a party")

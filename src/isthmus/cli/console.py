@@ -74,20 +74,30 @@ class Watch(Callback):
             # On a narrow terminal the label gives way first: numbers matter more.
             label, fixed = Column(ratio=1, no_wrap=True, overflow="ellipsis"), Column(no_wrap=True)
             self.bar = Bar(
-                TextColumn("{task.description}", table_column=label), BarColumn(bar_width=12, table_column=fixed),
-                MofNCompleteColumn(table_column=fixed), TextColumn("{task.fields[note]}", table_column=fixed),
-                console=self.console, expand=True,
-            )  # fmt: skip
+                TextColumn("{task.description}", table_column=label),
+                BarColumn(bar_width=12, table_column=fixed),
+                MofNCompleteColumn(table_column=fixed),
+                TextColumn("{task.fields[note]}", table_column=fixed),
+                console=self.console,
+                expand=True,
+            )
             self.bar.start()
             self.task = self.bar.add_task(self.label, total=steps, completed=step, note="")
 
     def on_round(self, progress: Progress) -> None:
         self.scores = progress.scores or self.scores
-        note = f"val {percent(self.scores.get('val'))}  sent {size(sum(progress.bytes.values()))}  left {clock(progress.seconds_left)}"
+        note = (
+            f"val {percent(self.scores.get('val'))}  sent {size(sum(progress.bytes.values()))}  left "
+            f"{clock(progress.seconds_left)}"
+        )
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, completed=progress.step, note=note)
         elif progress.step == progress.steps or progress.step % max(1, progress.steps // self.lines) == 0:
-            print(f"{self.label}: {progress.phase} {progress.round}/{progress.rounds}  {note}", file=sys.stderr, flush=True)
+            print(
+                f"{self.label}: {progress.phase} {progress.round}/{progress.rounds}  {note}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def on_recover(self, reason: str, step: int) -> None:
         print(f"{self.label}: {reason}; went back to round {step} and goes on", file=sys.stderr)
@@ -103,7 +113,11 @@ class Watch(Callback):
 
 def _privacy(privacy: Mapping[str, Any]) -> str:
     epsilon = privacy.get("epsilon")
-    bound = "no bound (no noise)" if epsilon is None else f"epsilon {epsilon:.3g} at delta {privacy.get('delta')} per {privacy.get('unit')}"
+    bound = (
+        "no bound (no noise)"
+        if epsilon is None
+        else f"epsilon {epsilon:.3g} at delta {privacy.get('delta')} per {privacy.get('unit')}"
+    )
     return f"{bound}; {privacy['warning']}" if privacy.get("warning") else bound
 
 
@@ -114,17 +128,27 @@ def print_result(result: Mapping[str, Any]) -> None:
     mean, mean_last = percent(result["test_client_mean"]), percent(result["test_client_mean_last"])
     rows = [
         ("score", f"{percent(result['score'])}  ({result['score_rule']})"),
-        ("test, pooled", f"{percent(result['test'])} at round {picked} (picked by validation), {percent(result['test_last'])} at the last"),
+        (
+            "test, pooled",
+            f"{percent(result['test'])} at round {picked} (picked by validation), {percent(result['test_last'])} at "
+            "the last",
+        ),
         ("test, client mean", f"{mean} at round {picked}, {mean_last} at the last"),
         ("parameters", f"{result['parameters']['trainable']:,} trainable, {result['parameters']['shared']:,} shared"),
         ("sent", f"up {up}, down {down}, between clients {size(sent['peer'])}"),
-        ("time", f"setup {seconds['setup']:.1f} s, training {seconds['train']:.1f} s, evaluation {seconds['eval']:.1f} s"),
+        (
+            "time",
+            f"setup {seconds['setup']:.1f} s, training {seconds['train']:.1f} s, evaluation {seconds['eval']:.1f} s",
+        ),
         ("data", result["source"]),
         ("folder", result["run_dir"]),
-    ]  # fmt: skip
+    ]
     if told := result.get("facts", {}).get("summary"):
         rows.insert(-2, (result["method"], told))
     if "privacy" in result:
         rows.insert(-2, ("privacy", _privacy(result["privacy"])))
-    title = f"{result['method']} on {result['dataset']}, {result['clients']} clients ({result['partition']}), seed {result['seed']}"
+    title = (
+        f"{result['method']} on {result['dataset']}, {result['clients']} clients ({result['partition']}), seed "
+        f"{result['seed']}"
+    )
     print_table(("", ""), rows, title)

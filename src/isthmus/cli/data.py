@@ -1,4 +1,6 @@
-"""``isthmus data list|get|verify``, ``datasets``, ``partitions``: what there is, whether it is here, whether it is whole."""
+"""``isthmus data list|get|verify``, ``datasets``, ``partitions``: what there is, whether it is here, whether it is
+whole.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ from isthmus.errors import ConfigError, DataError
 
 NAME = "data"
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Data sets: list, make usable offline, check that files are whole.")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Data sets: list, make usable offline, check that files are whole.",
+)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -43,7 +49,10 @@ def get(name: Annotated[str, typer.Argument(help="Data set or setting.")], json_
 
 
 @app.command("verify")
-def verify(names: Annotated[list[str] | None, typer.Argument(help="Data sets; all if none is given.")] = None, json_: Json = False) -> None:
+def verify(
+    names: Annotated[list[str] | None, typer.Argument(help="Data sets; all if none is given.")] = None,
+    json_: Json = False,
+) -> None:
     """Check the SHA-256 of every raw file that is here, and whether some are missing. Nothing is fetched."""
     from isthmus.data import catalogue
 
@@ -51,16 +60,24 @@ def verify(names: Annotated[list[str] | None, typer.Argument(help="Data sets; al
     if json_:
         print(json.dumps({"datasets": [{**vars(result), "problems": list(result.problems)} for result in results]}))
     else:
-        print_table(("name", "status", "from", ""), [(r.name, r.status, r.source or "", "; ".join(r.problems)) for r in results])
+        print_table(
+            ("name", "status", "from", ""), [(r.name, r.status, r.source or "", "; ".join(r.problems)) for r in results]
+        )
     bad = [result for result in results if result.status in ("damaged", "incomplete")]
     if bad:
         what = "; ".join(f"{each.name} is {each.status}: {'; '.join(each.problems)}" for each in bad)
-        copies = " ('isthmus data get NAME' makes a converted copy anew)" if any(each.source == "converted copy" for each in bad) else ""
+        copies = (
+            " ('isthmus data get NAME' makes a converted copy anew)"
+            if any(each.source == "converted copy" for each in bad)
+            else ""
+        )
         raise DataError(f"{what}; replace these files or unset ISTHMUS_DATA to fetch them again{copies}")
 
 
 def partitions(
-    dataset: Annotated[str | None, typer.Option(help="Show what a partition does to this data set instead of listing them.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Show what a partition does to this data set instead of listing them.")
+    ] = None,
     partition: Annotated[str | None, typer.Option(help="Which partition.")] = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
     split: Annotated[str | None, typer.Option(help="Train/validation/test.")] = None,
@@ -98,7 +115,10 @@ def _list_partitions(json_: bool) -> None:
     if json_:
         print(json.dumps({"partitions": rows}))
     else:
-        print_table(("kind", "name", "task", "what it does"), [(row["kind"], row["name"], row["task"], row["what"]) for row in rows])
+        print_table(
+            ("kind", "name", "task", "what it does"),
+            [(row["kind"], row["name"], row["task"], row["what"]) for row in rows],
+        )
 
 
 def _cell(value: Any) -> str:
@@ -106,4 +126,7 @@ def _cell(value: Any) -> str:
 
 
 def _size(size: Any) -> str:
-    return ", ".join(f"{key} {'/'.join(map(str, value)) if isinstance(value, (list, tuple)) else value}" for key, value in size.items())
+    return ", ".join(
+        f"{key} {'/'.join(map(str, value)) if isinstance(value, (list, tuple)) else value}"
+        for key, value in size.items()
+    )

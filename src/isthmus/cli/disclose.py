@@ -14,13 +14,19 @@ NAME = "disclose"
 
 def command(
     method: Annotated[str, typer.Argument(help="Method; isthmus methods lists them.")],
-    metric: Annotated[str, typer.Option(help="Score of the run; others than accuracy need more from the clients.")] = "accuracy",
+    metric: Annotated[
+        str, typer.Option(help="Score of the run; others than accuracy need more from the clients.")
+    ] = "accuracy",
     secure_sum: Annotated[bool, typer.Option("--secure-sum", help="As with --set secure_sum=true.")] = False,
     preset: Preset = None,
     profile: Profile = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Setting of the method as key=value, e.g. protocol=published.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Setting of the method as key=value, e.g. protocol=published.")
+    ] = None,
 ) -> None:
-    """Print a method's disclosure sheet: who sees which kind of thing, under which protection, with the settings a run would have."""
+    """Print a method's disclosure sheet: who sees which kind of thing, under which protection, with the settings a run
+    would have.
+    """
     from isthmus.experiments.config import parse_override, resolve
     from isthmus.experiments.disclosure import sheet_of
     from isthmus.federation.ledger import PROTECTIONS
@@ -31,13 +37,23 @@ def command(
     flags = {"dataset": "csbm", "preset": preset, "profile": profile, "secure_sum": secure_sum or None}
     settings = resolve(method, flags, dict(map(parse_override, set_ or ())))
     lines = sheet_of(entry, metric=metric, secure_sum=settings.run.secure_sum, config=settings.method_config)
-    rows = [(line.phase, line.sender, line.receiver, line.message.__name__, ", ".join(line.kinds), line.protection) for line in lines]
-    print_table(("phase", "from", "to", "message", "kinds of content", "protection"), rows, f"What leaves a party in {entry.name}")
+    rows = [
+        (line.phase, line.sender, line.receiver, line.message.__name__, ", ".join(line.kinds), line.protection)
+        for line in lines
+    ]
+    print_table(
+        ("phase", "from", "to", "message", "kinds of content", "protection"),
+        rows,
+        f"What leaves a party in {entry.name}",
+    )
     console = stdout()
     for name in sorted({line.protection for line in lines}):
         console.print(f"{name}: {PROTECTIONS[name]}")
     if entry.pooled:
         console.print("This method pools all data in one place before it starts: a reference, not a federation.")
     elif not entry.cross_edges:
-        console.print("Cross edges are not given to this method. No message holds features, edges or labels as such; what can still be "
-                      "worked out from those above is what isthmus audit judges and measures.")  # fmt: skip
+        console.print(
+            "Cross edges are not given to this method. No message holds features, edges or labels as such; what can "
+            "still be "
+            "worked out from those above is what isthmus audit judges and measures."
+        )

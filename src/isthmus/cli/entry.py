@@ -1,4 +1,6 @@
-"""Where the ``isthmus`` command begins: light, so that the version comes at once and Ctrl-C during the seconds of imports ends quietly."""
+"""Where the ``isthmus`` command begins: light, so that the version comes at once and Ctrl-C during the seconds of
+imports ends quietly.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ def entry() -> int:
     if sys.argv[1:] == ["--version"]:
         print(f"isthmus {__version__}")
         return 0
-    # An exception would pass through half-imported C extensions, which print or swallow it: while they are loaded, leave at once.
+    # An exception would pass through half-imported C extensions, which print or swallow it: while they are loaded,
+    # leave at once.
     before = signal.signal(signal.SIGINT, _leave)
     from isthmus.cli.main import main
 

@@ -21,7 +21,9 @@ def methods(
         return
     from isthmus.methods.registry import all_methods
 
-    found = [{"name": m.name, "summary": m.summary, "preset": m.preset, "reference": m.reference} for m in all_methods()]
+    found = [
+        {"name": m.name, "summary": m.summary, "preset": m.preset, "reference": m.reference} for m in all_methods()
+    ]
     if json_:
         print(json.dumps({"methods": found}))
         return
@@ -37,9 +39,16 @@ def _settings(method: str, json_: bool) -> None:
         print(json.dumps({"method": method, "settings": [asdict(each) for each in found]}))
         return
     for group, title in (("method", f"Settings of {method} (--set key=value)"), ("run", "Settings of every run")):
-        print_table(("key", "default", "meaning"), [(s.key, _default(s.default), s.meaning) for s in found if s.group == group], title)
+        print_table(
+            ("key", "default", "meaning"),
+            [(s.key, _default(s.default), s.meaning) for s in found if s.group == group],
+            title,
+        )
         print()
-    print("Defaults are those without a preset; the paper's preset sets some by data set, and config.toml of a run holds what it used.")
+    print(
+        "Defaults are those without a preset; the paper's preset sets some by data set, and config.toml of a run holds "
+        "what it used."
+    )
 
 
 def _default(value: Any) -> str:

@@ -35,9 +35,13 @@ from isthmus.errors import IsthmusError
 ClickException: type[Exception] = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 
 app = typer.Typer(
-    name="isthmus", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
+    name="isthmus",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     help="Federated graph learning: train graph neural networks over graphs that are split between owners.",
-)  # fmt: skip
+)
 
 
 @app.callback(invoke_without_command=True)
@@ -48,7 +52,9 @@ def _options(
     if version:
         print(f"isthmus {__version__}")
         raise typer.Exit
-    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, stream=sys.stderr, format="%(levelname)s: %(message)s")
+    logging.basicConfig(
+        level=logging.DEBUG if debug else logging.WARNING, stream=sys.stderr, format="%(levelname)s: %(message)s"
+    )
 
 
 for module in (run, resume, compare, reproduce, sweep, report, disclose, audit, demo, submit, status, stop):

@@ -1,4 +1,6 @@
-"""Attacks of `isthmus.privacy.attacks`, run on the messages a simulation kept (``transcript=true``), scored against its own data."""
+"""Attacks of `isthmus.privacy.attacks`, run on the messages a simulation kept (``transcript=true``), scored against its
+own data.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class Recovered:
 
 
 def recover(folder: RunFolder) -> list[Recovered]:
-    """Run what applies. The data of the run is made again from its settings: the truth the attacks are scored against."""
+    """Run what applies. The data of the run is made again from its settings: the truth the attacks are scored
+    against.
+    """
     settings = settings_from_toml(folder.config)
     table = settings.method.table
     parts = parts_for(settings, scenario_of(settings))
@@ -65,7 +69,7 @@ def recover(folder: RunFolder) -> list[Recovered]:
     return found or [Recovered("none", "-", "-", "no kept message is of a kind these attacks read", {})]
 
 
-# -- gradients ---------------------------------------------------------------------------------------------------------------------
+# -- gradients -------------------------------------------------------------------------------------
 
 
 def _gradients(server: Seen) -> Iterator[tuple[Line, Weights]]:
@@ -86,7 +90,11 @@ def _ways(server: Seen, folder: RunFolder, settings: Settings) -> Iterator[tuple
         place = line.phase, line.round, line.attempt
         if place not in sent:  # the same to everybody who answered
             told = received(folder.path, line.sender, settings.method.table)
-            sent |= {(at.phase, at.round, at.attempt): broadcast for at, broadcast in told if isinstance(broadcast, Broadcast)}
+            sent |= {
+                (at.phase, at.round, at.attempt): broadcast
+                for at, broadcast in told
+                if isinstance(broadcast, Broadcast)
+            }
         before = sent[place].weights
         yield line, before, {name: before[name] - tensor / message.share for name, tensor in message.weights.items()}
 
@@ -108,7 +116,10 @@ def _layers(gradient: Weights) -> Iterator[tuple[str, Tensor, Tensor]]:
 
 
 def _inputs(server: Seen, folder: RunFolder, settings: Settings) -> Iterator[Recovered]:
-    for source, items in (("gradients", _gradients(server)), ("updates of one SGD step", _one_step(server, folder, settings))):
+    for source, items in (
+        ("gradients", _gradients(server)),
+        ("updates of one SGD step", _one_step(server, folder, settings)),
+    ):
         tried, exact, layers = 0, 0, set[str]()
         victims: set[PartyId] = set()
         for line, gradient in items:
@@ -120,13 +131,21 @@ def _inputs(server: Seen, folder: RunFolder, settings: Settings) -> Iterator[Rec
                     layers.add(name)
                     victims.add(line.sender)
         if tried:
-            where = f" ({', '.join(sorted(layers))} of {', '.join(sorted(victims))})" if exact else ", each is a mixture of records"
+            where = (
+                f" ({', '.join(sorted(layers))} of {', '.join(sorted(victims))})"
+                if exact
+                else ", each is a mixture of records"
+            )
             outcome = f"read exactly: {exact} of {tried} layer inputs{where}"
             yield Recovered(RANK_ONE, SERVER, source, outcome, {"exact": exact, "of": tried})
 
 
-def _classes(server: Seen, folder: RunFolder, settings: Settings, clients: Mapping[PartyId, ModelClient[Any]]) -> Iterator[Recovered]:
-    """A negative entry in the gradient of the output's bias is a class the client trains on: softmax minus one-hot has no other."""
+def _classes(
+    server: Seen, folder: RunFolder, settings: Settings, clients: Mapping[PartyId, ModelClient[Any]]
+) -> Iterator[Recovered]:
+    """A negative entry in the gradient of the output's bias is a class the client trains on: softmax minus one-hot has
+    no other.
+    """
     ways = ((line, way) for line, _, way in _ways(server, folder, settings))
     for source, items in (("gradients", _gradients(server)), ("updates", ways)):
         scores, by_chance = [], 0.0
@@ -146,12 +165,17 @@ def _classes(server: Seen, folder: RunFolder, settings: Settings, clients: Mappi
 
 def _scored(source: str, scores: Sequence[Recovery], by_chance: float) -> Recovered:
     claimed, correct, of = (sum(getattr(score, key) for score in scores) for key in ("claimed", "correct", "of"))
-    outcome = (f"named: {correct} of {of} classes that clients train on, and {claimed - correct} wrongly, over {len(scores)} messages "
-               f"(as many guesses at random: {by_chance:.1f} right)")  # fmt: skip
-    return Recovered(LABELS, SERVER, source, outcome, {"claimed": claimed, "correct": correct, "of": of, "by_chance": by_chance})
+    outcome = (
+        f"named: {correct} of {of} classes that clients train on, and {claimed - correct} wrongly, over {len(scores)} "
+        "messages "
+        f"(as many guesses at random: {by_chance:.1f} right)"
+    )
+    return Recovered(
+        LABELS, SERVER, source, outcome, {"claimed": claimed, "correct": correct, "of": of, "by_chance": by_chance}
+    )
 
 
-# -- masks and models ------------------------------------------------------------------------------------------------------------------
+# -- masks and models ------------------------------------------------------------------------------
 
 
 def _masks(server: Seen) -> Iterator[Recovered]:
@@ -174,26 +198,40 @@ def _masks(server: Seen) -> Iterator[Recovered]:
 def _members(folder: RunFolder, clients: Mapping[PartyId, ModelClient[Any]]) -> Iterator[Recovered]:
     """Losses of the final models on training records and on test records of the same client, all clients together.
 
-    The same with the models before training says how much of it is the split (other classes, other degrees) and how much the few records:
-    only what goes beyond that was learnt by training.
+    The same with the models before training says how much of it is the split (other classes, other degrees) and how
+    much the few records: only what goes beyond that was learnt by training.
     """
     final = {name: weights for name in clients if (weights := _final_model(folder, name)) is not None}
     # A model that is more than its learner (FedStruct needs Abar and S too) cannot be tried on records here.
-    alone = (clients[name].state.weights.keys() == dict(clients[name].learner.model.named_parameters()).keys() for name in final)
+    alone = (
+        clients[name].state.weights.keys() == dict(clients[name].learner.model.named_parameters()).keys()
+        for name in final
+    )
     if not final or not all(alone):
         return
     try:
         trained = _told_apart({name: (clients[name].learner, weights) for name, weights in final.items()})
         untrained = _told_apart({name: (clients[name].learner, clients[name].state.weights) for name in final})
     except (RuntimeError, KeyError) as error:
-        raise DataError(f"{folder.path / 'models'} does not hold this run's models ({str(error).splitlines()[0]}); run again") from None
+        raise DataError(
+            f"{folder.path / 'models'} does not hold this run's models ({str(error).splitlines()[0]}); run again"
+        ) from None
     if trained is None or untrained is None:
         return
     (after, members, others), (before, _, _) = trained, untrained
-    outcome = (f"AUC {after.auc:.3f}, advantage {after.advantage:.3f} for {members} training against {others} test records (before "
-               f"training {before.auc:.3f} and {before.advantage:.3f}: only what goes beyond was learnt)")  # fmt: skip
-    numbers = {"auc": after.auc, "advantage": after.advantage, "untrained_auc": before.auc, "untrained_advantage": before.advantage,
-               "members": members, "others": others}  # fmt: skip
+    outcome = (
+        f"AUC {after.auc:.3f}, advantage {after.advantage:.3f} for {members} training against {others} test records "
+        "(before "
+        f"training {before.auc:.3f} and {before.advantage:.3f}: only what goes beyond was learnt)"
+    )
+    numbers = {
+        "auc": after.auc,
+        "advantage": after.advantage,
+        "untrained_auc": before.auc,
+        "untrained_advantage": before.advantage,
+        "members": members,
+        "others": others,
+    }
     yield Recovered(MEMBERSHIP, "whoever holds the model", "final models", outcome, numbers)
 
 
@@ -208,7 +246,11 @@ def _final_model(folder: RunFolder, name: PartyId) -> Weights | None:
 def _told_apart(models: Mapping[PartyId, tuple[Any, Weights]]) -> tuple[Membership, int, int] | None:
     members, others = [], []
     for learner, weights in models.values():
-        losses = torch.nn.functional.cross_entropy(learner.logits(weights), learner.y.clamp(min=0), reduction="none").double().numpy()
+        losses = (
+            torch.nn.functional.cross_entropy(learner.logits(weights), learner.y.clamp(min=0), reduction="none")
+            .double()
+            .numpy()
+        )
         members.append(losses[learner.masks["train"].numpy()])
         others.append(losses[learner.masks["test"].numpy()])
     inside, outside = np.concatenate(members), np.concatenate(others)

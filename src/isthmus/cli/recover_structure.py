@@ -1,4 +1,6 @@
-"""What FedStruct's messages tell: neighbour lists from hop products, reach and labels from gradients of S (FedStruct spec, 13.1, 13.6)."""
+"""What FedStruct's messages tell: neighbour lists from hop products, reach and labels from gradients of S (FedStruct
+spec, 13.1, 13.6).
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,17 @@ Told = tuple[str, str, str, str, dict[str, float]]
 
 
 def neighbour_lists(run: Path, parts: Mapping[PartyId, NodeData], table: RoleTable) -> Iterator[Told]:
-    """Every client on the products of hop 2 it was sent, sender by sender; columns must be global ids, i.e. the published protocol."""
+    """Every client on the products of hop 2 it was sent, sender by sender; columns must be global ids, i.e. the
+    published protocol.
+    """
     truth = _neighbours(parts)
     found = right = 0
     foreign: set[int] = set()
     for client, data in parts.items():
         seen = list(received(run, client, table))
-        ids = next((message.ids.numpy() for _, message in seen if isinstance(message, Directory)), np.zeros(0, dtype=np.int64))
+        ids = next(
+            (message.ids.numpy() for _, message in seen if isinstance(message, Directory)), np.zeros(0, dtype=np.int64)
+        )
         lists: dict[int, NDArray[np.int64]] = {}
         for line, message in seen:
             if isinstance(message, Product) and line.round == 2 and len(ids):
@@ -43,13 +49,28 @@ def neighbour_lists(run: Path, parts: Mapping[PartyId, NodeData], table: RoleTab
         right += sum(np.array_equal(np.sort(columns), truth[node]) for node, columns in lists.items())
         foreign |= set(lists)
     if found:
-        outcome = f"read: {right} neighbour lists of foreign nodes exactly and {found - right} wrongly, by {len(parts)} clients together"
-        yield NEIGHBOURS, "client", "products of hop 2", outcome, {"claimed": found, "correct": right, "nodes": len(foreign)}
+        outcome = (
+            f"read: {right} neighbour lists of foreign nodes exactly and {found - right} wrongly, by {len(parts)} "
+            "clients together"
+        )
+        yield (
+            NEIGHBOURS,
+            "client",
+            "products of hop 2",
+            outcome,
+            {"claimed": found, "correct": right, "nodes": len(foreign)},
+        )
 
 
 def reach(server: Sequence[tuple[Line, Message]], parts: Mapping[PartyId, NodeData]) -> Iterator[Told]:
-    """The server on single clients' gradients of S: which nodes their labelled nodes reach, and rows that look like one node's residual."""
-    steps = [(line, message) for line, message in server if isinstance(message, Step) and message.nsf is not None and line.sender in parts]
+    """The server on single clients' gradients of S: which nodes their labelled nodes reach, and rows that look like one
+    node's residual.
+    """
+    steps = [
+        (line, message)
+        for line, message in server
+        if isinstance(message, Step) and message.nsf is not None and line.sender in parts
+    ]
     if not steps:
         return
     rows = certain = 0
@@ -59,7 +80,10 @@ def reach(server: Sequence[tuple[Line, Message]], parts: Mapping[PartyId, NodeDa
         rows += len(reached_from_gradient(gradient).nodes)
         certain += int(labels_from_signs(gradient).certain.sum())
     total = sum(int(message.nsf.shape[0]) for _, message in steps if message.nsf is not None)
-    outcome = f"named: {rows} of {total} rows of gradients as within reach of a labelled node; {certain} rows look like one node's label"
+    outcome = (
+        f"named: {rows} of {total} rows of gradients as within reach of a labelled node; {certain} rows look like one "
+        "node's label"
+    )
     yield LABELS, SERVER, "gradients of structure features", outcome, {"reached": rows, "of": total, "certain": certain}
 
 

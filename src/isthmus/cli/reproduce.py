@@ -24,14 +24,27 @@ OUT = Path("runs/reproduce")
 
 def command(
     target: Annotated[str | None, typer.Argument(metavar="PAPER[/TABLE]", help="For example fedstruct/table2.")] = None,
-    list_: Annotated[bool, typer.Option("--list", help="List papers, tables or cells with their commands; nothing is run.")] = False,
-    only: Annotated[str | None, typer.Option(help='Cells that match all words, "cora 10", or one by name, "FE GIN / GCN".')] = None,
-    runs: Annotated[int | None, typer.Option(help="Seeds per cell (default: as the paper; 0 only shows what is there).", min=0)] = None,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List papers, tables or cells with their commands; nothing is run.")
+    ] = False,
+    only: Annotated[
+        str | None, typer.Option(help='Cells that match all words, "cora 10", or one by name, "FE GIN / GCN".')
+    ] = None,
+    runs: Annotated[
+        int | None, typer.Option(help="Seeds per cell (default: as the paper; 0 only shows what is there).", min=0)
+    ] = None,
     jobs: Annotated[int | None, typer.Option(help="Runs at a time (default: one per core).", min=1)] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the run folders; finished runs in it are used, begun ones continued.")] = OUT,
+    out: Annotated[
+        Path, typer.Option(help="Folder of the run folders; finished runs in it are used, begun ones continued.")
+    ] = OUT,
     docs: Annotated[
         Path | None,
-        typer.Option(help="Also write the paper's results page into this folder, with a record of every run; runs recorded there stand."),
+        typer.Option(
+            help=(
+                "Also write the paper's results page into this folder, with a record of every run; runs recorded "
+                "there stand."
+            )
+        ),
     ] = None,
     json_: Json = False,
 ) -> None:
@@ -41,7 +54,10 @@ def command(
 
     if target is None:
         if not list_:
-            raise ConfigError(f"name a paper, or a table as PAPER/TABLE; papers: {', '.join(paper_names())} (--list shows their tables)")
+            raise ConfigError(
+                f"name a paper, or a table as PAPER/TABLE; papers: {', '.join(paper_names())} (--list shows their "
+                "tables)"
+            )
         _list_tables([table for name in paper_names() for table in find_tables(name)[1]], json_)
         return
     paper, tables = find_tables(target)
@@ -78,7 +94,12 @@ class Reproduction:
     """
 
     def __init__(
-        self, tables: Sequence[Table], cells: Sequence[Cell], runs: int | None, out: Path, records: Mapping[str, Mapping[str, Any]]
+        self,
+        tables: Sequence[Table],
+        cells: Sequence[Cell],
+        runs: int | None,
+        out: Path,
+        records: Mapping[str, Mapping[str, Any]],
     ) -> None:
         from isthmus.papers import why_not
 
@@ -145,7 +166,11 @@ class Reproduction:
         """Why a cell has no number, or not all of its seeds."""
         if missing := self.why_not.get(id(cell)):
             return missing
-        outcomes = [self.outcomes[job.folder] for job in self.jobs_of(cell, self.runs[cell.table]) if job.folder in self.outcomes]
+        outcomes = [
+            self.outcomes[job.folder]
+            for job in self.jobs_of(cell, self.runs[cell.table])
+            if job.folder in self.outcomes
+        ]
         reasons = dict.fromkeys(outcome.reason for outcome in outcomes if outcome.result is None)
         return "; ".join(reasons) or ("" if self.results(cell) else "not run here")
 
@@ -155,7 +180,9 @@ class Reproduction:
         return [
             row
             for table in self.tables
-            for row in compare_table(table, [cell for cell in cells if cell.table == table.key], self.results, self.reason)
+            for row in compare_table(
+                table, [cell for cell in cells if cell.table == table.key], self.results, self.reason
+            )
         ]
 
     def document(self, paper: str, comparisons: Sequence[Comparison]) -> dict[str, Any]:
@@ -163,12 +190,16 @@ class Reproduction:
 
         tables = [
             {
-                "table": table.key, "title": table.title, "spread": table.spread, "spread_meaning": SPREADS[table.spread],
-                "runs": self.runs[table.key], "notes": [note.text for note in table.notes if not note.only],
+                "table": table.key,
+                "title": table.title,
+                "spread": table.spread,
+                "spread_meaning": SPREADS[table.spread],
+                "runs": self.runs[table.key],
+                "notes": [note.text for note in table.notes if not note.only],
                 "cells": [row.to_json() for row in comparisons if row.cell.table == table.key],
             }
             for table in self.tables
-        ]  # fmt: skip
+        ]
         counts: dict[str, int] = {}
         for row in comparisons:
             counts[row.verdict] = counts.get(row.verdict, 0) + 1
@@ -176,9 +207,16 @@ class Reproduction:
         for outcome in self.outcomes.values():
             states[outcome.status] = states.get(outcome.status, 0) + 1
         seconds = round(self.seconds, 3)
-        return {"paper": paper, "out": str(self.out), "seconds": seconds, "runs": states, "verdicts": counts, "tables": tables}
+        return {
+            "paper": paper,
+            "out": str(self.out),
+            "seconds": seconds,
+            "runs": states,
+            "verdicts": counts,
+            "tables": tables,
+        }
 
-    # -- what a person sees ------------------------------------------------------------------------------------------------------
+    # -- what a person sees ------------------------------------------------------------------------
 
     def show(self, comparisons: Sequence[Comparison]) -> None:
         from isthmus.papers.tables import SPREADS
@@ -191,7 +229,9 @@ class Reproduction:
                 title = f"{table.name}: {table.title}"
                 print_table(*_cells(table, shown), title)
                 console.print(f"±: {SPREADS[table.spread]}; the same seeds and partitions for every row")
-                notes = dict.fromkeys(f"{'finding' if note.finding else 'note'}: {note.text}" for row in shown for note in row.cell.notes)
+                notes = dict.fromkeys(
+                    f"{'finding' if note.finding else 'note'}: {note.text}" for row in shown for note in row.cell.notes
+                )
                 for note in [*(f"note: {note.text}" for note in table.notes if not note.only), *notes]:
                     console.print(note)
             skipped: dict[str, list[str]] = {}
@@ -200,13 +240,20 @@ class Reproduction:
                     skipped.setdefault(row.reason, []).append(row.cell.row if row.mean is None else row.cell.name)
             for reason, names in skipped.items():
                 labels = list(dict.fromkeys(names))
-                console.print(f"not run: {', '.join(labels[:6])}{f' and {len(labels) - 6} more' if len(labels) > 6 else ''}: {reason}")
+                console.print(
+                    f"not run: {', '.join(labels[:6])}{f' and {len(labels) - 6} more' if len(labels) > 6 else ''}: "
+                    f"{reason}"
+                )
         done = sum(outcome.status == "done" for outcome in self.outcomes.values())
         reused = sum(outcome.status == "reused" for outcome in self.outcomes.values())
-        console.print(f"{done} runs played and {reused} found finished, in {clock(self.seconds)} min; run folders in {self.out}")
+        console.print(
+            f"{done} runs played and {reused} found finished, in {clock(self.seconds)} min; run folders in {self.out}"
+        )
 
     def write(self, paper: str) -> None:
-        """``<paper>-<table>.json`` beside the run folders: every cell of the table that has results, asked for now or before."""
+        """``<paper>-<table>.json`` beside the run folders: every cell of the table that has results, asked for now or
+        before.
+        """
         from isthmus.errors import ConfigError
 
         for table in self.tables:
@@ -232,7 +279,10 @@ class Reproduction:
         runs = {Path(result["run_dir"]).name: result for result in results}
         path = folder / f"{paper.name}.md"
         if not runs and path.exists():
-            raise ConfigError(f"{path} stays as it is: there is no run of {paper.name} in {self.out} and no record beside it: run some")
+            raise ConfigError(
+                f"{path} stays as it is: there is no run of {paper.name} in {self.out} and no record beside it: run "
+                "some"
+            )
         try:
             folder.mkdir(parents=True, exist_ok=True)
             path.write_text(write_page(paper, tables, list(runs.values())))
@@ -243,12 +293,19 @@ class Reproduction:
         return path
 
     def complain(self, comparisons: Sequence[Comparison]) -> None:
-        """Exit 4 if a run failed, 3 if a folder is damaged or nothing could be run for lack of data, 2 if nothing here can run at all."""
+        """Exit 4 if a run failed, 3 if a folder is damaged or nothing could be run for lack of data, 2 if nothing here
+        can run at all.
+        """
         from isthmus.errors import ConfigError, DataError, RunError
 
-        bad = {status: [o for o in self.outcomes.values() if o.status == status] for status in ("failed", "damaged", "skipped")}
+        bad = {
+            status: [o for o in self.outcomes.values() if o.status == status]
+            for status in ("failed", "damaged", "skipped")
+        }
         if bad["failed"]:
-            raise RunError(f"{len(bad['failed'])} of {len(self.outcomes)} runs failed, the first: {bad['failed'][0].reason}")
+            raise RunError(
+                f"{len(bad['failed'])} of {len(self.outcomes)} runs failed, the first: {bad['failed'][0].reason}"
+            )
         if bad["damaged"]:
             raise DataError(f"{len(bad['damaged'])} run folders cannot be used, the first: {bad['damaged'][0].reason}")
         if all(row.mean is None for row in comparisons):
@@ -266,7 +323,9 @@ class RunsWatch:
         silent: Reasons are left to the caller, who shows them at the end.
     """
 
-    def __init__(self, total: int, names: Mapping[Path, str], scores: Mapping[Path, str] | None = None, *, silent: bool = False) -> None:
+    def __init__(
+        self, total: int, names: Mapping[Path, str], scores: Mapping[Path, str] | None = None, *, silent: bool = False
+    ) -> None:
         self.total, self.names, self.scores, self.silent = total, names, scores or {}, silent
         self.said: set[str] = set()
         self.count, self.played, self.begun = 0, 0, time.monotonic()
@@ -294,20 +353,42 @@ def _cells(table: Table, rows: Sequence[Comparison]) -> tuple[list[str], list[li
     from isthmus.papers.page import difference_text, ours_text, paired_text, published_text
 
     paired = any(row.paired for row in rows)
-    headings = ["cell", "published", "ours", "seeds", "difference", "verdict", *([f"to {table.reference}"] if paired else []),
-                "parameters", "shared", "s/run"]  # fmt: skip
+    headings = [
+        "cell",
+        "published",
+        "ours",
+        "seeds",
+        "difference",
+        "verdict",
+        *([f"to {table.reference}"] if paired else []),
+        "parameters",
+        "shared",
+        "s/run",
+    ]
     lines = [
-        [row.cell.name, published_text(row), ours_text(row), _seeds(sorted(row.values)), difference_text(row), row.verdict,
-         *([paired_text(row)] if paired else []),
-         "" if row.trainable is None else f"{row.trainable:,}", "" if row.shared is None else f"{row.shared:,}",
-         "" if row.seconds is None else f"{row.seconds:.1f}"]
+        [
+            row.cell.name,
+            published_text(row),
+            ours_text(row),
+            _seeds(sorted(row.values)),
+            difference_text(row),
+            row.verdict,
+            *([paired_text(row)] if paired else []),
+            "" if row.trainable is None else f"{row.trainable:,}",
+            "" if row.shared is None else f"{row.shared:,}",
+            "" if row.seconds is None else f"{row.seconds:.1f}",
+        ]
         for row in rows
-    ]  # fmt: skip
+    ]
     return headings, lines
 
 
 def _seeds(seeds: Sequence[int]) -> str:
-    return f"{seeds[0]}-{seeds[-1]}" if len(seeds) > 1 and seeds[-1] - seeds[0] == len(seeds) - 1 else ",".join(map(str, seeds))
+    return (
+        f"{seeds[0]}-{seeds[-1]}"
+        if len(seeds) > 1 and seeds[-1] - seeds[0] == len(seeds) - 1
+        else ",".join(map(str, seeds))
+    )
 
 
 def _list_tables(tables: Sequence[Table], as_json: bool) -> None:
@@ -316,14 +397,24 @@ def _list_tables(tables: Sequence[Table], as_json: bool) -> None:
     entries: list[dict[str, Any]] = []
     for table in tables:
         missing = [why_not(cell) for cell in table.cells]
-        entries.append({
-            "table": table.name, "aliases": list(table.aliases), "title": table.title, "cells": len(table.cells), "runs": table.runs,
-            "runnable": sum(reason is None for reason in missing), "missing": sorted({reason for reason in missing if reason}),
-        })  # fmt: skip
+        entries.append(
+            {
+                "table": table.name,
+                "aliases": list(table.aliases),
+                "title": table.title,
+                "cells": len(table.cells),
+                "runs": table.runs,
+                "runnable": sum(reason is None for reason in missing),
+                "missing": sorted({reason for reason in missing if reason}),
+            }
+        )
     if as_json:
         print(json.dumps({"tables": entries}))
         return
-    rows = [[e["table"], ", ".join(e["aliases"]), e["title"], str(e["cells"]), str(e["runnable"]), str(e["runs"])] for e in entries]
+    rows = [
+        [e["table"], ", ".join(e["aliases"]), e["title"], str(e["cells"]), str(e["runnable"]), str(e["runs"])]
+        for e in entries
+    ]
     print_table(("table", "also", "what", "cells", "runnable now", "seeds"), rows)
 
 
@@ -332,11 +423,17 @@ def _list_cells(cells: Sequence[Cell], as_json: bool) -> None:
 
     entries: list[dict[str, Any]] = [
         {
-            "table": f"{cell.paper}/{cell.table}", "cell": cell.name, "published": cell.published.text, "score": cell.score,
-            "command": cell_command(cell), "run": dict(cell.run), "missing": why_not(cell), "notes": [note.text for note in cell.notes],
+            "table": f"{cell.paper}/{cell.table}",
+            "cell": cell.name,
+            "published": cell.published.text,
+            "score": cell.score,
+            "command": cell_command(cell),
+            "run": dict(cell.run),
+            "missing": why_not(cell),
+            "notes": [note.text for note in cell.notes],
         }
         for cell in cells
-    ]  # fmt: skip
+    ]
     if as_json:
         print(json.dumps({"cells": entries}))
         return

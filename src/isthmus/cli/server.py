@@ -12,7 +12,9 @@ from isthmus.errors import RunError
 
 NAME = "server"
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Between organisations: make a federation, run its server.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Between organisations: make a federation, run its server."
+)
 
 Folder = Annotated[Path, typer.Argument(help="The federation's folder.")]
 
@@ -22,7 +24,9 @@ def init(
     folder: Folder,
     organisation: Annotated[list[str], typer.Option(help="An organisation that takes part; repeat for each.")],
     name: Annotated[str, typer.Option(help="Name of the federation.")] = "federation",
-    host: Annotated[str, typer.Option(help="Name or address under which the organisations reach the server.")] = "localhost",
+    host: Annotated[
+        str, typer.Option(help="Name or address under which the organisations reach the server.")
+    ] = "localhost",
     port: Annotated[int, typer.Option(help="Port of the server.")] = 8002,
     days: Annotated[int, typer.Option(help="How long the certificates are valid.")] = 360,
 ) -> None:
@@ -48,7 +52,10 @@ def start(folder: Folder) -> None:
     headquarters = Headquarters.read(folder)
     keeper = headquarters.keep_server()
     project = headquarters.project
-    print(f"server of {project.name} on {project.host}:{project.port}, log in {keeper.log}; Ctrl-C ends it", file=sys.stderr)
+    print(
+        f"server of {project.name} on {project.host}:{project.port}, log in {keeper.log}; Ctrl-C ends it",
+        file=sys.stderr,
+    )
     try:
         keeper.wait()
     finally:

@@ -19,12 +19,16 @@ Federation = Annotated[Path, typer.Option(help="The federation's folder.")]
 
 
 def command(
-    run: Annotated[Path | None, typer.Argument(help="TOML file: method, dataset, clients and any other setting.")] = None,
+    run: Annotated[
+        Path | None, typer.Argument(help="TOML file: method, dataset, clients and any other setting.")
+    ] = None,
     federation: Federation = Path("federation"),
     again: Annotated[str | None, typer.Option(help="Go on with a run that was submitted before, by its name.")] = None,
     json_: Json = False,
 ) -> None:
-    """Submit a run and stay with it: after a crash it is submitted again from the newest checkpoint all parties hold."""
+    """Submit a run and stay with it: after a crash it is submitted again from the newest checkpoint all parties
+    hold.
+    """
     from isthmus.deploy.headquarters import Headquarters
 
     if (run is None) == (again is None):

@@ -1,4 +1,6 @@
-"""``isthmus sweep``: one method over a grid of settings. Sorted by validation; the test score is shown and never used."""
+"""``isthmus sweep``: one method over a grid of settings. Sorted by validation; the test score is shown and never
+used.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,20 @@ import typer
 
 from isthmus.cli.compare import SCENARIO, Jobs, Out, Runs, complain, percent_spread, play_all, split_commas, summary
 from isthmus.cli.console import print_table
-from isthmus.cli.run import Clients, Config, Dataset, EngineName, Json, Metric, Partition, Preset, Profile, Rounds, Set, Split
+from isthmus.cli.run import (
+    Clients,
+    Config,
+    Dataset,
+    EngineName,
+    Json,
+    Metric,
+    Partition,
+    Preset,
+    Profile,
+    Rounds,
+    Set,
+    Split,
+)
 
 if TYPE_CHECKING:
     from isthmus.experiments.batch import Outcome
@@ -23,11 +38,25 @@ MAX_POINTS = 10_000
 
 def command(
     method: Annotated[str, typer.Argument(help="Method; isthmus methods lists them.")],
-    grid: Annotated[list[str], typer.Option(help="Values of a setting, as key=a,b,c (lists as [64],[64,64]); may be repeated.")],
-    dataset: Dataset = None, partition: Partition = None, clients: Clients = None, split: Split = None, rounds: Rounds = None,
-    preset: Preset = None, profile: Profile = None, metric: Metric = None, engine: EngineName = None, config: Config = None,
-    set_: Set = None, runs: Runs = 1, jobs: Jobs = None, out: Out = None, json_: Json = False,
-) -> None:  # fmt: skip
+    grid: Annotated[
+        list[str], typer.Option(help="Values of a setting, as key=a,b,c (lists as [64],[64,64]); may be repeated.")
+    ],
+    dataset: Dataset = None,
+    partition: Partition = None,
+    clients: Clients = None,
+    split: Split = None,
+    rounds: Rounds = None,
+    preset: Preset = None,
+    profile: Profile = None,
+    metric: Metric = None,
+    engine: EngineName = None,
+    config: Config = None,
+    set_: Set = None,
+    runs: Runs = 1,
+    jobs: Jobs = None,
+    out: Out = None,
+    json_: Json = False,
+) -> None:
     """Run a method over a grid of settings."""
     from isthmus.errors import ConfigError
     from isthmus.experiments.batch import Job
@@ -40,8 +69,17 @@ def command(
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     if len(points) * runs > MAX_POINTS:
         raise ConfigError(f"this grid needs {len(points) * runs} runs, more than {MAX_POINTS}: sweep fewer values")
-    flags = {"dataset": dataset, "partition": partition, "clients": clients, "split": split, "rounds": rounds, "preset": preset,
-             "profile": profile, "metric": metric, "engine": engine}  # fmt: skip
+    flags = {
+        "dataset": dataset,
+        "partition": partition,
+        "clients": clients,
+        "split": split,
+        "rounds": rounds,
+        "preset": preset,
+        "profile": profile,
+        "metric": metric,
+        "engine": engine,
+    }
     for key in axes:
         if flags.get(key) is not None:
             raise ConfigError(f"{key} is both swept and given as --{key}: choose one")
@@ -54,7 +92,14 @@ def command(
     order = [(_point(point), each[seed]) for seed in range(runs) for point, each in zip(points, jobs_of, strict=True)]
     outcomes = play_all(order, jobs)
     rows = sweep_rows(points, [[outcomes[job.folder] for job in each] for each in jobs_of])
-    document = {"method": method, "grid": axes, "runs": runs, "out": str(target), "ranked_by": ranked_by(axes), "rows": rows}
+    document = {
+        "method": method,
+        "grid": axes,
+        "runs": runs,
+        "out": str(target),
+        "ranked_by": ranked_by(axes),
+        "rows": rows,
+    }
     if any(row["seeds"] for row in rows):
         (target / "sweep.json").write_text(json.dumps(document, indent=1) + "\n")
     if json_:
@@ -94,13 +139,17 @@ def sweep_rows(points: Sequence[Mapping[str, Any]], outcomes: Sequence[Sequence[
     for point, each in zip(points, outcomes, strict=True):
         results = [outcome.result for outcome in each if outcome.result is not None]
         summaries = {key: summary(spread([result[key] for result in results])) for key in ("val", "test", "score")}
-        rows.append({
-            "point": dict(point), "seeds": [result["seed"] for result in results], **summaries,
-            "selected_round": [result["selected_round"] for result in results],
-            "seconds": sum(sum(result["seconds"].values()) for result in results),
-            "folders": [str(outcome.job.folder) for outcome in each],
-            "reasons": sorted({outcome.reason for outcome in each if outcome.result is None}),
-        })  # fmt: skip
+        rows.append(
+            {
+                "point": dict(point),
+                "seeds": [result["seed"] for result in results],
+                **summaries,
+                "selected_round": [result["selected_round"] for result in results],
+                "seconds": sum(sum(result["seconds"].values()) for result in results),
+                "folders": [str(outcome.job.folder) for outcome in each],
+                "reasons": sorted({outcome.reason for outcome in each if outcome.result is None}),
+            }
+        )
     if points and ranked_by(points[0]) is not None:
         rows.sort(key=lambda row: -row["val"]["mean"] if row["val"] is not None else 1.0)
     return rows
@@ -109,12 +158,24 @@ def sweep_rows(points: Sequence[Mapping[str, Any]], outcomes: Sequence[Sequence[
 def _show(document: Mapping[str, Any]) -> None:
     keys = list(document["grid"])
     lines = [
-        [*(str(row["point"][key]) for key in keys), percent_spread(row["val"]), percent_spread(row["test"]), percent_spread(row["score"]),
-         str(len(row["seeds"])), f"{row['seconds']:.1f}"]
+        [
+            *(str(row["point"][key]) for key in keys),
+            percent_spread(row["val"]),
+            percent_spread(row["test"]),
+            percent_spread(row["score"]),
+            str(len(row["seeds"])),
+            f"{row['seconds']:.1f}",
+        ]
         for row in document["rows"]
-    ]  # fmt: skip
-    how = "best validation first" if document["ranked_by"] else "in the order of the grid: scores of different scenarios do not compare"
-    print_table((*keys, "val", "test (not used)", "score (not used)", "seeds", "s"), lines, f"{document['method']}: {how}")
+    ]
+    how = (
+        "best validation first"
+        if document["ranked_by"]
+        else "in the order of the grid: scores of different scenarios do not compare"
+    )
+    print_table(
+        (*keys, "val", "test (not used)", "score (not used)", "seeds", "s"), lines, f"{document['method']}: {how}"
+    )
     for row in document["rows"]:
         for reason in row["reasons"]:
             print(f"{_point(row['point'])}: not all seeds: {reason}")

@@ -1,7 +1,8 @@
 """Accounts at several banks, the payments between them, and laundering schemes planted across banks.
 
-Made so that the truth is known: no account of a ring stands out much by itself, and no payment of a scheme stays inside one bank. A bank
-alone therefore sees ordinary customers; whoever can use payments across banks sees members of a ring next to each other.
+Made so that the truth is known: no account of a ring stands out much by itself, and no payment of a scheme stays inside
+one bank. A bank alone therefore sees ordinary customers; whoever can use payments across banks sees members of a ring
+next to each other.
 
     fan-in           many accounts pay one collector
     fan-out          one account pays many
@@ -23,8 +24,19 @@ from isthmus.data.parameters import need
 from isthmus.seeds import Stream
 
 PATTERNS = ("fan-in", "fan-out", "cycle", "scatter-gather")
-FEATURES = ("log age", "log balance", "payments", "mean amount", "cash share", "foreign share", "night share", "complaints")
-"""Account features, standardised. Members of a ring differ from others by ``signal`` standard deviations, spread over all of them."""
+FEATURES = (
+    "log age",
+    "log balance",
+    "payments",
+    "mean amount",
+    "cash share",
+    "foreign share",
+    "night share",
+    "complaints",
+)
+"""Account features, standardised. Members of a ring differ from others by ``signal`` standard deviations, spread over
+all of them.
+"""
 
 
 @dataclass(frozen=True)
@@ -35,9 +47,11 @@ class Banks:
         banks: Number of banks, at least 3; sizes differ by up to a factor of three.
         accounts: Number of accounts of all banks.
         rate: Share of accounts in rings.
-        payments: Mean number of ordinary payments an account makes; ``inside`` of them to its own bank, most to a few busy receivers.
+        payments: Mean number of ordinary payments an account makes; ``inside`` of them to its own bank, most to a few
+            busy receivers.
         inside: Share of ordinary payments that stay inside a bank.
-        signal: How far members of a ring differ from other accounts, in standard deviations: small means no account stands out.
+        signal: How far members of a ring differ from other accounts, in standard deviations: small means no account
+            stands out.
         schemes: Schemes a ring of accounts runs among its members.
         directed: 1 = an arc runs from payer to payee; 0 = both directions, for models that read undirected graphs.
     """
@@ -166,7 +180,9 @@ class BankNetwork:
         return Loaded(node_data(self.x, arcs, self.y, 2), "generated", owner=torch.from_numpy(self.bank))
 
 
-def payments_of(pattern: str, members: NDArray[np.int64], bank: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+def payments_of(
+    pattern: str, members: NDArray[np.int64], bank: NDArray[np.int64], rng: np.random.Generator
+) -> NDArray[np.int64]:
     """Payments of one scheme among members of a ring; whoever would have to pay inside a bank sits out."""
     members = rng.permutation(members)
     if pattern == "cycle":
@@ -180,7 +196,9 @@ def payments_of(pattern: str, members: NDArray[np.int64], bank: NDArray[np.int64
     first, second = members[:2]
     if pattern == "scatter-gather":
         middle = members[2:][(bank[members[2:]] != bank[first]) & (bank[members[2:]] != bank[second])]
-        return np.concatenate([_both(np.full(len(middle), first), middle), _both(middle, np.full(len(middle), second))], axis=1)
+        return np.concatenate(
+            [_both(np.full(len(middle), first), middle), _both(middle, np.full(len(middle), second))], axis=1
+        )
     others = members[bank[members] != bank[first]]
     hub = np.full(len(others), first)
     return _both(others, hub) if pattern == "fan-in" else _both(hub, others)
@@ -191,7 +209,10 @@ def join_left_out(
 ) -> NDArray[np.int64]:
     """One payment for every member that sat out all schemes, to a member at another bank."""
     active = np.unique(np.concatenate([scheme.payments.ravel() for scheme in schemes]))
-    pairs = [(int(member), int(rng.choice(members[bank[members] != bank[member]]))) for member in np.setdiff1d(members, active)]
+    pairs = [
+        (int(member), int(rng.choice(members[bank[members] != bank[member]])))
+        for member in np.setdiff1d(members, active)
+    ]
     return np.array(pairs, dtype=np.int64).reshape(-1, 2).T
 
 

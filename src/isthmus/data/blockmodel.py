@@ -17,8 +17,9 @@ from isthmus.seeds import Stream
 class ContextualBlockModel:
     r"""Contextual stochastic block model (Deshpande et al., 2018, https://arxiv.org/abs/1807.09596), with many classes.
 
-    Classes are balanced. Every node starts ``degree / 2`` undirected edges on average; with probability ``homophily`` the other end has the
-    same class, else another. Features are :math:`x_v = \mathrm{signal} \cdot \mu_{y_v} + N(0, I)` with unit class means.
+    Classes are balanced. Every node starts ``degree / 2`` undirected edges on average; with probability ``homophily``
+    the other end has the same class, else another. Features are :math:`x_v = \mathrm{signal} \cdot \mu_{y_v} + N(0, I)`
+    with unit class means.
 
     Args:
         nodes: Number of nodes.
@@ -43,7 +44,9 @@ class ContextualBlockModel:
         y = stream.child("classes").numpy().permutation(np.arange(self.nodes) % self.classes)
         x = class_features(y, self.classes, self.features, self.signal, stream.child("features").numpy())
         weight = np.ones(self.nodes)
-        edges = class_edges(y, self.classes, self.homophily, weight, round(self.nodes * self.degree / 2), stream.child("edges").numpy())
+        edges = class_edges(
+            y, self.classes, self.homophily, weight, round(self.nodes * self.degree / 2), stream.child("edges").numpy()
+        )
         return Loaded(node_data(x, undirected(edges, self.nodes), y, self.classes), "generated")
 
 
@@ -51,8 +54,8 @@ class ContextualBlockModel:
 class PowerLaw:
     r"""A graph with power-law degrees (Chung & Lu, 2002), classes and homophily; millions of edges take seconds.
 
-    Node :math:`i` has weight :math:`(i + i_0)^{-1 / (\gamma - 1)}`; both ends of an edge are drawn in proportion to weight, the second one
-    among nodes of the class that ``homophily`` chose. Features as in `ContextualBlockModel`.
+    Node :math:`i` has weight :math:`(i + i_0)^{-1 / (\gamma - 1)}`; both ends of an edge are drawn in proportion to
+    weight, the second one among nodes of the class that ``homophily`` chose. Features as in `ContextualBlockModel`.
 
     Args:
         nodes: Number of nodes.
@@ -79,12 +82,16 @@ class PowerLaw:
         slope = 1.0 / (self.exponent - 1.0)
         offset = self.nodes ** (1.0 - slope)  # keeps the expected degree of the largest hub below sqrt(n) or so
         weight = (stream.child("weights").numpy().permutation(self.nodes) + offset) ** -slope
-        edges = class_edges(y, self.classes, self.homophily, weight, round(self.nodes * self.degree / 2), stream.child("edges").numpy())
+        edges = class_edges(
+            y, self.classes, self.homophily, weight, round(self.nodes * self.degree / 2), stream.child("edges").numpy()
+        )
         x = class_features(y, self.classes, self.features, self.signal, stream.child("features").numpy())
         return Loaded(node_data(x, undirected(edges, self.nodes), y, self.classes), "generated")
 
 
-def class_features(y: NDArray[np.int64], classes: int, width: int, signal: float, rng: np.random.Generator) -> NDArray[np.float64]:
+def class_features(
+    y: NDArray[np.int64], classes: int, width: int, signal: float, rng: np.random.Generator
+) -> NDArray[np.float64]:
     """``signal`` times the unit mean of the class, plus standard normal noise (n, width)."""
     means = rng.normal(size=(classes, width))
     means /= np.linalg.norm(means, axis=1, keepdims=True)
@@ -93,7 +100,12 @@ def class_features(y: NDArray[np.int64], classes: int, width: int, signal: float
 
 
 def class_edges(
-    y: NDArray[np.int64], classes: int, homophily: float, weight: NDArray[np.float64], count: int, rng: np.random.Generator
+    y: NDArray[np.int64],
+    classes: int,
+    homophily: float,
+    weight: NDArray[np.float64],
+    count: int,
+    rng: np.random.Generator,
 ) -> NDArray[np.int64]:
     """``count`` edges (2, count): a source by weight, a class by homophily, a target of that class by weight."""
     members = np.argsort(y, kind="stable")  # members of a class lie together

@@ -10,7 +10,9 @@ from isthmus.data.loaded import empty_masks
 from isthmus.data.nodes import NodeData
 
 
-def node_data(x: NDArray[np.float64], edge_index: NDArray[np.int64], y: NDArray[np.int64], num_classes: int) -> NodeData:
+def node_data(
+    x: NDArray[np.float64], edge_index: NDArray[np.int64], y: NDArray[np.int64], num_classes: int
+) -> NodeData:
     """A whole graph with empty masks; rows are the global ids."""
     return NodeData(
         x=torch.from_numpy(x.astype(np.float32)),

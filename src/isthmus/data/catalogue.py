@@ -1,4 +1,6 @@
-"""What there is, whether it is here and intact: the functions behind ``isthmus data list|get|verify``, ``datasets``, ``partitions``."""
+"""What there is, whether it is here and intact: the functions behind ``isthmus data list|get|verify``, ``datasets``,
+``partitions``.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def list_datasets() -> list[Entry]:
     """Everything ``--dataset`` takes: node sets, sets of graphs, settings, generators. Nothing is opened or fetched."""
     where_is = {name: _where(name, raws) for name, raws in _raws().items()}
     entries = [Entry(name, "node", "data set", vars(item.counts), where_is[name]) for name, item in node_sets().items()]
-    entries += [Entry(name, "graph", "data set", vars(item.counts), where_is[name]) for name, item in graph_sets().items()]
+    entries += [
+        Entry(name, "graph", "data set", vars(item.counts), where_is[name]) for name, item in graph_sets().items()
+    ]
     for name, members in SETTINGS.items():
         places = {where_is[member] for member in members}
         where = None if None in places else "mirror" if places == {"mirror"} else "cache"
@@ -55,7 +59,9 @@ def list_datasets() -> list[Entry]:
 
 
 def get(name: str) -> list[tuple[str, str]]:
-    """Make a data set (or all of a setting) usable offline: fetch it if need be, verify, convert. Returns (name, source) of each."""
+    """Make a data set (or all of a setting) usable offline: fetch it if need be, verify, convert. Returns (name,
+    source) of each.
+    """
     if task_of(name) == "node":
         item = find(name)
         return [(item.name, load_nodes(item.name, Stream(0)).source)]
@@ -74,7 +80,8 @@ class Verified:
 
 
 def verify(names: Iterable[str] = ()) -> list[Verified]:
-    """Check the SHA-256 of every raw file that is here, or of the converted copy where there is nothing else. Nothing is fetched.
+    """Check the SHA-256 of every raw file that is here, or of the converted copy where there is nothing else. Nothing
+    is fetched.
 
     Args:
         names: Data sets and settings; all if empty.
@@ -91,17 +98,25 @@ def list_partitions() -> list[dict[str, str]]:
     """Name, task and first line of the description of every partition and split, for ``isthmus partitions``."""
     graph_splits = dict.fromkeys(GRAPH_SPLITS, GraphSplit)
     kinds: tuple[tuple[str, str, Mapping[str, type]], ...] = (
-        ("partition", "node", PARTITIONS), ("partition", "graph", GRAPH_PARTITIONS),
-        ("split", "node", SPLITS), ("split", "graph", graph_splits),
-    )  # fmt: skip
+        ("partition", "node", PARTITIONS),
+        ("partition", "graph", GRAPH_PARTITIONS),
+        ("split", "node", SPLITS),
+        ("split", "graph", graph_splits),
+    )
     return [
-        {"kind": kind, "name": name, "task": task, "what": _first_line(cls)} for kind, task, listed in kinds for name, cls in listed.items()
+        {"kind": kind, "name": name, "task": task, "what": _first_line(cls)}
+        for kind, task, listed in kinds
+        for name, cls in listed.items()
     ]
 
 
 def _raws() -> dict[str, tuple[store.RawFiles, ...]]:
-    """Places each data set can be read from, in the order they are tried; the first gives the key of the converted copy."""
-    raws = {name: (item.raw,) for name, item in node_sets().items()} | {name: item.raws for name, item in graph_sets().items()}
+    """Places each data set can be read from, in the order they are tried; the first gives the key of the converted
+    copy.
+    """
+    raws = {name: (item.raw,) for name, item in node_sets().items()} | {
+        name: item.raws for name, item in graph_sets().items()
+    }
     for name, item in node_sets().items():
         if item.variant is not None:
             raws[name] += (store.RawFiles(name, item.variant.package.folder, item.variant.package.files),)
@@ -133,7 +148,9 @@ def _verify(name: str, raws: tuple[store.RawFiles, ...]) -> Verified:
     if convert.is_cached(name, raws[0].key()):
         cached = convert.read_cached(name, raws[0].key())
         if cached is None:
-            return Verified(name, "damaged", "converted copy", ("the converted copy in the cache is not what was written",))
+            return Verified(
+                name, "damaged", "converted copy", ("the converted copy in the cache is not what was written",)
+            )
         return Verified(name, "ok", "converted copy")
     return Verified(name, "not here", None)
 

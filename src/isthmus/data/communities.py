@@ -18,7 +18,9 @@ Groups = list[NDArray[np.int64]]
 
 
 def louvain(data: NodeData, stream: Stream) -> Groups:
-    """Louvain communities of the graph read as undirected, largest first; isolated nodes together form one more community."""
+    """Louvain communities of the graph read as undirected, largest first; isolated nodes together form one more
+    community.
+    """
     source, target = data.edge_index.numpy()
     low, high = np.minimum(source, target), np.maximum(source, target)
     edges = np.unique(np.stack([low, high])[:, low != high], axis=1)
@@ -59,8 +61,8 @@ def cut_oversize(groups: Groups, limit: int) -> Groups:
 def deal_by_pointer(groups: Groups, clients: int, target: int, limit: int) -> list[Groups]:
     """The rule of FedStruct's code.
 
-    The current client takes the next group unless that would exceed ``limit`` or it holds ``target`` already; else the next client in turn
-    is asked; after a full circle the group goes to the smallest client.
+    The current client takes the next group unless that would exceed ``limit`` or it holds ``target`` already; else the
+    next client in turn is asked; after a full circle the group goes to the smallest client.
     """
     held: list[Groups] = [[] for _ in range(clients)]
     sizes = [0] * clients
@@ -79,7 +81,9 @@ def deal_by_pointer(groups: Groups, clients: int, target: int, limit: int) -> li
 
 
 def deal_first_fit(groups: Groups, clients: int, target: int) -> list[Groups]:
-    """The rule of FedStruct's text: one group to every client, then the first client that stays within ``target``, else the smallest."""
+    """The rule of FedStruct's text: one group to every client, then the first client that stays within ``target``, else
+    the smallest.
+    """
     held: list[Groups] = [[] for _ in range(clients)]
     sizes = [0] * clients
     for index, group in enumerate(groups):
@@ -93,7 +97,8 @@ def deal_first_fit(groups: Groups, clients: int, target: int) -> list[Groups]:
 def feed_the_empty(held: list[Groups]) -> None:
     """Give a client that got nothing half of the last group of the largest client, in place.
 
-    Differs from the paper: with K * slack > n / K its rule can run out of nodes before the last client (Cora, K-means, 20 clients).
+    Differs from the paper: with K * slack > n / K its rule can run out of nodes before the last client (Cora, K-means,
+    20 clients).
     """
     for client, mine in enumerate(held):
         if not mine:
@@ -106,10 +111,16 @@ def feed_the_empty(held: list[Groups]) -> None:
 
 
 def balanced(groups: Groups, num_nodes: int, clients: int, *, rule: str, slack: int) -> Tensor:
-    """Cut, sort, deal: client index of every row. ``m = floor(n / K)``, and but for the last resort nobody holds more than m + slack."""
+    """Cut, sort, deal: client index of every row. ``m = floor(n / K)``, and but for the last resort nobody holds more
+    than m + slack.
+    """
     size = num_nodes // clients
     groups = by_size(cut_oversize(groups, max(size + slack, 1)))
-    held = deal_by_pointer(groups, clients, size, size + slack) if rule == "code" else deal_first_fit(groups, clients, size)
+    held = (
+        deal_by_pointer(groups, clients, size, size + slack)
+        if rule == "code"
+        else deal_first_fit(groups, clients, size)
+    )
     feed_the_empty(held)
     return owners_of([np.concatenate(mine) if mine else np.empty(0, dtype=np.int64) for mine in held], num_nodes)
 

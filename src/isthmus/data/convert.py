@@ -1,7 +1,9 @@
-"""Our own converted form of a data set: a safetensors file in the cache, sparse where the data are sparse, never a pickle.
+"""Our own converted form of a data set: a safetensors file in the cache, sparse where the data are sparse, never a
+pickle.
 
-PyG keeps features dense (1.2 GB for Physics) and reopens its caches with pickle. We convert once; afterwards loading takes milliseconds.
-A cached file that cannot be read, has other bytes than were written, or other counts than the data set, is ignored and made anew.
+PyG keeps features dense (1.2 GB for Physics) and reopens its caches with pickle. We convert once; afterwards loading
+takes milliseconds. A cached file that cannot be read, has other bytes than were written, or other counts than the data
+set, is ignored and made anew.
 """
 
 from __future__ import annotations

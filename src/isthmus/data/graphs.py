@@ -19,7 +19,8 @@ class GraphSetData(Samples):
 
     Args:
         x: Features (n, F) of all nodes, dense float32 or ``torch.sparse_csr``.
-        edge_index: Arcs (2, E) as rows of ``x``; an undirected edge is stored in both directions, no self-loops, no duplicates.
+        edge_index: Arcs (2, E) as rows of ``x``; an undirected edge is stored in both directions, no self-loops, no
+            duplicates.
         ptr: First node of every graph, and the number of nodes (G + 1,).
         edge_ptr: First arc of every graph, and the number of arcs (G + 1,).
         y: Class of each graph (G,), int64.

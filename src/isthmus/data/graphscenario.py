@@ -7,7 +7,8 @@ mutag, ...,      random, random-equal, dirichlet      as asked
 motifs           shards                               as asked
 
 split
-fedstar               stratified 80/10/10 drawn once with the published code's seed, the same for every seed of ours (FedStar, 9.8)
+fedstar               stratified 80/10/10 drawn once with the published code's seed, the same for every seed of ours
+                      (FedStar, 9.8)
 stratified:80/10/10   stratified, drawn anew with every seed
 """
 
@@ -80,7 +81,7 @@ def dataset_name(dataset: str) -> str:
         raise unknown("data set", dataset, names) from error
 
 
-# -- partition ---------------------------------------------------------------------------------------------------------
+# -- partition -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,8 @@ class ShardedGraphs:
 
     Args:
         count: Shards per data set; 0 means the number of clients asked for.
-        legacy: 1 = as the published code: consecutive blocks of at most 50 graphs in file order (single-class where the file is sorted),
-            the rest scattered. 0 = shuffled first.
+        legacy: 1 = as the published code: consecutive blocks of at most 50 graphs in file order (single-class where the
+            file is sorted), the rest scattered. 0 = shuffled first.
     """
 
     count: int = 0
@@ -153,15 +154,16 @@ def owners_in_set(rule: Any, data: GraphSetData, clients: int, stream: Stream) -
     return owner
 
 
-# -- split -------------------------------------------------------------------------------------------------------------
+# -- split -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class GraphSplit:
     """Stratified split of one client's graphs.
 
-    First the training part is drawn, then the rest is divided, both stratified with the rounding of scikit-learn, which the published
-    code uses. Where a class is too small for that, the same sizes are drawn without regard to class, but at least one graph for every part.
+    First the training part is drawn, then the rest is divided, both stratified with the rounding of scikit-learn, which
+    the published code uses. Where a class is too small for that, the same sizes are drawn without regard to class, but
+    at least one graph for every part.
 
     Args:
         shares: Percentages.
@@ -197,7 +199,9 @@ def parse_graph_split(text: str) -> GraphSplit:
     raise unknown("split of graphs", text, GRAPH_SPLITS)
 
 
-def _halve(rows: NDArray[np.int64], y: NDArray[np.int64], share: float, seed: int, *, least: int) -> tuple[NDArray[Any], NDArray[Any]]:
+def _halve(
+    rows: NDArray[np.int64], y: NDArray[np.int64], share: float, seed: int, *, least: int
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Two parts, the second with ``share`` of the rows; stratified if the classes allow it."""
     from sklearn.model_selection import train_test_split
 
@@ -218,7 +222,7 @@ def _mask(count: int, rows: NDArray[Any]) -> Tensor:
     return mask
 
 
-# -- scenario ----------------------------------------------------------------------------------------------------------
+# -- scenario --------------------------------------------------------------------------------------
 
 
 def build_graph_scenario(
@@ -228,7 +232,8 @@ def build_graph_scenario(
 
     Args:
         dataset: A setting (``chem``), one data set of graphs (``mutag``) or a generator (``motifs``).
-        partition: ``by-dataset`` for settings, ``random-equal`` for a single data set, or another of `GRAPH_PARTITIONS`.
+        partition: ``by-dataset`` for settings, ``random-equal`` for a single data set, or another of
+            `GRAPH_PARTITIONS`.
         clients: Number of clients for a single data set, by default 10; a setting has its own.
         split: ``fedstar`` or ``stratified:80/10/10``.
         seed: Of all draws of the scenario.
@@ -260,7 +265,8 @@ def build_graph_scenario(
             if part.num_graphs < 3:
                 even = isinstance(rule, EqualGraphs | ShardedGraphs)
                 raise DataError(
-                    f"{data.num_graphs} graphs of {title} over {per_set} clients leave one with {part.num_graphs}, too few for train, val "
+                    f"{data.num_graphs} graphs of {title} over {per_set} clients leave one with {part.num_graphs}, too "
+                    "few for train, val "
                     f"and test: use {f'at most {data.num_graphs // 3}' if even else 'fewer'} clients or shards"
                     f"{'' if even else ', another seed or --partition random-equal'}"
                 )
@@ -270,9 +276,19 @@ def build_graph_scenario(
                 unseen[client] = absent
             titles[client] = title if per_set == 1 else f"{title} {shard + 1}/{per_set}"
     if unseen:
-        shown = "; ".join(f"{client} class {', '.join(map(str, absent))}" for client, absent in list(unseen.items())[:5])
-        log.warning("split %s leaves classes without a training graph at %d of %d clients, which cannot predict them (%s%s): use fewer "
-                    "clients or train on more", split, len(unseen), len(ids), shown, "; ..." if len(unseen) > 5 else "")  # fmt: skip
+        shown = "; ".join(
+            f"{client} class {', '.join(map(str, absent))}" for client, absent in list(unseen.items())[:5]
+        )
+        log.warning(
+            "split %s leaves classes without a training graph at %d of %d clients, which cannot predict them (%s%s): "
+            "use fewer "
+            "clients or train on more",
+            split,
+            len(unseen),
+            len(ids),
+            shown,
+            "; ..." if len(unseen) > 5 else "",
+        )
     return GraphScenario(
         dataset=dataset.lower() if setting else _loader(dataset, seed)[0],
         partition=partition,
@@ -316,7 +332,9 @@ def _clients_per_set(rule: Any, partition: str, clients: int | None, setting: tu
         return natural // sets
     wanted = clients if clients is not None else (sets if setting else FALLBACK_CLIENTS)
     if wanted % sets:
-        raise ConfigError(f"{wanted} clients cannot hold {sets} data sets in equally many shards each: use a multiple of {sets}")
+        raise ConfigError(
+            f"{wanted} clients cannot hold {sets} data sets in equally many shards each: use a multiple of {sets}"
+        )
     return wanted // sets
 
 

@@ -1,4 +1,5 @@
-"""Named data sets of graphs (TUDataset, https://chrsmrrs.github.io/datasets/) and the four multi-data-set settings of FedStar.
+"""Named data sets of graphs (TUDataset, https://chrsmrrs.github.io/datasets/) and the four multi-data-set settings of
+FedStar.
 
     name           graphs  classes  nodes     arcs        features
     mutag          188     2        3,371     7,442       7   one-hot node label
@@ -18,8 +19,8 @@
     letter-med     2,250   15       10,518    14,426      2   position
     letter-high    2,250   15       10,507    20,250      2   position
 
-Features are those of FedStar: node labels where there are any (their range, not only the labels in use), else degrees, and for the Letter
-sets the two coordinates. Other node attributes and edge labels are ignored.
+Features are those of FedStar: node labels where there are any (their range, not only the labels in use), else degrees,
+and for the Letter sets the two coordinates. Other node attributes and edge labels are ignored.
 """
 
 from __future__ import annotations
@@ -79,7 +80,10 @@ def load_graphs(name: str) -> tuple[GraphSetData, str]:
         return _graphs(cached[0]), cached[1]
     tensors, source = _read(entry)
     if _counts(tensors) != entry.counts:
-        raise DataError(f"{entry.name} ({source}) has {_counts(tensors)}, published are {entry.counts}: replace the files, they are not it")
+        raise DataError(
+            f"{entry.name} ({source}) has {_counts(tensors)}, published are {entry.counts}: replace the files, they "
+            "are not it"
+        )
     convert.write_cached(entry.name, key, tensors, source)
     return _graphs(tensors), source
 
@@ -116,8 +120,16 @@ def read_tu(root: Path, title: str, features: str) -> dict[str, Tensor]:
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # PyG reports "Processing..." there
             dataset: Any = TUDataset(str(root), title, use_node_attr=features == "attribute")
-    except (ValueError, KeyError, IndexError, OSError, RuntimeError) as error:  # what parsers raise on files of another format
-        raise DataError(f"the raw files of {title} cannot be read ({type(error).__name__}: {error}): replace them") from error
+    except (
+        ValueError,
+        KeyError,
+        IndexError,
+        OSError,
+        RuntimeError,
+    ) as error:  # what parsers raise on files of another format
+        raise DataError(
+            f"the raw files of {title} cannot be read ({type(error).__name__}: {error}): replace them"
+        ) from error
     data, slices = dataset._data, dataset.slices
     sizes = slices["x"].diff() if data.x is not None else torch.tensor(data._num_nodes)
     graphs = sizes.numel()
@@ -126,14 +138,25 @@ def read_tu(root: Path, title: str, features: str) -> dict[str, Tensor]:
     begin = slices["edge_index"]
     edge_ptr = torch.cat([begin, begin[-1:].expand(graphs + 1 - begin.numel())])
     edge_index = data.edge_index + torch.repeat_interleave(ptr[:-1], edge_ptr.diff())
-    x = convert.sparsify(data.x) if features != "degree" else degree_one_hot(np.bincount(edge_index[0].numpy(), minlength=int(ptr[-1])))
-    return {**convert.pack("x", x), "edge_index": edge_index.to(torch.int32), "ptr": ptr, "edge_ptr": edge_ptr, "y": data.y.to(torch.int64)}
+    x = (
+        convert.sparsify(data.x)
+        if features != "degree"
+        else degree_one_hot(np.bincount(edge_index[0].numpy(), minlength=int(ptr[-1])))
+    )
+    return {
+        **convert.pack("x", x),
+        "edge_index": edge_index.to(torch.int32),
+        "ptr": ptr,
+        "edge_ptr": edge_ptr,
+        "y": data.y.to(torch.int64),
+    }
 
 
 def read_chunked(folder: Path, title: str) -> dict[str, Tensor]:
     """The same from a zip or folder of TU text files, a block of lines at a time.
 
-    For sets whose edge file is hundreds of megabytes of text: memory stays at a few bytes per arc. No node labels: features are degrees.
+    For sets whose edge file is hundreds of megabytes of text: memory stays at a few bytes per arc. No node labels:
+    features are degrees.
     """
     with _member(folder, title, "graph_indicator") as (file, _):
         batch = np.concatenate(list(_numbers(file))) - 1
@@ -143,7 +166,8 @@ def read_chunked(folder: Path, title: str) -> dict[str, Tensor]:
     if graphs < 1 or (np.diff(batch) < 0).any() or batch[0] < 0 or batch[-1] >= graphs:
         raise DataError(f"{title}: the graph indicator does not fit {graphs} graph labels: replace the files")
     with _member(folder, title, "A") as (file, size):
-        # A line has four bytes or more. Room for that many arcs costs nothing until it is written to; a list of blocks would be held twice.
+        # A line has four bytes or more. Room for that many arcs costs nothing until it is written to; a list of blocks
+        # would be held twice.
         room, filled = np.empty(size // 4 + 1, dtype=np.int64), 0
         for block in _numbers(file, even=True):
             codes = _codes(block, nodes, title)
@@ -174,7 +198,9 @@ def degree_one_hot(degree: NDArray[np.int64]) -> Tensor:
 
 @contextlib.contextmanager
 def _member(folder: Path, title: str, part: str) -> Iterator[tuple[BinaryIO, int]]:
-    """A text file of the set and its size, from the folder or out of its zip (read as a stream; sizes beyond the limit are refused)."""
+    """A text file of the set and its size, from the folder or out of its zip (read as a stream; sizes beyond the limit
+    are refused).
+    """
     archive = folder / f"{title}.zip"
     if not archive.exists():
         path = folder / f"{title}_{part}.txt"
@@ -188,7 +214,9 @@ def _member(folder: Path, title: str, part: str) -> Iterator[tuple[BinaryIO, int
         except KeyError:
             raise DataError(f"{archive.name} has no member {name!r}: it is not the archive we expect") from None
         if info.file_size > LIMIT:
-            raise DataError(f"{name} declares {info.file_size} bytes, more than the {LIMIT} allowed: not the archive we expect")
+            raise DataError(
+                f"{name} declares {info.file_size} bytes, more than the {LIMIT} allowed: not the archive we expect"
+            )
         with opened.open(info) as stream:
             yield cast(BinaryIO, stream), info.file_size
 
@@ -199,7 +227,9 @@ def _numbers(file: BinaryIO, *, even: bool = False) -> Iterator[NDArray[np.int64
     while block := file.read(8 << 20):
         read += len(block)
         if read > LIMIT:
-            raise DataError(f"a file of the data set unpacks to more than the {LIMIT} bytes allowed: not the file we expect")
+            raise DataError(
+                f"a file of the data set unpacks to more than the {LIMIT} bytes allowed: not the file we expect"
+            )
         lines, newline, tail = (rest + block).rpartition(b"\n")
         rest = tail
         if newline:
@@ -209,7 +239,8 @@ def _numbers(file: BinaryIO, *, even: bool = False) -> Iterator[NDArray[np.int64
 
 
 def _parse(text: bytes, *, even: bool) -> NDArray[np.int64]:
-    # A byte that is no digit or separator would end the parse early and silently: look first. (Labels may be negative: "-1".)
+    # A byte that is no digit or separator would end the parse early and silently: look first. (Labels may be negative:
+    # "-1".)
     other = text.translate(None, b"0123456789, \r\n")
     if other.strip(b"-") or len(other) > len(re.findall(rb"(?<![^\s,])-\d", text) if other else ()):
         raise DataError("a file of the data set holds something else than whole numbers: replace it")
@@ -240,7 +271,9 @@ def _sorted_unique(codes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _counts(tensors: Mapping[str, Tensor]) -> GraphCounts:
     nodes, features = (int(n) for n in (tensors["x.size"] if "x.size" in tensors else tensors["x"].shape))
-    return GraphCounts(tensors["y"].numel(), nodes, tensors["edge_index"].shape[1], features, int(tensors["y"].max()) + 1)
+    return GraphCounts(
+        tensors["y"].numel(), nodes, tensors["edge_index"].shape[1], features, int(tensors["y"].max()) + 1
+    )
 
 
 def _graphs(tensors: Mapping[str, Tensor]) -> GraphSetData:
@@ -263,14 +296,23 @@ _WHEEL = ("--only-binary=:all:", "--python-version", "3.11", "--platform", "many
 
 def _tu(title: str, features: str, counts: GraphCounts) -> GraphSet:
     name = title.lower().replace("_", "-")
-    parts = ("A", "graph_indicator", "graph_labels", *{"label": ("node_labels",), "attribute": ("node_attributes",)}.get(features, ()))
+    parts = (
+        "A",
+        "graph_indicator",
+        "graph_labels",
+        *{"label": ("node_labels",), "attribute": ("node_attributes",)}.get(features, ()),
+    )
     files = tuple(f"{title}_{part}.txt" for part in parts)
-    package = store.PackageCopy("grakel==0.1.11", "grakel/tests/data/MUTAG", files, _WHEEL) if title == "MUTAG" else None
+    package = (
+        store.PackageCopy("grakel==0.1.11", "grakel/tests/data/MUTAG", files, _WHEEL) if title == "MUTAG" else None
+    )
     # Not pinned: text cannot run code, and the mirror's copies are partly converted. Counts are checked instead.
     unpacked = store.RawFiles(name, f"TUDataset/{title}/raw", files, ("TUDataset", title), package, pinned=False)
     if title != "COLLAB":
         return GraphSet(name, title, features, counts, (unpacked,))
-    return GraphSet(name, title, features, counts, (store.RawFiles(name, "TUDataset", ("COLLAB.zip",)), unpacked), chunked=True)
+    return GraphSet(
+        name, title, features, counts, (store.RawFiles(name, "TUDataset", ("COLLAB.zip",)), unpacked), chunked=True
+    )
 
 
 _GRAPH_SETS: dict[str, GraphSet] = {

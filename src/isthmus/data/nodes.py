@@ -9,7 +9,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class CrossEdges:
-    """Edges with one end at this owner and the other elsewhere. Both ends know the edge; features of the far end are unknown.
+    """Edges with one end at this owner and the other elsewhere. Both ends know the edge; features of the far end are
+    unknown.
 
     Shapes: all tensors (E,).
 
@@ -55,7 +56,8 @@ class NodeData(Samples):
 
     Args:
         x: Features (n, F), dense float32 or ``torch.sparse_csr``.
-        edge_index: Own edges (2, E) as row positions, source above target; an undirected edge is stored in both directions.
+        edge_index: Own edges (2, E) as row positions, source above target; an undirected edge is stored in both
+            directions.
         y: Class of each node (n,), int64.
         train, val, test: Boolean masks (n,).
         node_id: Global node ids (n,), int64.

@@ -41,7 +41,9 @@ def parse_object(what: str, text: str, classes: Mapping[str, type[T]]) -> T:
 def describe_object(name: str, thing: object) -> str:
     """The inverse: a readable text from which `parse_object` makes an equal object."""
     fields = dataclasses.fields(thing)  # type: ignore[arg-type]
-    values = [f"{field.name}={getattr(thing, field.name)}" for field in fields if getattr(thing, field.name) != field.default]
+    values = [
+        f"{field.name}={getattr(thing, field.name)}" for field in fields if getattr(thing, field.name) != field.default
+    ]
     return f"{name}:{','.join(values)}" if values else name
 
 

@@ -1,7 +1,7 @@
 """Who owns which node.
 
-A partitioner is a small frozen object made from a string (`parse_partition`); ``assign`` gives every node the index of a client, or -1
-for a node that takes no part.
+A partitioner is a small frozen object made from a string (`parse_partition`); ``assign`` gives every node the index of
+a client, or -1 for a node that takes no part.
 
     random          every node draws a client (FedStruct)
     random-equal    one permutation cut into pieces that differ by at most one node (FedGGR, HiFGL)
@@ -146,7 +146,8 @@ class MetisPartition(_Counted):
 
 @dataclass(frozen=True)
 class DirichletPartition(_Counted):
-    """Label skew: the shares in which the nodes of a class go to the clients are drawn from Dirichlet(alpha, ..., alpha).
+    """Label skew: the shares in which the nodes of a class go to the clients are drawn from Dirichlet(alpha, ...,
+    alpha).
 
     Drawn anew (at most 100 times) while a client is left without nodes. Nodes without a label are one more class.
 
@@ -165,7 +166,9 @@ class DirichletPartition(_Counted):
 
 @dataclass(frozen=True)
 class ShardPartition(_Counted):
-    """Label skew of McMahan et al. (2017): nodes sorted by class, cut into ``K * per_client`` shards, ``per_client`` random shards each."""
+    """Label skew of McMahan et al. (2017): nodes sorted by class, cut into ``K * per_client`` shards, ``per_client``
+    random shards each.
+    """
 
     per_client: int = 2
 
@@ -185,7 +188,9 @@ class ShardPartition(_Counted):
 
 @dataclass(frozen=True)
 class EgoPartition(_Counted):
-    """Balls around K random centres: a node belongs to the nearest centre within ``hops`` (a tie to the lower client), else to nobody."""
+    """Balls around K random centres: a node belongs to the nearest centre within ``hops`` (a tie to the lower client),
+    else to nobody.
+    """
 
     hops: int = 2
 
@@ -220,7 +225,9 @@ class OwnerPartition:
 
     def _owner(self, graph: Loaded) -> Tensor:
         if graph.owner is None:
-            raise ConfigError("partition owner needs data that name an owner for every node (such as banks): use another partition")
+            raise ConfigError(
+                "partition owner needs data that name an owner for every node (such as banks): use another partition"
+            )
         return graph.owner
 
 
@@ -237,7 +244,9 @@ class ListPartition:
         rows = [np.array(rows, dtype=np.int64) for rows in self.lists]
         together = np.concatenate(rows)
         if len(together) and (together.min() < 0 or together.max() >= graph.data.num_nodes):
-            raise DataError(f"a node list names a row outside 0 ... {graph.data.num_nodes - 1}: the lists belong to another graph")
+            raise DataError(
+                f"a node list names a row outside 0 ... {graph.data.num_nodes - 1}: the lists belong to another graph"
+            )
         if len(np.unique(together)) < len(together):
             raise DataError("a node is in two lists (or twice in one): give every node to one client only")
         return communities.owners_of(rows, graph.data.num_nodes)
@@ -264,7 +273,9 @@ class FolderPartition:
 
 @dataclass(frozen=True)
 class FedSprayPartition:
-    """The node lists FedSpray published with its code (one Louvain community per client), from the mirror's ``partitions/fedspray``."""
+    """The node lists FedSpray published with its code (one Louvain community per client), from the mirror's
+    ``partitions/fedspray``.
+    """
 
     def natural_clients(self, graph: Loaded) -> int | None:
         return self._lists(graph).natural_clients(graph)
@@ -275,14 +286,18 @@ class FedSprayPartition:
     def _lists(self, graph: Loaded) -> ListPartition:
         titles = {"pubmed": "PubMed", "coauthor-physics": "Physics", "wikics": "WikiCS", "flickr": "Flickr"}
         if graph.name not in titles:
-            raise ConfigError(f"partition fedspray was published for {', '.join(sorted(titles))} only: use louvain-top elsewhere")
+            raise ConfigError(
+                f"partition fedspray was published for {', '.join(sorted(titles))} only: use louvain-top elsewhere"
+            )
         root = store.mirror()
         folder = root / "partitions" / "fedspray" if root else None
         files = sorted(folder.glob(f"{titles[graph.name]}_*.txt")) if folder else []
         if not files:
             raise DataError(
-                f"the node lists of fedspray for {graph.name} are not here: put the published files {titles[graph.name]}_*.txt "
-                "into partitions/fedspray/ of the folder in ISTHMUS_DATA, or use louvain-top, the rule they were made by"
+                f"the node lists of fedspray for {graph.name} are not here: put the published files "
+                f"{titles[graph.name]}_*.txt "
+                "into partitions/fedspray/ of the folder in ISTHMUS_DATA, or use louvain-top, the rule they were made "
+                "by"
             )
         for file in files:
             expected = store.checksums().get(f"partitions/fedspray/{file.name}")
@@ -332,7 +347,9 @@ def check_owners(owner: Tensor, clients: int, partition: str, what: str = "nodes
     if bool((sizes == 0).any()):
         names = [name for name, size in zip(client_ids(clients), sizes.tolist(), strict=True) if size == 0]
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        raise DataError(f"partition {partition} leaves {shown} without {what}: use fewer clients, another seed or another partition")
+        raise DataError(
+            f"partition {partition} leaves {shown} without {what}: use fewer clients, another seed or another partition"
+        )
 
 
 def dirichlet_owners(y: NDArray[np.int64], clients: int, alpha: float, stream: Stream) -> Tensor:

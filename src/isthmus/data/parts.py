@@ -15,7 +15,8 @@ from isthmus.data.nodes import CrossEdges, NodeData
 def cut(whole: NodeData, owner: Tensor, clients: tuple[str, ...]) -> dict[str, NodeData]:
     """The induced subgraph of every client, with its cross edges.
 
-    Rows of a client are in ascending order of global id. Arcs keep the order of ``whole``; of cross edges the outgoing come first.
+    Rows of a client are in ascending order of global id. Arcs keep the order of ``whole``; of cross edges the outgoing
+    come first.
 
     Args:
         whole: The graph; ``node_id`` must be 0 ... n-1.
@@ -52,7 +53,12 @@ def cut(whole: NodeData, owner: Tensor, clients: tuple[str, ...]) -> dict[str, N
                 own=row[torch.cat([source[out[index]], target[into[index]]])],
                 owner=owner[torch.cat([target[out[index]], source[into[index]]])],
                 other=whole.node_id[torch.cat([target[out[index]], source[into[index]]])],
-                outgoing=torch.cat([torch.ones(out[index].numel(), dtype=torch.bool), torch.zeros(into[index].numel(), dtype=torch.bool)]),
+                outgoing=torch.cat(
+                    [
+                        torch.ones(out[index].numel(), dtype=torch.bool),
+                        torch.zeros(into[index].numel(), dtype=torch.bool),
+                    ]
+                ),
                 weight=torch.ones(out[index].numel() + into[index].numel()),
                 owners=clients,
             ),
@@ -63,4 +69,8 @@ def cut(whole: NodeData, owner: Tensor, clients: tuple[str, ...]) -> dict[str, N
 def _by_owner(arcs: Tensor, owner_of_arc: Tensor, count: int) -> tuple[Tensor, ...]:
     """Arcs grouped by an owner, each group in its old order."""
     owners = owner_of_arc[arcs]
-    return tuple(torch.split_with_sizes(arcs[torch.argsort(owners, stable=True)], torch.bincount(owners, minlength=count).tolist()))
+    return tuple(
+        torch.split_with_sizes(
+            arcs[torch.argsort(owners, stable=True)], torch.bincount(owners, minlength=count).tolist()
+        )
+    )

@@ -1,6 +1,7 @@
 """A scenario: data set + partition + split + seed, before anything is trained.
 
-Every draw has its own stream, so all methods see the same nodes at the same owners with the same labels, whatever they do later.
+Every draw has its own stream, so all methods see the same nodes at the same owners with the same labels, whatever they
+do later.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Scenario:
         parts: Client id -> its data, with cross edges. Sorted by id.
         whole: The union graph with all edges and the same split; its rows are the global node ids.
         statistics: Sizes and skew.
-        original_id: Row in the data set of every global id; differs from 0 ... n-1 only where the partition leaves nodes out.
+        original_id: Row in the data set of every global id; differs from 0 ... n-1 only where the partition leaves
+            nodes out.
     """
 
     dataset: str
@@ -48,7 +50,13 @@ class Scenario:
 
 
 def build_scenario(
-    *, dataset: str, partition: str = "random", clients: int | None = None, split: str = "10/10/80", seed: int = 0, undirected: bool = False
+    *,
+    dataset: str,
+    partition: str = "random",
+    clients: int | None = None,
+    split: str = "10/10/80",
+    seed: int = 0,
+    undirected: bool = False,
 ) -> Scenario:
     """Load, partition and split a named data set.
 
@@ -64,11 +72,16 @@ def build_scenario(
         >>> build_scenario(dataset="csbm:nodes=100", clients=3).whole.num_nodes
         100
     """
-    partitioner, splitter = parse_partition(partition), parse_split(split)  # complain about names before loading anything
+    partitioner, splitter = (
+        parse_partition(partition),
+        parse_split(split),
+    )  # complain about names before loading anything
     graph = load_nodes(dataset, Stream(seed, ("data",)))
     if undirected:
         arcs = graph.data.edge_index
-        graph = replace(graph, data=replace(graph.data, edge_index=torch.unique(torch.cat([arcs, arcs.flip(0)], dim=1), dim=1)))
+        graph = replace(
+            graph, data=replace(graph.data, edge_index=torch.unique(torch.cat([arcs, arcs.flip(0)], dim=1), dim=1))
+        )
     scenario = scenario_of(
         graph,
         partitioner,
@@ -84,14 +97,24 @@ def build_scenario(
 
 
 def scenario_of(
-    graph: Loaded, partitioner: Partitioner, splitter: Split, *, dataset: str, partition: str, clients: int | None, split: str, seed: int
+    graph: Loaded,
+    partitioner: Partitioner,
+    splitter: Split,
+    *,
+    dataset: str,
+    partition: str,
+    clients: int | None,
+    split: str,
+    seed: int,
 ) -> Scenario:
     """The same for a graph, a partitioner and a split given as objects; the names are for results."""
     clients = number_of_clients(partitioner, graph, clients, partition)
     if clients < 1:
         raise ConfigError(f"a scenario needs at least 1 client, got {clients}")
     if clients > graph.data.num_nodes:
-        raise DataError(f"{clients} clients cannot share {graph.data.num_nodes} nodes: use at most as many clients as nodes")
+        raise DataError(
+            f"{clients} clients cannot share {graph.data.num_nodes} nodes: use at most as many clients as nodes"
+        )
     owner = partitioner.assign(graph, clients, Stream(seed, ("partition",)))
     check_owners(owner, clients, partition)
     kept = torch.nonzero(owner >= 0).flatten()

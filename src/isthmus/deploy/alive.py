@@ -1,7 +1,7 @@
 """Processes that must not outlive those they belong to, and signs of life.
 
-A job's process whose parent was killed would go on for seconds and write beside its successor. So every process of a federation watches its
-parent and ends when it is gone.
+A job's process whose parent was killed would go on for seconds and write beside its successor. So every process of a
+federation watches its parent and ends when it is gone.
 """
 
 from __future__ import annotations

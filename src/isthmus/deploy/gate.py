@@ -1,7 +1,8 @@
 """The gate: every site looks at a job before anything of it is built, and lets only the one job through.
 
-It runs in the site's parent process, whatever role the submitter has: rights and class lists of the library are passed over for the role
-``super`` and for jobs that carry code; this is not. What it says reaches the submitter (``job_deploy_detail``).
+It runs in the site's parent process, whatever role the submitter has: rights and class lists of the library are passed
+over for the role ``super`` and for jobs that carry code; this is not. What it says reaches the submitter
+(``job_deploy_detail``).
 """
 
 from __future__ import annotations
@@ -71,5 +72,8 @@ def _submitter(app: Path) -> str:
         subject = x509.load_pem_x509_certificate(path.read_bytes()).subject
         roles = [attribute.value for attribute in subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)]
         if len(roles) != 1 or roles[0] not in ROLES:
-            return f"jobs of role {', '.join(map(str, roles)) or '(none)'} not permitted, only of {', '.join(sorted(ROLES))}"
+            return (
+                f"jobs of role {', '.join(map(str, roles)) or '(none)'} not permitted, only of "
+                f"{', '.join(sorted(ROLES))}"
+            )
     return ""

@@ -1,5 +1,5 @@
-"""The coordinator's side: a folder with the server's kit, the coordinator's kit and the run folders (``isthmus server``, ``submit``,
-``status``, ``stop``)."""
+"""The coordinator's side: a folder with the server's kit, the coordinator's kit and the run folders (``isthmus
+server``, ``submit``, ``status``, ``stop``)."""
 
 from __future__ import annotations
 
@@ -58,9 +58,13 @@ class Headquarters:
             raw = tomllib.loads((path / PROJECT).read_text())
             return cls(path, Project(**{**raw, "organisations": tuple(raw["organisations"])}))
         except OSError:
-            raise ConfigError(f"{path} holds no federation (no {PROJECT}): make one with `isthmus server init`") from None
+            raise ConfigError(
+                f"{path} holds no federation (no {PROJECT}): make one with `isthmus server init`"
+            ) from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path / PROJECT} is damaged ({type(error).__name__}): make the federation again") from None
+            raise ConfigError(
+                f"{path / PROJECT} is damaged ({type(error).__name__}): make the federation again"
+            ) from None
 
     @property
     def runs(self) -> Path:
@@ -69,7 +73,7 @@ class Headquarters:
     def kit(self, name: str) -> Kit:
         return Kit.read(self.path / "kits" / name)
 
-    # -- server --------------------------------------------------------------------------------------------------------------------
+    # -- server ------------------------------------------------------------------------------------
 
     def server_pid(self) -> int | None:
         """The process that keeps the server running, if there is one."""
@@ -81,7 +85,9 @@ class Headquarters:
         kit = self.kit(SERVER_KIT)
         warn_dates([kit])
         if (pid := self.server_pid()) is not None:
-            raise ConfigError(f"this federation's server runs already (process {pid}): `isthmus stop {self.path}` ends it")
+            raise ConfigError(
+                f"this federation's server runs already (process {pid}): `isthmus stop {self.path}` ends it"
+            )
         kit.check_port()
         kit.close_down()
         (self.path / SERVER_PID).write_text(f"{os.getpid()}\n")
@@ -100,16 +106,18 @@ class Headquarters:
             end([pid])
         return True
 
-    # -- runs ----------------------------------------------------------------------------------------------------------------------
+    # -- runs --------------------------------------------------------------------------------------
 
     def prepare(self, file: Path) -> str:
         """Check a run file and make the run's folder; returns the run's name."""
         keys = read_file(file)
         if not isinstance(keys.get("method"), str):
-            raise ConfigError(f"{file} does not say which method: add e.g. method = \"fedavg\"")
+            raise ConfigError(f'{file} does not say which method: add e.g. method = "fedavg"')
         settings = resolve(keys["method"], {"engine": "nvflare"}, None, file)
         name = f"{settings.run.method}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-        RunFolder.create(self.runs / name, self._resolved(settings, file).to_toml(), {"task": task_of(settings.run.dataset)}).close()
+        RunFolder.create(
+            self.runs / name, self._resolved(settings, file).to_toml(), {"task": task_of(settings.run.dataset)}
+        ).close()
         return name
 
     def _resolved(self, settings: Settings, file: Path) -> Settings:
@@ -121,7 +129,10 @@ class Headquarters:
         if run.clients is None:
             raise ConfigError(f"{file} does not say how many clients: add clients = {len(self.project.organisations)}")
         defaults = {"node": ("random", "10/10/80"), "graph": (run.partition, "fedstar")}[task_of(run.dataset)]
-        return replace(settings, run=replace(run, execution="each", partition=run.partition or defaults[0], split=run.split or defaults[1]))
+        return replace(
+            settings,
+            run=replace(run, execution="each", partition=run.partition or defaults[0], split=run.split or defaults[1]),
+        )
 
     def play(self, name: str, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
         """Submit a run and stay with it until its result is there."""
@@ -158,7 +169,10 @@ class Headquarters:
 
     def status(self) -> dict[str, Any]:
         """Who is connected and where the runs stand."""
-        found: dict[str, Any] = {"server": False, "organisations": {name: "not connected" for name in self.project.organisations}}
+        found: dict[str, Any] = {
+            "server": False,
+            "organisations": {name: "not connected" for name in self.project.organisations},
+        }
         try:
             with Admin(self.kit(COORDINATOR_KIT)) as admin:
                 found["organisations"] |= dict.fromkeys(admin.sites(), "connected")
@@ -172,9 +186,16 @@ class Headquarters:
         beat, failure = last_beat(path / BEAT), read_failure(path)
         working = beat is not None and is_alive(beat[0])
         state = (
-            "finished" if (path / "result.json").exists() else "running" if working else "stopped" if (path / STOPPED).exists()
-            else f"failed: {failure.text}" if failure is not None and not failure.again else "waiting"
-        )  # fmt: skip
+            "finished"
+            if (path / "result.json").exists()
+            else "running"
+            if working
+            else "stopped"
+            if (path / STOPPED).exists()
+            else f"failed: {failure.text}"
+            if failure is not None and not failure.again
+            else "waiting"
+        )
         return {"run": path.name, "state": state, "rounds": committed_steps(path), "of": _steps(path)}
 
 
@@ -197,7 +218,9 @@ def _steps(path: Path) -> int | None:
 
 
 def interrupt_on_terminate() -> None:
-    """Let a service manager's stop end us as Ctrl-C does, with everything we started; also where a shell has us ignore Ctrl-C."""
+    """Let a service manager's stop end us as Ctrl-C does, with everything we started; also where a shell has us ignore
+    Ctrl-C.
+    """
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -1,8 +1,10 @@
 """The parties of one organisation: a :class:`~isthmus.federation.host.PartyHost` whose mail leaves sealed.
 
-Mail to another party goes through the server, which must not read it. Each party here has a session key signed by its organisation's
-long-term key; the keys of the others are checked against the roster before anything is sealed for them. The same holds for keys of secure
-sums: an order to mask for a roster of parties whose keys nobody signed is refused, or the server could play all the others.
+Mail to another party goes through the server, which must not read it. Each party here has a session key signed by its
+organisation's long-term key; the keys of the others are checked against the roster before anything is sealed for them.
+The same holds for keys of secure
+sums: an order to mask for a roster of parties whose keys nobody signed is refused, or the server could play all the
+others.
 """
 
 from __future__ import annotations
@@ -37,13 +39,24 @@ class SiteHost(PartyHost):
 
     Args:
         run: What session keys are signed for, so that those of one run are worth nothing in another.
-        identity, organisations: Long-term key and roster; without them keys are not signed, which is for simulations on one machine.
+        identity, organisations: Long-term key and roster; without them keys are not signed, which is for simulations on
+            one machine.
         keep: Where final models go; only their sizes leave.
     """
 
-    def __init__(self, parts: Mapping[ClientId, Any], table: RoleTable, config: Any, stream: Stream, *, run: str,
-                 identity: Identity | None, organisations: Organisations | None, keep: Callable[[ClientId, Weights], None],
-                 limits: Limits = LIMITS) -> None:  # fmt: skip
+    def __init__(
+        self,
+        parts: Mapping[ClientId, Any],
+        table: RoleTable,
+        config: Any,
+        stream: Stream,
+        *,
+        run: str,
+        identity: Identity | None,
+        organisations: Organisations | None,
+        keep: Callable[[ClientId, Weights], None],
+        limits: Limits = LIMITS,
+    ) -> None:
         super().__init__(parts, table, config, stream, limits=limits)
         self._run, self._identity, self._organisations, self._keep = run, identity, organisations, keep
         self._sum_keys: dict[PartyId, bytes] = {}
@@ -52,7 +65,7 @@ class SiteHost(PartyHost):
         self._read: dict[tuple[PartyId, int], tuple[tuple[Parcel, ...], tuple[Parcel, ...]]] = {}
         self._met = False
 
-    # -- keys --------------------------------------------------------------------------------------------------------------------
+    # -- keys --------------------------------------------------------------------------------------
 
     def announce(self) -> dict[PartyId, Keys]:
         """Signed session keys of all parties here."""
@@ -71,7 +84,9 @@ class SiteHost(PartyHost):
             if party in own:
                 continue
             mail = SignedKey(party, self._purpose(MAIL), keys.mail, keys.mail_signature)
-            self._sum_keys[party] = self._verified(SignedKey(party, self._purpose(SUMS), keys.sums, keys.sums_signature))
+            self._sum_keys[party] = self._verified(
+                SignedKey(party, self._purpose(SUMS), keys.sums, keys.sums_signature)
+            )
             self._verified(mail)
             for box in self._mailboxes.values():
                 box.meet(mail)
@@ -95,7 +110,7 @@ class SiteHost(PartyHost):
             return signed.key
         return Roster(signed.run, {signed.party: self._organisations.of(signed.party)}).verify(signed)
 
-    # -- mail --------------------------------------------------------------------------------------------------------------------
+    # -- mail --------------------------------------------------------------------------------------
 
     def admit(self, calls: list[Invocation]) -> list[Invocation]:
         """Calls with their mail opened, and no order to mask for strangers among them."""
@@ -111,7 +126,9 @@ class SiteHost(PartyHost):
         return opened
 
     def _inbox(self, call: Invocation, parcels: tuple[Parcel, ...]) -> tuple[Parcel, ...]:
-        """Mail can be opened once. A call whose answer was lost brings the same mail again: that is remembered for its round."""
+        """Mail can be opened once. A call whose answer was lost brings the same mail again: that is remembered for its
+        round.
+        """
         if self._turn != call.turn:
             self._turn = call.turn
             self._read.clear()
@@ -141,7 +158,9 @@ class SiteHost(PartyHost):
     def _seal(self, call: Invocation, parcel: Parcel) -> Parcel:
         data = codec.encode(parcel.content)
         size, kinds = codec.measure(parcel.content)
-        header = _header(self._purpose(MAIL), call, call.sequence, call.handler, parcel, type(parcel.content).__name__, size, kinds)
+        header = _header(
+            self._purpose(MAIL), call, call.sequence, call.handler, parcel, type(parcel.content).__name__, size, kinds
+        )
         body = self._box(parcel.sender, parcel.receiver).seal(header, data).body
         sealed = Sealed(type(parcel.content).__name__, size, kinds, call.sequence, call.handler, body)
         return Parcel(parcel.sender, parcel.receiver, sealed)
@@ -155,8 +174,19 @@ class SiteHost(PartyHost):
         wanted = self._table.signature(call.role, call.handler).request
         expected: type[Message] | None = Masked if call.mail is not None else wanted
         if expected is None or sealed.message_type != expected.__name__:
-            raise ProtocolError(f"mail from {parcel.sender} is a {sealed.message_type}, which {call.handler} does not receive")
-        header = _header(self._purpose(MAIL), call, sealed.sequence, sealed.handler, parcel, sealed.message_type, sealed.size, sealed.kinds)
+            raise ProtocolError(
+                f"mail from {parcel.sender} is a {sealed.message_type}, which {call.handler} does not receive"
+            )
+        header = _header(
+            self._purpose(MAIL),
+            call,
+            sealed.sequence,
+            sealed.handler,
+            parcel,
+            sealed.message_type,
+            sealed.size,
+            sealed.kinds,
+        )
         data = self._box(parcel.receiver, parcel.sender).open(Envelope(header, sealed.body))
         return Parcel(parcel.sender, parcel.receiver, codec.decode(data, expected, self._limits))
 
@@ -168,16 +198,28 @@ class SiteHost(PartyHost):
             box.meet_self()
         return box
 
-    # -- models ------------------------------------------------------------------------------------------------------------------
+    # -- models ------------------------------------------------------------------------------------
 
     def keep_export(self, client: ClientId, export: Export) -> Export:
         self._keep(client, export.weights or {})
         return Export(export.values)
 
 
-def _header(run: str, call: Invocation, sequence: int, handler: str, parcel: Parcel, name: str, size: int,
-            kinds: Mapping[str, int]) -> Header:  # fmt: skip
-    """What is said in clear of a piece of mail, bound to its round: that of the sender's call and of the receiver's are the same."""
+def _header(
+    run: str,
+    call: Invocation,
+    sequence: int,
+    handler: str,
+    parcel: Parcel,
+    name: str,
+    size: int,
+    kinds: Mapping[str, int],
+) -> Header:
+    """What is said in clear of a piece of mail, bound to its round: that of the sender's call and of the receiver's are
+    the same.
+    """
     told = json.dumps([name, sorted(kinds.items())], separators=(",", ":"))
     turn = call.turn
-    return Header(run, turn.phase, turn.round, turn.incarnation, sequence, parcel.sender, parcel.receiver, handler, told, size)
+    return Header(
+        run, turn.phase, turn.round, turn.incarnation, sequence, parcel.sender, parcel.receiver, handler, told, size
+    )

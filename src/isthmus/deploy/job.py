@@ -1,7 +1,7 @@
 """The one job a site accepts: three files that name installed classes and nothing else.
 
-The recipe of the library would add a folder with code, so the folder is written by hand. What a run is about is not in it: the server's
-part reads the run folder it is told by name, a site is told by calls.
+The recipe of the library would add a folder with code, so the folder is written by hand. What a run is about is not in
+it: the server's part reads the run folder it is told by name, a site is told by calls.
 """
 
 from __future__ import annotations
@@ -30,27 +30,41 @@ def client_config() -> dict[str, Any]:
     """What every site must be sent, to the letter."""
     return {
         "format_version": 2,
-        "executors": [{"tasks": ["*"], "executor": {
-            "path": EXECUTOR, "args": {"client_obj_id": "_client", "collab_obj_ids": [], "props": {}},
-        }}],
+        "executors": [
+            {
+                "tasks": ["*"],
+                "executor": {
+                    "path": EXECUTOR,
+                    "args": {"client_obj_id": "_client", "collab_obj_ids": [], "props": {}},
+                },
+            }
+        ],
         "components": [{"id": "_client", "path": SITE_APP, "args": {}}],
         "task_data_filters": [],
         "task_result_filters": [],
-    }  # fmt: skip
+    }
 
 
 def server_config(runs: Sequence[str], attempt: int) -> dict[str, Any]:
     """What the server is sent; only the names of the runs and the number of the attempt vary."""
     return {
         "format_version": 2,
-        "workflows": [{"id": "controller", "path": CONTROLLER, "args": {
-            "server_obj_id": "_server", "collab_obj_ids": [], "sync_task_timeout": 60,
-            "props": {"runs": list(runs), "attempt": attempt},
-        }}],
+        "workflows": [
+            {
+                "id": "controller",
+                "path": CONTROLLER,
+                "args": {
+                    "server_obj_id": "_server",
+                    "collab_obj_ids": [],
+                    "sync_task_timeout": 60,
+                    "props": {"runs": list(runs), "attempt": attempt},
+                },
+            }
+        ],
         "components": [{"id": "_server", "path": SERVER_APP, "args": {}}],
         "task_data_filters": [],
         "task_result_filters": [],
-    }  # fmt: skip
+    }
 
 
 def props_of(config: Mapping[str, Any]) -> tuple[tuple[str, ...], int] | None:
@@ -58,7 +72,12 @@ def props_of(config: Mapping[str, Any]) -> tuple[tuple[str, ...], int] | None:
     try:
         props = config["workflows"][0]["args"]["props"]
         runs, attempt = tuple(props["runs"]), props["attempt"]
-        fits = type(attempt) is int and attempt >= 0 and bool(runs) and all(type(run) is str and RUN_ID.fullmatch(run) for run in runs)
+        fits = (
+            type(attempt) is int
+            and attempt >= 0
+            and bool(runs)
+            and all(type(run) is str and RUN_ID.fullmatch(run) for run in runs)
+        )
         return (runs, attempt) if fits and server_config(runs, attempt) == config else None
     except (KeyError, IndexError, TypeError):
         return None

@@ -1,8 +1,8 @@
 """Start a site's or the server's parent process: ``python -P -u -m isthmus.deploy.launch KIT``.
 
-A server can ask a site's parent to run commands (``cat`` any file, restart, change logging), and whether that needs permission is decided
-by a header the server itself writes. So only the requests a job needs are answered here; to everything else the site says
-``invalid_request``.
+A server can ask a site's parent to run commands (``cat`` any file, restart, change logging), and whether that needs
+permission is decided by a header the server itself writes. So only the requests a job needs are answered here; to
+everything else the site says ``invalid_request``.
 """
 
 from __future__ import annotations
@@ -12,10 +12,19 @@ import runpy
 import sys
 from pathlib import Path
 
-WANTED = frozenset({
-    "ClientStatusProcessor", "ScopeInfoProcessor", "DeployProcessor", "StartJobProcessor", "CheckResourceProcessor",
-    "CancelResourceProcessor", "ReportResourcesProcessor", "AbortAppProcessor", "NotifyJobStatusProcessor",
-})  # fmt: skip
+WANTED = frozenset(
+    {
+        "ClientStatusProcessor",
+        "ScopeInfoProcessor",
+        "DeployProcessor",
+        "StartJobProcessor",
+        "CheckResourceProcessor",
+        "CancelResourceProcessor",
+        "ReportResourcesProcessor",
+        "AbortAppProcessor",
+        "NotifyJobStatusProcessor",
+    }
+)
 """What a job needs: hear of it, receive it, start it, end it."""
 
 
@@ -35,7 +44,11 @@ def main(kit: str) -> None:
 
     end_with_parent()
     found = Kit.read(Path(kit))
-    module, config = ("server.server_train", "fed_server.json") if found.kind == "server" else ("client.client_train", "fed_client.json")
+    module, config = (
+        ("server.server_train", "fed_server.json")
+        if found.kind == "server"
+        else ("client.client_train", "fed_client.json")
+    )
     if found.kind == "client":
         restrict_requests()
     # In every process and its children: without the first each message part would get a download of its own.

@@ -1,8 +1,8 @@
 """A whole federation on one machine: real kits, certificates and processes, on loopback, in a temporary folder.
 
-Each site simulates an organisation and takes its share of the clients. What sites keep for themselves (checkpoints, models, logs) lies
-under ``sites/`` of the run folder, so a run can be resumed; final models are brought together in ``models/`` at the end, as on other
-engines.
+Each site simulates an organisation and takes its share of the clients. What sites keep for themselves (checkpoints,
+models, logs) lies under ``sites/`` of the run folder, so a run can be resumed; final models are brought together in
+``models/`` at the end, as on other engines.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Loopback:
         for number, name in enumerate(self.names):
             (self.state / name).mkdir(parents=True, exist_ok=True)
             (self.folder / f"{name}.toml").write_text(
-                f"state = {json.dumps(str(self.state / name))}\nroster = \"roster.toml\"\nidentity = \"identity.key\"\n"
+                f'state = {json.dumps(str(self.state / name))}\nroster = "roster.toml"\nidentity = "identity.key"\n'
                 f"[data]\nsimulated = [{number}, {len(self.names)}]\n"
             )
 
@@ -87,10 +87,14 @@ class Loopback:
 
     def start_one(self, name: str) -> Keeper:
         kit = self.kits[name]
-        environment = {RUNS: str(self.runs)} if name == SERVER_KIT else {SITE_SETTINGS: str(self.folder / f"{name}.toml")}
+        environment = (
+            {RUNS: str(self.runs)} if name == SERVER_KIT else {SITE_SETTINGS: str(self.folder / f"{name}.toml")}
+        )
         log = self.state / name / "log.txt"
         log.parent.mkdir(parents=True, exist_ok=True)
-        self.keepers[name] = Keeper(kit, environment, log, kit.sweep_jobs if name == SERVER_KIT else lambda: None).start()
+        self.keepers[name] = Keeper(
+            kit, environment, log, kit.sweep_jobs if name == SERVER_KIT else lambda: None
+        ).start()
         return self.keepers[name]
 
     @property
@@ -115,7 +119,7 @@ def free_port() -> int:
     return port
 
 
-# -- a run -------------------------------------------------------------------------------------------------------------------------
+# -- a run -----------------------------------------------------------------------------------------
 
 
 def start(settings: Settings, out: Path | None = None, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
@@ -140,14 +144,18 @@ def resume(path: Path, settings: Settings, callbacks: Sequence[Callback] = ()) -
     """Continue such a run with a new federation; sites find their checkpoints in the run folder."""
     require_nvflare()
     if settings.run.nvflare_sites is None:
-        raise ConfigError(f"{path} belongs to a federation: go on with `isthmus submit --federation DIR --again {path.name}`")
+        raise ConfigError(
+            f"{path} belongs to a federation: go on with `isthmus submit --federation DIR --again {path.name}`"
+        )
     return _play(path, settings, callbacks)
 
 
 def _resolved(settings: Settings, scenario: dict[str, Any]) -> Settings:
     run = settings.run
     if run.execution == "cohort":
-        raise ConfigError("execution=cohort trains clients together, which organisations cannot: use it with --engine local or ray")
+        raise ConfigError(
+            "execution=cohort trains clients together, which organisations cannot: use it with --engine local or ray"
+        )
     if run.transcript:
         raise ConfigError("transcript=true keeps what protections hide: use it with --engine local")
     clients = 1 if settings.method.pooled else scenario["clients"]
@@ -200,7 +208,9 @@ class Follower:
     def begin(self) -> None:
         method = self.settings.method
         config, rounds = self.settings.method_config, self.settings.run.rounds
-        per_phase = [rounds if p.rounds is None else p.rounds(config) if callable(p.rounds) else p.rounds for p in method.phases]
+        per_phase = [
+            rounds if p.rounds is None else p.rounds(config) if callable(p.rounds) else p.rounds for p in method.phases
+        ]
         for callback in self.callbacks:
             callback.on_start(self.settings, self.path, self._step, sum(per_phase))
 

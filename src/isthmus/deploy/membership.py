@@ -44,18 +44,24 @@ def _keys(kit: Kit, settings: SiteSettings) -> list[str]:
     if settings.share is not None:
         return []
     if settings.identity is None or settings.roster is None:
-        raise ConfigError(f"{settings.path.name} must name identity and roster, or the server could read mail and masks: "
-                          "make them with `isthmus client identity`")  # fmt: skip
+        raise ConfigError(
+            f"{settings.path.name} must name identity and roster, or the server could read mail and masks: "
+            "make them with `isthmus client identity`"
+        )
     identity, roster = read_identity(settings.identity), Organisations.read(settings.roster)
     if EVERYBODY in roster.keys:
-        raise ConfigError(f"{settings.roster.name} gives one key to everybody, which is for simulations: list every organisation")
+        raise ConfigError(
+            f"{settings.roster.name} gives one key to everybody, which is for simulations: list every organisation"
+        )
     client, file = str(settings.client), settings.roster.name
     if client not in roster.keys:
         raise unknown(f"client in {file}", client, roster.keys)
     if roster.organisations[client] != kit.name:
         raise ConfigError(f"{file} says {client} is {roster.organisations[client]}, but this is the kit of {kit.name}")
     if roster.keys[client] != identity.public:
-        raise ConfigError(f"{file} holds another key of {kit.name} than {settings.identity.name}: send the others your lines again")
+        raise ConfigError(
+            f"{file} holds another key of {kit.name} than {settings.identity.name}: send the others your lines again"
+        )
     return [f"{kit.name} is {client}; the roster has {len(set(roster.organisations.values()))} organisations"]
 
 
@@ -65,11 +71,17 @@ def _data(settings: SiteSettings) -> list[str]:
         return []
     given = settings.data
     scenario = build(
-        dataset=given["dataset"], partition=given.get("partition"), clients=given["clients"], split=given.get("split"),
-        seed=given.get("seed", 0), undirected=given.get("undirected", False),
-    )  # fmt: skip
+        dataset=given["dataset"],
+        partition=given.get("partition"),
+        clients=given["clients"],
+        split=given.get("split"),
+        seed=given.get("seed", 0),
+        undirected=given.get("undirected", False),
+    )
     (client,) = settings.clients_of(sorted(scenario.parts))
     part = scenario.parts[client]
     count = part.num_graphs if hasattr(part, "num_graphs") else part.num_nodes
     what = "graphs" if hasattr(part, "num_graphs") else "nodes"
-    return [f"{client} holds {count} {what} of {scenario.dataset}, {part.num_features} features, {part.num_classes} classes"]
+    return [
+        f"{client} holds {count} {what} of {scenario.dataset}, {part.num_features} features, {part.num_classes} classes"
+    ]

@@ -1,4 +1,6 @@
-"""A run, played by the server's part of a job. Nothing of NVIDIA FLARE is known here: sites are reached through a `talk.Carrier`."""
+"""A run, played by the server's part of a job. Nothing of NVIDIA FLARE is known here: sites are reached through a
+`talk.Carrier`.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ RUNS = "ISTHMUS_RUNS"
 BEAT, PROGRESS, FAILED = ".beat", "progress.json", "failed.json"
 JOIN_SECONDS = 600.0
 """How long a site may take to load its data."""
-ERRORS: dict[str, type[IsthmusError]] = {kind.__name__: kind for kind in (ConfigError, DataError, RunError, ProtocolError)}
+ERRORS: dict[str, type[IsthmusError]] = {
+    kind.__name__: kind for kind in (ConfigError, DataError, RunError, ProtocolError)
+}
 
 
 class SitesEngine(RemoteEngine):
@@ -45,7 +49,9 @@ class SitesEngine(RemoteEngine):
         super().__init__(places, table)
         self._carrier, self._run = carrier, run
 
-    def carry(self, kind: FrameKind, frames: Mapping[Site, Frame], timeout: float | None) -> dict[Site, Frame | Failure]:
+    def carry(
+        self, kind: FrameKind, frames: Mapping[Site, Frame], timeout: float | None
+    ) -> dict[Site, Frame | Failure]:
         found = self._carrier.ask(self._run, kind, {site: pack(frame) for site, frame in frames.items()}, timeout)
         return {site: self._read(found[site]) for site in frames}
 
@@ -177,12 +183,16 @@ def _clients(joined: Mapping[Site, Joined], settings: Settings) -> dict[ClientId
     for site, one in joined.items():
         for client, facts in (one.clients or {}).items():
             if client in owners:
-                raise ConfigError(f"{owners[client]} and {site} both say they are {client}: one of them must change its client.toml")
+                raise ConfigError(
+                    f"{owners[client]} and {site} both say they are {client}: one of them must change its client.toml"
+                )
             owners[client], clients[client] = site, facts
     wanted = 1 if settings.method.pooled else settings.run.clients
     if len(clients) != wanted:
-        raise ConfigError(f"the run is for {wanted} clients, but {len(clients)} joined ({', '.join(sorted(clients)) or 'none'}): "
-                          "start the missing organisations, or set clients")  # fmt: skip
+        raise ConfigError(
+            f"the run is for {wanted} clients, but {len(clients)} joined ({', '.join(sorted(clients)) or 'none'}): "
+            "start the missing organisations, or set clients"
+        )
     return dict(sorted(clients.items()))
 
 

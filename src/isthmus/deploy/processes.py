@@ -1,4 +1,6 @@
-"""Parent processes, kept running: started again a second after they die, ended together with everything they started."""
+"""Parent processes, kept running: started again a second after they die, ended together with everything they
+started.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ logger = logging.getLogger(__name__)
 
 PAUSE = 1.0
 TOO_FAST, TRIES = 5.0, 5
-"""A process that dies within so many seconds so many times in a row is not started again: something is wrong with it."""
+"""A process that dies within so many seconds so many times in a row is not started again: something is wrong with
+it.
+"""
 GRACE = 3.0
 
 
@@ -29,7 +33,9 @@ class Keeper:
         before: Called before every start, while the process is down.
     """
 
-    def __init__(self, kit: Kit, environment: Mapping[str, str], log: Path, before: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, kit: Kit, environment: Mapping[str, str], log: Path, before: Callable[[], object] = lambda: None
+    ) -> None:
         self.kit, self.log = kit, log
         self._environment, self._before = dict(environment), before
         self._process: subprocess.Popen[bytes] | None = None
@@ -62,15 +68,21 @@ class Keeper:
                     return
                 with self.log.open("ab") as log:
                     self._process = subprocess.Popen(
-                        [sys.executable, "-P", "-u", "-m", "isthmus.deploy.launch", str(self.kit.path)], stdin=subprocess.DEVNULL,
-                        stdout=log, stderr=log, env={**os.environ, **self._environment}, start_new_session=True,
-                    )  # fmt: skip
+                        [sys.executable, "-P", "-u", "-m", "isthmus.deploy.launch", str(self.kit.path)],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        env={**os.environ, **self._environment},
+                        start_new_session=True,
+                    )
             code = self._process.wait()
             if self._stopping.is_set():
                 return
             fast = fast + 1 if time.monotonic() - begun < TOO_FAST else 0
             if fast >= TRIES:
-                logger.error("%s ended %d times at once (code %d), giving up: see %s", self.kit.name, fast, code, self.log)
+                logger.error(
+                    "%s ended %d times at once (code %d), giving up: see %s", self.kit.name, fast, code, self.log
+                )
                 self.failed = True
                 return
             logger.warning("%s ended (code %d); starting it again", self.kit.name, code)

@@ -1,7 +1,7 @@
 """Make a federation: a root certificate and a kit for each party, by the provisioner of NVIDIA FLARE, offline.
 
-``FOLDER/kits/<name>`` goes to its party, over a channel the parties trust. ``FOLDER/root`` holds the root key: who has it can make a kit in
-anybody's name, so it belongs offline, with somebody who does not run the server.
+``FOLDER/kits/<name>`` goes to its party, over a channel the parties trust. ``FOLDER/root`` holds the root key: who has
+it can make a kit in anybody's name, so it belongs offline, with somebody who does not run the server.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class Project:
         if len(set(self.organisations)) != len(self.organisations) or not self.organisations:
             raise ConfigError("name every organisation once, e.g. --organisation bank-a --organisation bank-b")
         if not HOST.fullmatch(self.host):
-            raise ConfigError(f"host {self.host!r}: give the name or address under which the organisations reach the server")
+            raise ConfigError(
+                f"host {self.host!r}: give the name or address under which the organisations reach the server"
+            )
         if not 0 < self.port < 65536:
             raise ConfigError(f"port must lie between 1 and 65535, got {self.port}")
         if self.days < 1:
@@ -64,14 +66,22 @@ class Project:
 
     def participants(self) -> list[dict[str, Any]]:
         return [
-            {"name": self.host, "type": "server", "org": _org(self.name), "fed_learn_port": self.port, "admin_port": self.port},
+            {
+                "name": self.host,
+                "type": "server",
+                "org": _org(self.name),
+                "fed_learn_port": self.port,
+                "admin_port": self.port,
+            },
             *({"name": one, "type": "client", "org": _org(one)} for one in self.organisations),
             {"name": self.coordinator, "type": "admin", "org": _org(self.name), "role": "lead"},
         ]
 
 
 def make_kits(project: Project, folder: Path, extra: Sequence[Mapping[str, Any]] = ()) -> dict[str, Kit]:
-    """Make the kits of a project in a new folder. ``extra``: further participants, as the provisioner takes them (for tests)."""
+    """Make the kits of a project in a new folder. ``extra``: further participants, as the provisioner takes them (for
+    tests).
+    """
     require_nvflare()
     from nvflare.lighter.constants import CtxKey
     from nvflare.lighter.entity import participant_from_dict
@@ -92,11 +102,17 @@ def make_kits(project: Project, folder: Path, extra: Sequence[Mapping[str, Any]]
     plan = Provisioned(name=project.name, description="", props={"api_version": 3, "gen_scripts": False})
     for participant in [*project.participants(), *extra]:
         plan.add_participant(participant_from_dict(dict(participant)))
-    builders = [WorkspaceBuilder(), StaticFileBuilder(config_folder="config", scheme="grpc"), CertBuilder(root_valid_days=project.days),
-                SignatureBuilder()]  # fmt: skip
+    builders = [
+        WorkspaceBuilder(),
+        StaticFileBuilder(config_folder="config", scheme="grpc"),
+        CertBuilder(root_valid_days=project.days),
+        SignatureBuilder(),
+    ]
     context = Provisioner(str(folder / "root"), builders).provision(plan, logger=logger)
     if context.get(CtxKey.BUILD_ERROR):
-        raise ConfigError(f"the kits could not be made: {'; '.join(map(str, context.get(CtxKey.ERRORS, ['see the log'])))}")
+        raise ConfigError(
+            f"the kits could not be made: {'; '.join(map(str, context.get(CtxKey.ERRORS, ['see the log'])))}"
+        )
     made = folder / "root" / project.name / "prod_00"
     kits.mkdir(mode=0o700)
     names = {project.host: SERVER_KIT, project.coordinator: COORDINATOR_KIT}

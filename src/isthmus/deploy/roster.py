@@ -1,7 +1,7 @@
 """Who the organisations are: long-term keys, agreed outside the federation.
 
-Each organisation makes its own identity (``isthmus client identity``) and tells the others the line it prints; ``roster.toml`` holds those
-lines, the same file at every organisation::
+Each organisation makes its own identity (``isthmus client identity``) and tells the others the line it prints;
+``roster.toml`` holds those lines, the same file at every organisation::
 
     [bank-a]
     client = "client-0"
@@ -32,7 +32,9 @@ def make_identity(path: Path) -> Identity:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise ConfigError(f"{path} exists already; others know you by it: keep it, or delete it and tell them your new key") from None
+        raise ConfigError(
+            f"{path} exists already; others know you by it: keep it, or delete it and tell them your new key"
+        ) from None
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
     with os.fdopen(descriptor, "w") as file:
@@ -44,7 +46,9 @@ def read_identity(path: Path) -> Identity:
     try:
         return Identity(bytes.fromhex(path.read_text().strip()))
     except OSError as error:
-        raise ConfigError(f"cannot read the identity {path}: {error.strerror}; make one with `isthmus client identity`") from None
+        raise ConfigError(
+            f"cannot read the identity {path}: {error.strerror}; make one with `isthmus client identity`"
+        ) from None
     except ValueError:
         raise ConfigError(f"{path} is not an identity: make one with `isthmus client identity`") from None
 
@@ -66,12 +70,19 @@ class Organisations:
                 key = bytes.fromhex(entry["key"])
                 clients = [entry["client"]] if "client" in entry else list(entry["clients"])
             except (KeyError, TypeError, ValueError):
-                raise ConfigError(f"[{organisation}] in {path} must hold client = \"...\" and key = \"64 hexadecimal digits\"") from None
+                raise ConfigError(
+                    f'[{organisation}] in {path} must hold client = "..." and key = "64 hexadecimal digits"'
+                ) from None
             if len(key) != PUBLIC_BYTES:
-                raise ConfigError(f"the key of [{organisation}] in {path} has {len(key)} bytes instead of {PUBLIC_BYTES}: ask for it again")
+                raise ConfigError(
+                    f"the key of [{organisation}] in {path} has {len(key)} bytes instead of {PUBLIC_BYTES}: ask for it "
+                    "again"
+                )
             for client in clients:
                 if client in keys:
-                    raise ConfigError(f"{path} gives {client!r} to two organisations ({organisations[client]} and {organisation})")
+                    raise ConfigError(
+                        f"{path} gives {client!r} to two organisations ({organisations[client]} and {organisation})"
+                    )
                 keys[client], organisations[client] = key, organisation
         return cls(keys, organisations)
 

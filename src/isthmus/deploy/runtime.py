@@ -1,8 +1,9 @@
 """What a site does with a request: the organisation's side of every rule.
 
-The site decides what it takes part with (`settings`), builds only its own client's part of the data, and puts it behind a
-:class:`~isthmus.deploy.host.SiteHost`. Checkpoints and final models stay under ``state/<run>/``. Whatever arrives, the answer is a frame:
-an error of ours as one line, of anybody else's code as its type alone, because a text could carry data across the wall.
+The site decides what it takes part with (`settings`), builds only its own client's part of the data, and puts it behind
+a :class:`~isthmus.deploy.host.SiteHost`. Checkpoints and final models stay under ``state/<run>/``. Whatever arrives,
+the answer is a frame: an error of ours as one line, of anybody else's code as its type alone, because a text could
+carry data across the wall.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ def refused(error: Exception) -> bytes:
     """The answer to a request that cannot be read or may not be made."""
     logger.warning("refused: %s", error)
     kind = type(error).__name__
-    answer = Answer(kind, str(error)) if isinstance(error, IsthmusError) else Answer("RunError", f"a site failed ({kind}): see its log")
+    answer = (
+        Answer(kind, str(error))
+        if isinstance(error, IsthmusError)
+        else Answer("RunError", f"a site failed ({kind}): see its log")
+    )
     return pack((codec.encode(answer),))
 
 
@@ -91,7 +96,7 @@ class SiteRuntime:
         self._open = None
         return pack((codec.encode(Answer()),))
 
-    # -- a run begins ------------------------------------------------------------------------------------------------------------
+    # -- a run begins ------------------------------------------------------------------------------
 
     def _begin(self, run: str, frame: Frame) -> Joined:
         begin = codec.decode(_only(frame), Begin, BEGIN_LIMITS)
@@ -124,18 +129,27 @@ class SiteRuntime:
         mine = {client: parts[client] for client in self.settings.clients_of(sorted(parts))}
         folder = self.settings.state / begin.run
         host = SiteHost(
-            mine, settings.method.table, settings.method_config, Stream(settings.run.seed, ("party",)), run=begin.run,
+            mine,
+            settings.method.table,
+            settings.method_config,
+            Stream(settings.run.seed, ("party",)),
+            run=begin.run,
             identity=read_identity(self.settings.identity) if self.settings.identity is not None else None,
             organisations=Organisations.read(self.settings.roster) if self.settings.roster is not None else None,
-            keep=lambda client, weights: write_model(folder, client, weights), limits=self.limits,
-        )  # fmt: skip
+            keep=lambda client, weights: write_model(folder, client, weights),
+            limits=self.limits,
+        )
         host.keep_tags(lambda party: FileStore(folder / "checkpoints" / party.replace("/", "."), begin.mark))
         facts = {client: _facts(data) for client, data in mine.items()}
-        return _Open(begin, host, Joined(clients=facts, keys=host.announce(), dataset=scenario.dataset, source=scenario.source))
+        return _Open(
+            begin, host, Joined(clients=facts, keys=host.announce(), dataset=scenario.dataset, source=scenario.source)
+        )
 
 
 def _release(package: str, version: str | None) -> str | None:
-    """What must agree: of Python the minor version, of packages all of it but the build (``2.13.0+cpu`` is ``2.13.0``)."""
+    """What must agree: of Python the minor version, of packages all of it but the build (``2.13.0+cpu`` is
+    ``2.13.0``).
+    """
     if version is None:
         return None
     return ".".join(version.split(".")[:2]) if package == "python" else version.partition("+")[0]
@@ -143,7 +157,12 @@ def _release(package: str, version: str | None) -> str | None:
 
 def _facts(data: Any) -> Client:
     graphs = isinstance(data, GraphSetData)
-    return Client(data.num_features, data.num_classes, data.num_graphs if graphs else data.num_nodes, "graph" if graphs else "node")
+    return Client(
+        data.num_features,
+        data.num_classes,
+        data.num_graphs if graphs else data.num_nodes,
+        "graph" if graphs else "node",
+    )
 
 
 def _only(frame: Frame) -> bytes:

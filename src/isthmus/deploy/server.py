@@ -43,13 +43,17 @@ class CollabCarrier:
     def sites(self) -> tuple[Site, ...]:
         return tuple(self._proxies)
 
-    def ask(self, run: str, kind: str, requests: Mapping[Site, bytes], timeout: float | None) -> dict[Site, bytes | Failure]:
+    def ask(
+        self, run: str, kind: str, requests: Mapping[Site, bytes], timeout: float | None
+    ) -> dict[Site, bytes | Failure]:
         limit = LONGEST if timeout is None else timeout
         there = {site: data for site, data in requests.items() if site not in self._lost}
         calls = {site: self._pool.submit(self._one, site, run, kind, data, limit) for site, data in there.items()}
         self._lost |= self._watch(calls)
         answers = {site: self._lost[site] if site in self._lost else calls[site].result() for site in requests}
-        self._lost |= {site: one for site, one in answers.items() if isinstance(one, Failure) and one.kind == "unavailable"}
+        self._lost |= {
+            site: one for site, one in answers.items() if isinstance(one, Failure) and one.kind == "unavailable"
+        }
         return answers
 
     def _one(self, site: Site, run: str, kind: str, data: bytes, timeout: float) -> bytes | Failure:
@@ -93,7 +97,10 @@ class ServerApp:
     @collab.main  # type: ignore[untyped-decorator]
     def main(self) -> str:
         """Play the runs. One that cannot go on ends the job; the supervisor decides what next."""
-        runs, attempt = [check_run_id(run) for run in collab.get_app_prop("runs", [])], int(collab.get_app_prop("attempt", 0))
+        runs, attempt = (
+            [check_run_id(run) for run in collab.get_app_prop("runs", [])],
+            int(collab.get_app_prop("attempt", 0)),
+        )
         root = Path(os.environ[RUNS])
         carrier = CollabCarrier({proxy.name: proxy for proxy in collab.clients})
         try:
@@ -111,7 +118,9 @@ class ServerApp:
         return "done"
 
     def _leave(self) -> None:
-        """End this process soon, whatever waits for an answer that will not come: state is on disk, a new job continues."""
+        """End this process soon, whatever waits for an answer that will not come: state is on disk, a new job
+        continues.
+        """
 
         def leave() -> None:
             time.sleep(1.0)

@@ -1,4 +1,5 @@
-"""A site's own settings, ``client.toml``: what it takes part with. They stay with the organisation; a run cannot change them.
+"""A site's own settings, ``client.toml``: what it takes part with. They stay with the organisation; a run cannot change
+them.
 
 ::
 
@@ -61,7 +62,9 @@ class SiteSettings:
                 raise unknown(f"key in {path.name}", key, _TOP)
         data = raw.get("data")
         if not isinstance(data, dict):
-            raise ConfigError(f"{path.name} has no table [data]: say which dataset, partition, clients, split and seed it has")
+            raise ConfigError(
+                f"{path.name} has no table [data]: say which dataset, partition, clients, split and seed it has"
+            )
         simulated = data.pop("simulated", None)
         share = Share(*_pair(simulated, path)) if simulated is not None else None
         for key in data:
@@ -73,10 +76,20 @@ class SiteSettings:
         checked = {key: coerce(value, types[key], f"{key} in [data] of {path.name}") for key, value in data.items()}
         client = raw.get("client")
         if share is None and not isinstance(client, str):
-            raise ConfigError(f"{path.name} does not say which client this organisation is: add e.g. client = \"client-0\"")
+            raise ConfigError(
+                f'{path.name} does not say which client this organisation is: add e.g. client = "client-0"'
+            )
         methods = coerce(raw.get("methods", ()), tuple[str, ...], f"methods in {path.name}")
-        return cls(path, client, _beside(path, raw.get("state", "state")) or path.parent, _beside(path, raw.get("roster")),
-                   _beside(path, raw.get("identity")), methods, checked, share)  # fmt: skip
+        return cls(
+            path,
+            client,
+            _beside(path, raw.get("state", "state")) or path.parent,
+            _beside(path, raw.get("roster")),
+            _beside(path, raw.get("identity")),
+            methods,
+            checked,
+            share,
+        )
 
     def check(self, settings: Settings) -> None:
         """Raise unless this organisation takes part in such a run; what differs is named."""
@@ -95,7 +108,10 @@ class SiteSettings:
                 raise ConfigError(f"{key} is {own!r} in its {self.path.name}, but {asked!r} in the run: agree on one")
         for key in SCENARIO:
             if key not in self.data and getattr(run, key) != _DEFAULTS[key]:
-                raise ConfigError(f"{key} is {getattr(run, key)!r} in the run, but its {self.path.name} does not give it: agree on one")
+                raise ConfigError(
+                    f"{key} is {getattr(run, key)!r} in the run, but its {self.path.name} does not give it: agree on "
+                    "one"
+                )
 
     def clients_of(self, names: Sequence[str]) -> tuple[str, ...]:
         """Which of a run's clients live here."""
@@ -106,7 +122,14 @@ class SiteSettings:
         return (str(self.client),)
 
 
-_DEFAULTS: dict[str, Any] = {"dataset": None, "partition": "random", "clients": None, "split": "10/10/80", "seed": 0, "undirected": False}
+_DEFAULTS: dict[str, Any] = {
+    "dataset": None,
+    "partition": "random",
+    "clients": None,
+    "split": "10/10/80",
+    "seed": 0,
+    "undirected": False,
+}
 
 
 def _beside(path: Path, given: object) -> Path | None:
@@ -118,7 +141,12 @@ def _beside(path: Path, given: object) -> Path | None:
 
 
 def _pair(given: object, path: Path) -> tuple[int, int]:
-    if isinstance(given, list) and len(given) == 2 and all(type(one) is int for one in given) and 0 <= given[0] < given[1]:
+    if (
+        isinstance(given, list)
+        and len(given) == 2
+        and all(type(one) is int for one in given)
+        and 0 <= given[0] < given[1]
+    ):
         return given[0], given[1]
     raise ConfigError(f"simulated in [data] of {path.name} must be [number, sites], e.g. [0, 3]")
 

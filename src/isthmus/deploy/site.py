@@ -1,7 +1,7 @@
 """The client's part of a job: one published function behind which the site's runtime decides.
 
-The library lets any party of a job call it, on a hundred threads, and would send the text of an exception back. Here only the server is
-listened to, one request at a time, and nothing is ever raised.
+The library lets any party of a job call it, on a hundred threads, and would send the text of an exception back. Here
+only the server is listened to, one request at a time, and nothing is ever raised.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Submits runs and goes on after a crash: a new job continues from the newest tag all parties hold, until the result is there.
+"""Submits runs and goes on after a crash: a new job continues from the newest tag all parties hold, until the result is
+there.
 
-It runs beside the server and looks at three things: what the server says of the job, the heartbeat in the run folder, and the folder
-itself. The engine never continues a job by itself; a job of a killed server may even be listed as running for good.
+It runs beside the server and looks at three things: what the server says of the job, the heartbeat in the run folder,
+and the folder itself. The engine never continues a job by itself; a job of a killed server may even be listed as
+running for good.
 """
 
 from __future__ import annotations
@@ -59,12 +61,22 @@ class Admin:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
         try:
-            with contextlib.redirect_stdout(io.StringIO()):  # the library prints; our standard output may be somebody's JSON
+            with contextlib.redirect_stdout(
+                io.StringIO()
+            ):  # the library prints; our standard output may be somebody's JSON
                 if self._session is None:
-                    self._session = new_secure_session(self.kit.name, str(self.kit.path), timeout=5.0, auto_login_max_tries=1)
+                    self._session = new_secure_session(
+                        self.kit.name, str(self.kit.path), timeout=5.0, auto_login_max_tries=1
+                    )
                 return getattr(self._session, name)(*arguments, **named)
         except Exception as error:
-            if type(error).__name__ not in ("JobNotRunning", "JobNotFound", "JobNotDone", "InvalidJobDefinition", "AuthorizationError"):
+            if type(error).__name__ not in (
+                "JobNotRunning",
+                "JobNotFound",
+                "JobNotDone",
+                "InvalidJobDefinition",
+                "AuthorizationError",
+            ):
                 self.close()
             raise
 
@@ -99,7 +111,9 @@ class Supervisor:
         """What happened, attempt by attempt."""
 
     def play(self, runs: Sequence[str]) -> None:
-        """Submit runs as one job, again and again, until each has its result. An error that another attempt would meet too is raised."""
+        """Submit runs as one job, again and again, until each has its result. An error that another attempt would meet
+        too is raised.
+        """
         stuck, before = 0, -1
         try:
             while not self._finished(runs):
@@ -108,7 +122,10 @@ class Supervisor:
                 stuck = 0 if steps > before else stuck + 1
                 if stuck >= STUCK:
                     log = self.runs / runs[0] / "log.txt"
-                    raise RunError(f"{STUCK} attempts in a row added no round ({self.attempts[-1]['ended']}); see {log}, then submit again")
+                    raise RunError(
+                        f"{STUCK} attempts in a row added no round ({self.attempts[-1]['ended']}); see {log}, then "
+                        "submit again"
+                    )
                 if stuck:
                     self._pause(min(LONGEST_PAUSE, PAUSE * 2 ** (stuck - 1)))
                 before = steps
@@ -138,7 +155,9 @@ class Supervisor:
             Failed.path(self.runs / run).unlink(missing_ok=True)
         with tempfile.TemporaryDirectory() as folder:
             job = write_job(Path(folder) / f"{runs[0]}-{number}", runs, number, len(self.sites))
-            job_id = str(self._persist(lambda: self.admin.ask("submit_job", str(job), submit_token=f"{runs[0]}-{number}")))
+            job_id = str(
+                self._persist(lambda: self.admin.ask("submit_job", str(job), submit_token=f"{runs[0]}-{number}"))
+            )
         note: dict[str, Any] = {"attempt": number, "job": job_id, "submitted": time.time()}
         self.attempts.append(note)
         logger.info("attempt %d of %s is job %s", number, ", ".join(runs), job_id)
@@ -205,7 +224,9 @@ class Supervisor:
 
     def _refusal(self, job_id: str, status: str) -> str:
         details: Sequence[Any] = ()
-        for _ in range(5 if "FAILED_TO_RUN" in status else 1):  # the server says that it failed a little before it says why
+        for _ in range(
+            5 if "FAILED_TO_RUN" in status else 1
+        ):  # the server says that it failed a little before it says why
             try:
                 details = self.admin.ask("get_job_meta", job_id).get("job_deploy_detail") or ()
             except Exception as error:
@@ -238,7 +259,11 @@ class Supervisor:
             try:
                 return ask()
             except Exception as error:
-                if last or type(error).__name__ in ("InvalidJobDefinition", "AuthorizationError", "AuthenticationError"):
+                if last or type(error).__name__ in (
+                    "InvalidJobDefinition",
+                    "AuthorizationError",
+                    "AuthenticationError",
+                ):
                     raise RunError(f"the server does not take the job: {type(error).__name__}: {error}") from error
                 time.sleep(2 * EVERY)
         raise AssertionError

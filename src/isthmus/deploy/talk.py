@@ -1,8 +1,8 @@
 """What the server's part of a job and the sites say to each other besides calls and orders: how a run begins.
 
-One frame (`isthmus.federation.wire`) per request, under a kind: ``begin``, ``meet`` and ``end`` are of this module, ``call`` and ``order``
-go to the site's :class:`~isthmus.federation.host.PartyHost`. Every request names its run: one that was delayed and belongs to another is
-refused.
+One frame (`isthmus.federation.wire`) per request, under a kind: ``begin``, ``meet`` and ``end`` are of this module,
+``call`` and ``order`` go to the site's :class:`~isthmus.federation.host.PartyHost`. Every request names its run: one
+that was delayed and belongs to another is refused.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ BEGIN, MEET, CALL, ORDER, END = "begin", "meet", "call", "order", "end"
 
 @dataclass(frozen=True)
 class Begin(Record):
-    """The server opens a run. ``settings`` is the resolved config.toml; ``versions`` what the server runs with; ``mark`` tells the run's
-    checkpoints from those of another of the same name."""
+    """The server opens a run. ``settings`` is the resolved config.toml; ``versions`` what the server runs with;
+    ``mark`` tells the run's checkpoints from those of another of the same name."""
 
     run: str
     mark: bytes
@@ -42,7 +42,9 @@ class Keys(Record):
 
 @dataclass(frozen=True)
 class Client(Record):
-    """What a site says of a client: what the server may know before anything is sent (:class:`~isthmus.federation.interface.View`)."""
+    """What a site says of a client: what the server may know before anything is sent
+    (:class:`~isthmus.federation.interface.View`).
+    """
 
     features: int
     classes: int
@@ -75,6 +77,8 @@ class Carrier(Protocol):
     @property
     def sites(self) -> tuple[Site, ...]: ...
 
-    def ask(self, run: str, kind: str, requests: Mapping[Site, bytes], timeout: float | None) -> Mapping[Site, bytes | Failure]:
+    def ask(
+        self, run: str, kind: str, requests: Mapping[Site, bytes], timeout: float | None
+    ) -> Mapping[Site, bytes | Failure]:
         """All at the same time; a site that is lost gets a failure."""
         ...

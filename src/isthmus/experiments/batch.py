@@ -1,8 +1,8 @@
 """Many runs, several at a time, each in a folder of its own that decides what is left to do.
 
-A finished folder is reused, a half-finished one resumed, a damaged one named and left alone. With one worker runs are played in this
-process; with more, worker processes (`isthmus.experiments.worker`, one torch thread each) take one run after the other. A worker that dies
-costs its run, not the rest, and all workers end with this process, however it ends.
+A finished folder is reused, a half-finished one resumed, a damaged one named and left alone. With one worker runs are
+played in this process; with more, worker processes (`isthmus.experiments.worker`, one torch thread each) take one run
+after the other. A worker that dies costs its run, not the rest, and all workers end with this process, however it ends.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Outcome:
     """What became of a job.
 
     Args:
-        status: ``done`` now; ``reused`` from before; ``skipped``: its scenario cannot be built here; ``damaged``: its folder cannot
-            be used; ``failed``: the run broke.
+        status: ``done`` now; ``reused`` from before; ``skipped``: its scenario cannot be built here; ``damaged``: its
+            folder cannot be used; ``failed``: the run broke.
         result: As in ``result.json``; None unless done or reused.
         reason: One line where there is no result.
     """
@@ -71,7 +71,9 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run_all(jobs: Sequence[Job], *, workers: int | None = None, on_done: OnDone = lambda outcome: None) -> dict[Path, Outcome]:
+def run_all(
+    jobs: Sequence[Job], *, workers: int | None = None, on_done: OnDone = lambda outcome: None
+) -> dict[Path, Outcome]:
     """Play all jobs; returns what became of each, by folder. Two jobs with one folder are one job.
 
     Args:
@@ -129,7 +131,7 @@ def _make(folder: Path) -> list[Path]:
     return missing
 
 
-# -- one run -----------------------------------------------------------------------------------------------------------------
+# -- one run ---------------------------------------------------------------------------------------
 
 
 def look(job: Job) -> Outcome | None:
@@ -142,7 +144,9 @@ def look(job: Job) -> Outcome | None:
 
 
 def finished(job: Job) -> dict[str, Any] | None:
-    """The result of a finished run; None if it is not there or only begun. DataError if the folder holds something else, or is damaged."""
+    """The result of a finished run; None if it is not there or only begun. DataError if the folder holds something
+    else, or is damaged.
+    """
     folder = job.folder
     try:
         if not (folder / "config.toml").exists():
@@ -151,7 +155,9 @@ def finished(job: Job) -> dict[str, Any] | None:
             return None
         there = settings_from_toml((folder / "config.toml").read_text())
         if differing := different(job.settings, there):
-            raise DataError(f"{folder} holds a run with other settings ({', '.join(differing)}): delete it or choose another --out")
+            raise DataError(
+                f"{folder} holds a run with other settings ({', '.join(differing)}): delete it or choose another --out"
+            )
         if not (folder / "result.json").exists():
             return None
         result = json.loads((folder / "result.json").read_text())
@@ -160,13 +166,19 @@ def finished(job: Job) -> dict[str, Any] | None:
     except ValueError:
         return None  # resuming writes the result again, if there is a checkpoint left, and complains otherwise
     run = job.settings.run
-    if not isinstance(result, dict) or (result.get("method"), result.get("seed")) != (run.method, run.seed) or "score" not in result:
+    if (
+        not isinstance(result, dict)
+        or (result.get("method"), result.get("seed")) != (run.method, run.seed)
+        or "score" not in result
+    ):
         raise DataError(f"{folder / 'result.json'} is damaged: delete the folder to run it again")
     return result
 
 
 def different(wanted: Settings, there: Settings) -> list[str]:
-    """Settings in which two runs differ, in words. What a run works out for itself (clients, execution) counts only where asked for."""
+    """Settings in which two runs differ, in words. What a run works out for itself (clients, execution) counts only
+    where asked for.
+    """
     words = []
     if wanted.run.method != there.run.method:
         return [f"method {there.run.method} instead of {wanted.run.method}"]
@@ -197,10 +209,12 @@ def play(job: Job) -> Outcome:
         return Outcome(job, "failed", reason=f"{type(error).__name__}: {error}")
 
 
-# -- many processes ------------------------------------------------------------------------------------------------------------
+# -- many processes --------------------------------------------------------------------------------
 
 
-def _in_processes(jobs: Sequence[Job], count: int, attempt: Callable[[Job, Callable[[Job], Outcome]], Outcome], settle: OnDone) -> None:
+def _in_processes(
+    jobs: Sequence[Job], count: int, attempt: Callable[[Job, Callable[[Job], Outcome]], Outcome], settle: OnDone
+) -> None:
     todo: queue.SimpleQueue[Job] = queue.SimpleQueue()
     done: queue.SimpleQueue[Outcome | BaseException] = queue.SimpleQueue()
     for job in jobs:
@@ -233,7 +247,9 @@ def _in_processes(jobs: Sequence[Job], count: int, attempt: Callable[[Job, Calla
 class _Worker:
     """A process that plays one run after the other; started at its first job, and again after it died."""
 
-    THREADS: Mapping[str, str] = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
+    THREADS: Mapping[str, str] = dict.fromkeys(
+        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
+    )
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -268,9 +284,13 @@ class _Worker:
             if self._process is None:
                 self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (lives as long as the process)
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "isthmus.experiments.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                    stderr=self._errors, text=True, env={**os.environ, **self.THREADS},
-                )  # fmt: skip
+                    [sys.executable, "-m", "isthmus.experiments.worker"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self._errors,
+                    text=True,
+                    env={**os.environ, **self.THREADS},
+                )
             return self._process
 
     def _obituary(self) -> str:
@@ -284,7 +304,11 @@ class _Worker:
         errors.seek(0)
         last = next((line.strip() for line in reversed(errors.read().splitlines()) if line.strip()), "")
         errors.close()
-        how = f"was killed by signal {-code} (9 is often a lack of memory: try fewer --jobs)" if code < 0 else f"ended with code {code}"
+        how = (
+            f"was killed by signal {-code} (9 is often a lack of memory: try fewer --jobs)"
+            if code < 0
+            else f"ended with code {code}"
+        )
         return f"its process {how}{f': {last}' if last else ''}; the same command continues it"
 
     def stop(self) -> None:

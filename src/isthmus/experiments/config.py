@@ -1,7 +1,8 @@
-"""Settings of a run: defaults, then the paper's preset, then a file, then ``--set`` and flags. Checked as a whole before anything runs.
+"""Settings of a run: defaults, then the paper's preset, then a file, then ``--set`` and flags. Checked as a whole
+before anything runs.
 
-Two flat groups: ``[run]`` (this module) and ``[method]`` (the method's own config). A key is unique over both, so ``--set key=value``
-needs no prefix. An unknown key stops the run and names the nearest valid one.
+Two flat groups: ``[run]`` (this module) and ``[method]`` (the method's own config). A key is unique over both, so
+``--set key=value`` needs no prefix. An unknown key stops the run and names the nearest valid one.
 """
 
 from __future__ import annotations
@@ -39,28 +40,34 @@ class RunConfig:
 
     Args:
         dataset: Name of a data set, setting or generator (``isthmus datasets``).
-        partition: How data are shared out (``isthmus partitions``); not given = ``random``, for sets of graphs by data set, resolved.
+        partition: How data are shared out (``isthmus partitions``); not given = ``random``, for sets of graphs by data
+            set, resolved.
         split: Train/validation/test; not given = ``10/10/80``, for sets of graphs ``fedstar``, resolved.
         seed: Of data, partition, split and training.
-        preset: Paper whose settings are taken where none are given; else a baseline has ``fedstruct`` for nodes, ``fedstar`` for graphs.
+        preset: Paper whose settings are taken where none are given; else a baseline has ``fedstruct`` for nodes,
+            ``fedstar`` for graphs.
         profile: ``paper``: as printed; ``reference``: as the paper's code does it.
         clients: Number of clients; not given = what the partition brings itself, else 10, which is resolved.
         undirected: Read every arc in both directions; otherwise arcs are used as the data set has them.
         rounds: Rounds of the main phase.
         metric: Score that validation picks rounds by.
         selection: Round whose model is kept and scored: the last, or the best on validation.
-        execution: ``each`` client by itself, ``cohort`` (all in one set of kernels), or ``auto`` (cohort where offered), which is resolved.
+        execution: ``each`` client by itself, ``cohort`` (all in one set of kernels), or ``auto`` (cohort where
+            offered), which is resolved.
         eval_every: Evaluate every so many rounds (the last always).
         checkpoint_every: Checkpoint every so many rounds; 0 = whenever it costs less than about 5 % of the time.
-        secure_sum: Mask what is summed, so that the server can read only totals; refused by a method that needs single updates.
-        transcript: Keep every message each party was sent, for `isthmus audit`; only for simulations, it holds what protections hide.
+        secure_sum: Mask what is summed, so that the server can read only totals; refused by a method that needs single
+            updates.
+        transcript: Keep every message each party was sent, for `isthmus audit`; only for simulations, it holds what
+            protections hide.
         wire: Send every message through the wire codec, on the local engine too.
         threads: torch threads. One gives the same bits on every machine of a type.
         tensorboard: Also write TensorBoard event files into the run folder.
-        engine: Where parties run: in this process, on many cores (``ray``), between organisations (``nvflare``). Keys that begin with an
-            engine's name are its options.
+        engine: Where parties run: in this process, on many cores (``ray``), between organisations (``nvflare``). Keys
+            that begin with an engine's name are its options.
         ray_address: An existing ray cluster; not given = one of the run's own on this machine, ended with it.
-        nvflare_sites: Simulated organisations on this machine that share the clients; not given = three, resolved. Never more than clients.
+        nvflare_sites: Simulated organisations on this machine that share the clients; not given = three, resolved.
+            Never more than clients.
         ray_actors: Processes that share the clients; not given = one per core, resolved. Never more than clients.
     """
 
@@ -91,9 +98,13 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         for key, low, value in (
-            ("clients", 1, 1 if self.clients is None else self.clients), ("rounds", 1, self.rounds), ("eval_every", 1, self.eval_every),
-            ("checkpoint.every", 0, self.checkpoint_every), ("threads", 1, self.threads), ("seed", 0, self.seed),
-        ):  # fmt: skip
+            ("clients", 1, 1 if self.clients is None else self.clients),
+            ("rounds", 1, self.rounds),
+            ("eval_every", 1, self.eval_every),
+            ("checkpoint.every", 0, self.checkpoint_every),
+            ("threads", 1, self.threads),
+            ("seed", 0, self.seed),
+        ):
             if value < low:
                 raise ConfigError(f"{key} must be at least {low}, got {value}")
         parse_metric(self.metric)
@@ -102,8 +113,15 @@ class RunConfig:
                 raise ConfigError(f"{key} must be at least 1, got {number}")
         for option in dataclasses.fields(self):
             owner, dot, _ = option.metadata.get("key", "").partition(".")
-            if dot and owner in (*ENGINES, *ELSEWHERE) and owner != self.engine and getattr(self, option.name) != option.default:
-                raise ConfigError(f"{option.metadata['key']} is an option of engine {owner}: add --engine {owner}, or leave it out")
+            if (
+                dot
+                and owner in (*ENGINES, *ELSEWHERE)
+                and owner != self.engine
+                and getattr(self, option.name) != option.default
+            ):
+                raise ConfigError(
+                    f"{option.metadata['key']} is an option of engine {owner}: add --engine {owner}, or leave it out"
+                )
         if self.seed >= 2**63:
             raise ConfigError(f"seed must be below 2^63, got {self.seed}")
         if self.threads > MAX_THREADS:
@@ -114,7 +132,6 @@ class RunConfig:
             raise ConfigError("transcript=true keeps messages one by one: use it with execution=each")
         if self.execution == "cohort" and self.wire:
             raise ConfigError("wire=true sends messages one by one: use it with execution=each")
-
 
     @property
     def engine_options(self) -> dict[str, Any]:
@@ -143,10 +160,14 @@ class Settings:
 
     def to_toml(self) -> str:
         """The resolved config as it stands in ``config.toml``; reading it back gives the same settings."""
-        return tomli_w.dumps({"run": _plain(self.run), "method": _plain(self.method_config), "score": {"rule": self.score}})
+        return tomli_w.dumps(
+            {"run": _plain(self.run), "method": _plain(self.method_config), "score": {"rule": self.score}}
+        )
 
 
-def resolve(method: str, flags: Mapping[str, Any], overrides: Mapping[str, Any] | None = None, file: Path | None = None) -> Settings:
+def resolve(
+    method: str, flags: Mapping[str, Any], overrides: Mapping[str, Any] | None = None, file: Path | None = None
+) -> Settings:
     """Put settings together.
 
     Args:
@@ -162,7 +183,9 @@ def resolve(method: str, flags: Mapping[str, Any], overrides: Mapping[str, Any] 
         for key, value in source.items():  # each source is checked, also where a later one wins
             if key == "method":
                 if value != method:
-                    raise ConfigError(f"the settings are for another method than {method!r}: leave the key 'method' out")
+                    raise ConfigError(
+                        f"the settings are for another method than {method!r}: leave the key 'method' out"
+                    )
                 continue
             if key not in allowed:
                 raise unknown("key", key, set(allowed) - {"method"})
@@ -175,16 +198,22 @@ def resolve(method: str, flags: Mapping[str, Any], overrides: Mapping[str, Any] 
     values = _preset_values(preset, method, entry.config, typed, allowed) | typed
     values |= {"method": method, "preset": preset.name}
     run = RunConfig(**{allowed[key][0]: value for key, value in values.items() if key in _keys(RunConfig)})
-    config = _method_config(entry, {allowed[key][0]: value for key, value in values.items() if key in _keys(entry.config)})
+    config = _method_config(
+        entry, {allowed[key][0]: value for key, value in values.items() if key in _keys(entry.config)}
+    )
     if run.execution == "cohort" and isinstance(config, TrainConfig) and config.one_by_one:
         raise ConfigError("dp_clip has each client clip and add noise by itself: use it with execution=each")
     if run.secure_sum and entry.needs_single_updates:
-        raise ConfigError(f"{method} needs to see single clients' messages, so secure_sum cannot protect it: leave it out")
+        raise ConfigError(
+            f"{method} needs to see single clients' messages, so secure_sum cannot protect it: leave it out"
+        )
     return Settings(run, config, preset.score)
 
 
 def _method_config(entry: Method, values: Mapping[str, Any]) -> Any:
-    """A method's config. It may build a model to check itself, and torch has errors of its own, e.g. for widths beyond all memory."""
+    """A method's config. It may build a model to check itself, and torch has errors of its own, e.g. for widths beyond
+    all memory.
+    """
     try:
         return entry.config(**values)
     except (RuntimeError, MemoryError, OverflowError) as error:
@@ -210,7 +239,9 @@ def settings_from_toml(text: str) -> Settings:
         entry = get_method(raw["run"]["method"])
         run_keys, method_keys = _keys(RunConfig), _keys(entry.config)
         run = RunConfig(**{run_keys[k][0]: coerce(v, run_keys[k][1], k) for k, v in _flat(raw["run"]).items()})
-        config = _method_config(entry, {method_keys[k][0]: coerce(v, method_keys[k][1], k) for k, v in _flat(raw["method"]).items()})
+        config = _method_config(
+            entry, {method_keys[k][0]: coerce(v, method_keys[k][1], k) for k, v in _flat(raw["method"]).items()}
+        )
         return Settings(run, config, raw["score"]["rule"])
     except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"config.toml is damaged ({type(error).__name__}: {error}); start the run again") from None
@@ -250,7 +281,9 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 
 def coerce(value: Any, hint: Any, key: str) -> Any:
-    """A value of the declared type, or a ConfigError that says what is allowed. Strings from the command line are understood."""
+    """A value of the declared type, or a ConfigError that says what is allowed. Strings from the command line are
+    understood.
+    """
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Literal:
         if value not in arguments:
@@ -299,7 +332,10 @@ def _keys(config: type) -> dict[str, tuple[str, Any]]:
 
 def _plain(config: Any) -> dict[str, Any]:
     values = {f.metadata.get("key", f.name): getattr(config, f.name) for f in dataclasses.fields(config)}
-    return {key: list(value) if isinstance(value, tuple) else "none" if value is None else value for key, value in values.items()}
+    return {
+        key: list(value) if isinstance(value, tuple) else "none" if value is None else value
+        for key, value in values.items()
+    }
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""A method's settings in words: key, default and meaning, read from the configs and their docstrings, their only place."""
+"""A method's settings in words: key, default and meaning, read from the configs and their docstrings, their only
+place.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _ENTRY = re.compile(r"(\w+(?:, \w+)*): (.+)")
 
 @dataclass(frozen=True)
 class Setting:
-    """One key; ``group`` is ``method`` or ``run``, ``default`` that of the config before a preset speaks (None: none)."""
+    """One key; ``group`` is ``method`` or ``run``, ``default`` that of the config before a preset speaks (None:
+    none).
+    """
 
     group: str
     key: str

@@ -1,4 +1,6 @@
-"""The disclosure sheet of a run before it starts: the method's own, and what settings of the run add to it or take from it."""
+"""The disclosure sheet of a run before it starts: the method's own, and what settings of the run add to it or take from
+it.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,11 @@ from isthmus.methods.registry import Method
 from isthmus.metrics.named import parse_metric
 
 
-def sheet_of(method: Method, *, metric: str = "accuracy", secure_sum: bool = False, config: Any = None) -> tuple[Disclosure, ...]:
-    """All lines of a run's sheet. Scores beyond accuracy need counts by class; secure sums mask what is summed and need keys.
+def sheet_of(
+    method: Method, *, metric: str = "accuracy", secure_sum: bool = False, config: Any = None
+) -> tuple[Disclosure, ...]:
+    """All lines of a run's sheet. Scores beyond accuracy need counts by class; secure sums mask what is summed and need
+    keys.
 
     ``config``: the method's config, where its messages depend on it; None = the default.
     """

@@ -1,8 +1,9 @@
 """The run folder: everything a run leaves behind, written so that ``kill -9`` at any moment leaves it whole.
 
-``config.toml``, ``scenario.json``, ``metrics.jsonl``, ``ledger/NNNNNN.jsonl`` (one per committed round), ``checkpoints/<party>/``, then at
-the end ``disclosure.json``, ``models/``, ``result.json``; then the checkpoints go, a finished run needs none. Files that must be whole are
-written beside and renamed. ``run-id`` is a random number that every checkpoint carries: those of another run are refused.
+``config.toml``, ``scenario.json``, ``metrics.jsonl``, ``ledger/NNNNNN.jsonl`` (one per committed round),
+``checkpoints/<party>/``, then at the end ``disclosure.json``, ``models/``, ``result.json``; then the checkpoints go, a
+finished run needs none. Files that must be whole are written beside and renamed. ``run-id`` is a random number that
+every checkpoint carries: those of another run are refused.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def write_model(folder: Path, party: PartyId, weights: Weights) -> None:
 
 
 class FileStore:
-    """A party's tags on its own disk, one file per tag: checksum, id of the run, state. Satisfies ``federation.party.Store``."""
+    """A party's tags on its own disk, one file per tag: checksum, id of the run, state. Satisfies
+    ``federation.party.Store``.
+    """
 
     def __init__(self, folder: Path, run: bytes = NO_RUN) -> None:
         self.folder, self.run = folder.absolute(), run  # the folder may be handed to another process
@@ -67,7 +70,9 @@ class FileStore:
             if hashlib.sha256(raw[_DIGEST:]).digest() != raw[:_DIGEST]:
                 raise ProtocolError("checksum differs")
             if raw[_DIGEST : _DIGEST + _RUN_ID] != self.run:
-                raise DataError(f"checkpoint {self.folder.name}/{path.name} is of another run: take it out of this folder")
+                raise DataError(
+                    f"checkpoint {self.folder.name}/{path.name} is of another run: take it out of this folder"
+                )
             return codec.decode(raw[_DIGEST + _RUN_ID :], record, CHECKPOINT_LIMITS)
         except (OSError, ProtocolError) as error:
             raise DataError(f"checkpoint {self.folder.name}/{path.name} is damaged ({error})") from None
@@ -117,7 +122,9 @@ class RunFolder:
         path = self.path
         try:
             if (path / "config.toml").exists():
-                raise ConfigError(f"{path} already holds a run: continue it with `isthmus resume {path}` or choose another --out")
+                raise ConfigError(
+                    f"{path} already holds a run: continue it with `isthmus resume {path}` or choose another --out"
+                )
             if (path / "metrics.jsonl").exists() or (path / "result.json").exists() or self._segments():
                 raise ConfigError(f"{path} holds the remains of a run: delete them or choose another --out")
         except OSError as error:
@@ -175,7 +182,7 @@ class RunFolder:
         """Of a finished run: its result is all that resuming it gives."""
         shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
 
-    # -- what grows with the rounds --------------------------------------------------------------------------------------------
+    # -- what grows with the rounds ----------------------------------------------------------------
 
     def append_round(self, step: int, entries: Iterable[Entry], metrics: Mapping[str, Any] | None) -> None:
         text = "".join(entry.to_json() + "\n" for entry in entries)
@@ -229,9 +236,11 @@ class RunFolder:
 
     def _segments(self) -> dict[int, Path]:
         """The ledger's files by step, in order."""
-        return dict(sorted((int(path.stem), path) for path in (self.path / "ledger").glob("*.jsonl") if path.stem.isdecimal()))
+        return dict(
+            sorted((int(path.stem), path) for path in (self.path / "ledger").glob("*.jsonl") if path.stem.isdecimal())
+        )
 
-    # -- the end -----------------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         write_whole(self.path / name, (json.dumps(value, indent=2) + "\n").encode())

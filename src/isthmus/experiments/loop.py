@@ -1,9 +1,11 @@
 """The one round loop.
 
-1. play a round of the current phase, 2. evaluate if due, 3. write the ledger segment and the metrics line, 4. checkpoint if due. The round
-is the transaction: after a crash, of a party or of this process, everyone returns to the newest tag all hold and the rounds since are
-played again, with the same random streams and so the same bits. Noise of differential privacy is secret, so two runs of one seed differ in
-it; within a run a replayed round adds the same noise again, from a secret each party keeps in its own checkpoints.
+1. play a round of the current phase, 2. evaluate if due, 3. write the ledger segment and the metrics line, 4.
+   checkpoint if due. The round
+is the transaction: after a crash, of a party or of this process, everyone returns to the newest tag all hold and the
+rounds since are played again, with the same random streams and so the same bits. Noise of differential privacy is
+secret, so two runs of one seed differ in it; within a run a replayed round adds the same noise again, from a secret
+each party keeps in its own checkpoints.
 """
 
 from __future__ import annotations
@@ -64,7 +66,13 @@ class Totals:
 
     def add(self, entries: Sequence[Entry], setup_phases: frozenset[str]) -> None:
         for entry in entries:
-            book = self.evaluation if entry.phase == EVALUATION else self.setup if entry.phase in setup_phases else self.training
+            book = (
+                self.evaluation
+                if entry.phase == EVALUATION
+                else self.setup
+                if entry.phase in setup_phases
+                else self.training
+            )
             book[entry.channel] += entry.total
 
 
@@ -77,16 +85,30 @@ class Loop:
         folder: Where the run leaves its traces; None keeps everything in memory (tests).
     """
 
-    def __init__(self, settings: Settings, engine: Engine, view: View, nodes: Mapping[str, int], *, folder: RunFolder | None = None,
-                 callbacks: Sequence[Callback] = (), incarnation: int = 0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        view: View,
+        nodes: Mapping[str, int],
+        *,
+        folder: RunFolder | None = None,
+        callbacks: Sequence[Callback] = (),
+        incarnation: int = 0,
+    ) -> None:
         self.settings, self.engine, self.nodes, self.folder, self.callbacks = settings, engine, nodes, folder, callbacks
         self.method, self.config, self.run_config = settings.method, settings.method_config, settings.run
         self.session = self._open_session(incarnation)
         self.state: Record = self.method.init(view, self.config, Stream(settings.run.seed, ("common",)))
         self._saved_type = make_record(
-            "ServerSnapshot", settings=str, position=_PositionRecord, seconds=Mapping[str, float], round_seconds=Tensor,
-            server=type(self.state), selected=type(self.state) | None,
-        )  # fmt: skip
+            "ServerSnapshot",
+            settings=str,
+            position=_PositionRecord,
+            seconds=Mapping[str, float],
+            round_seconds=Tensor,
+            server=type(self.state),
+            selected=type(self.state) | None,
+        )
         self._metric = parse_metric(settings.run.metric)
         self.selected_state: Record | None = None
         self.best: Mapping[str, Any] | None = None
@@ -105,14 +127,21 @@ class Loop:
     def _open_session(self, incarnation: int) -> Session:
         run = self.run_config
         transcript = Transcript(self.folder.path) if run.transcript and self.folder is not None else None
-        return Session(self.engine, self.method.table, seed=run.seed, incarnation=incarnation, secure=run.secure_sum, transcript=transcript)
+        return Session(
+            self.engine,
+            self.method.table,
+            seed=run.seed,
+            incarnation=incarnation,
+            secure=run.secure_sum,
+            transcript=transcript,
+        )
 
     @property
     def kept_state(self) -> Record:
         """The server's state that belongs to what the clients keep: the selected round's, or the last one's."""
         return self.state if self.selected_state is None else self.selected_state
 
-    # -- shape of the run ----------------------------------------------------------------------------------------------------
+    # -- shape of the run --------------------------------------------------------------------------
 
     def rounds_of(self, phase: Phase) -> int:
         if phase.rounds is None:
@@ -136,7 +165,7 @@ class Loop:
             before += rounds
         return [step for step in steps if step <= until]
 
-    # -- running ---------------------------------------------------------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------------------
 
     def play(self, until: int | None = None) -> None:
         """Play rounds until ``until`` steps are committed (default: all)."""
@@ -179,7 +208,9 @@ class Loop:
             raise
         except Exception as error:
             logger.info("%s round %d failed", phase, round, exc_info=True)
-            raise RunError(f"{phase} round {round} of {self.method.name} failed: {type(error).__name__}: {error}") from error
+            raise RunError(
+                f"{phase} round {round} of {self.method.name} failed: {type(error).__name__}: {error}"
+            ) from error
 
     def _evaluate(self, state: Record, phase: Phase, log: Mapping[str, float]) -> tuple[dict[str, Any], float]:
         begun = time.perf_counter()
@@ -202,10 +233,14 @@ class Loop:
         """The clients' handler that gives counts for scores beyond accuracy."""
         handler = getattr(self.method.roles["client"].cls, "detail", None)
         if handler is None or "detail" not in self.method.table.handlers["client"]:
-            raise ConfigError(f"clients of {self.method.name} give only accuracy: leave --metric out, or give them a `detail` handler")
+            raise ConfigError(
+                f"clients of {self.method.name} give only accuracy: leave --metric out, or give them a `detail` handler"
+            )
         return handler
 
-    def _commit(self, state: Record, phase: Phase, spent: float, eval_spent: float, line: dict[str, Any] | None) -> None:
+    def _commit(
+        self, state: Record, phase: Phase, spent: float, eval_spent: float, line: dict[str, Any] | None
+    ) -> None:
         """The round counts from here on."""
         entries = self.session.ledger.take()
         self.sheet.add(entries)
@@ -236,11 +271,13 @@ class Loop:
     def _progress(self, phase: Phase, round: int, line: Mapping[str, Any] | None, started_at: int) -> None:
         done, elapsed = self.at.step - started_at, time.monotonic() - self._started
         left = elapsed / done * (self.steps - self.at.step) if done else None
-        progress = Progress(phase.name, round, self.rounds_of(phase), self.at.step, self.steps, left, dict(self.totals.training), line)
+        progress = Progress(
+            phase.name, round, self.rounds_of(phase), self.at.step, self.steps, left, dict(self.totals.training), line
+        )
         for callback in self.callbacks:
             callback.on_round(progress)
 
-    # -- tags ------------------------------------------------------------------------------------------------------------------
+    # -- tags --------------------------------------------------------------------------------------
 
     def _due(self, phase_ended: bool) -> bool:
         if phase_ended:
@@ -257,9 +294,11 @@ class Loop:
         values: dict[str, Any] = {
             "settings": self.settings.to_toml(),
             "position": _PositionRecord(self.at.step, self.at.phase, self.at.round, self.session.clock.incarnation),
-            "seconds": dict(self.seconds), "round_seconds": torch.tensor(self.round_seconds, dtype=torch.float64),
-            "server": self.state, "selected": self.selected_state,
-        }  # fmt: skip
+            "seconds": dict(self.seconds),
+            "round_seconds": torch.tensor(self.round_seconds, dtype=torch.float64),
+            "server": self.state,
+            "selected": self.selected_state,
+        }
         record = self._saved_type(**values)
         self._tags[self.at.step] = record
         self._tags = {step: self._tags[step] for step in sorted(self._tags)[-2:]}
@@ -291,7 +330,9 @@ class Loop:
             for text in damage:
                 logger.warning("%s; went back to the checkpoint before", text)
             return
-        raise DataError(f"no checkpoint that all parties hold can be read{f': {damage[0]}' if damage else ''}; start the run again")
+        raise DataError(
+            f"no checkpoint that all parties hold can be read{f': {damage[0]}' if damage else ''}; start the run again"
+        )
 
     def _restore(self, step: int) -> None:
         """Go back to one tag; a DataError leaves the traces in the folder as they are."""
@@ -300,7 +341,9 @@ class Loop:
             assert self.folder is not None
             record = self.folder.store(SERVER).load(step, self._saved_type)
         if record.settings != self.settings.to_toml():
-            raise ConfigError("config.toml was changed since this run began, so the rest would not fit: undo that, or start a new run")
+            raise ConfigError(
+                "config.toml was changed since this run began, so the rest would not fit: undo that, or start a new run"
+            )
         if self.folder is not None:
             self.folder.check(step, self._evaluated(step))
             entries = list(self.folder.ledger(step))

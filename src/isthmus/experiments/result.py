@@ -39,44 +39,77 @@ def versions() -> dict[str, str]:
 
 
 def form_result(
-    settings: Settings, described: Described, nodes: Mapping[str, int], lines: Sequence[Mapping[str, Any]], totals: Totals,
-    seconds: Mapping[str, float], round_seconds: Sequence[float], parameters: Mapping[str, int], run_dir: str,
-    privacy: Mapping[str, Any] | None = None, facts: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    settings: Settings,
+    described: Described,
+    nodes: Mapping[str, int],
+    lines: Sequence[Mapping[str, Any]],
+    totals: Totals,
+    seconds: Mapping[str, float],
+    round_seconds: Sequence[float],
+    parameters: Mapping[str, int],
+    run_dir: str,
+    privacy: Mapping[str, Any] | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Put a result together from the metrics lines and counters."""
     run = settings.run
     selected, last = selected_line(lines, run.selection), lines[-1]
     column, when, sentence = SCORE_RULES[settings.score]
     means = selected.get("test_group_client_means", {})  # absent in lines of a run begun before there were any
     return {
-        "method": run.method, "dataset": described.dataset, "partition": run.partition, "clients": run.clients, "split": run.split,
-        "seed": run.seed, "engine": run.engine, "preset": run.preset, "profile": run.profile, "execution": run.execution,
-        "rounds": run.rounds, "selected_round": selected["round"], "metric": run.metric,
-        "val": selected["val"], "test": selected["test"], "test_last": last["test"],
-        "test_client_mean": selected["test_client_mean"], "test_client_mean_last": last["test_client_mean"],
-        "test_minority": _share(selected["test_groups"].get("minority")), "test_minority_last": _share(last["test_groups"].get("minority")),
+        "method": run.method,
+        "dataset": described.dataset,
+        "partition": run.partition,
+        "clients": run.clients,
+        "split": run.split,
+        "seed": run.seed,
+        "engine": run.engine,
+        "preset": run.preset,
+        "profile": run.profile,
+        "execution": run.execution,
+        "rounds": run.rounds,
+        "selected_round": selected["round"],
+        "metric": run.metric,
+        "val": selected["val"],
+        "test": selected["test"],
+        "test_last": last["test"],
+        "test_client_mean": selected["test_client_mean"],
+        "test_client_mean_last": last["test_client_mean"],
+        "test_minority": _share(selected["test_groups"].get("minority")),
+        "test_minority_last": _share(last["test_groups"].get("minority")),
         "score": (last if when == "last" else selected)[column],
         "score_rule": sentence.replace("accuracies", f"{run.metric} scores").replace("accuracy", run.metric)
-        if run.metric != "accuracy" else sentence,
+        if run.metric != "accuracy"
+        else sentence,
         "groups": {
             name: {"share_right": _share(counts), "samples": counts[1], "client_mean": means.get(name)}
             for name, counts in selected["test_groups"].items()
         },
-        "per_client": [_client(client, nodes[client], selected["per_client"][client], last["per_client"][client]) for client in nodes],
-        "parameters": dict(parameters), **({} if privacy is None else {"privacy": dict(privacy)}),
+        "per_client": [
+            _client(client, nodes[client], selected["per_client"][client], last["per_client"][client])
+            for client in nodes
+        ],
+        "parameters": dict(parameters),
+        **({} if privacy is None else {"privacy": dict(privacy)}),
         **({} if facts is None else {"facts": dict(facts)}),
         "bytes": {
-            "setup_up": totals.setup["up"], "setup_down": totals.setup["down"],
-            "up": totals.training["up"], "down": totals.training["down"],
-            "peer": totals.setup["peer"] + totals.training["peer"], "device": totals.setup["device"] + totals.training["device"],
-            "evaluation_up": totals.evaluation["up"], "evaluation_down": totals.evaluation["down"],
+            "setup_up": totals.setup["up"],
+            "setup_down": totals.setup["down"],
+            "up": totals.training["up"],
+            "down": totals.training["down"],
+            "peer": totals.setup["peer"] + totals.training["peer"],
+            "device": totals.setup["device"] + totals.training["device"],
+            "evaluation_up": totals.evaluation["up"],
+            "evaluation_down": totals.evaluation["down"],
         },
         "seconds": {name: round(value, 6) for name, value in seconds.items()},
         "seconds_per_round": statistics.median(round_seconds) if round_seconds else None,
         "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-        "run_dir": run_dir, "versions": versions(), "source": described.source,
+        "run_dir": run_dir,
+        "versions": versions(),
+        "source": described.source,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-    }  # fmt: skip
+    }
 
 
 def _client(name: str, nodes: int, selected: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,9 +118,15 @@ def _client(name: str, nodes: int, selected: Mapping[str, Any], last: Mapping[st
         return given
 
     return {
-        "client": name, "nodes": nodes, "train": last["train"][1], "val": last["val"][1], "test": last["test"][1],
-        "val_score": score(selected, "val"), "test_score": score(selected, "test"), "test_score_last": score(last, "test"),
-    }  # fmt: skip
+        "client": name,
+        "nodes": nodes,
+        "train": last["train"][1],
+        "val": last["val"][1],
+        "test": last["test"][1],
+        "val_score": score(selected, "val"),
+        "test_score": score(selected, "test"),
+        "test_score_last": score(last, "test"),
+    }
 
 
 def _share(counts: Sequence[int] | None) -> float | None:

@@ -30,8 +30,15 @@ from isthmus.seeds import Stream
 logger = logging.getLogger(__name__)
 
 
-def run(method: str, *, out: str | os.PathLike[str] | None = None, config: str | os.PathLike[str] | None = None,
-        callbacks: Sequence[Callback] = (), set: Mapping[str, Any] | None = None, **settings: Any) -> dict[str, Any]:  # fmt: skip
+def run(
+    method: str,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    config: str | os.PathLike[str] | None = None,
+    callbacks: Sequence[Callback] = (),
+    set: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
     """Run a method and return its result (the keys of ``result.json``).
 
     Args:
@@ -77,9 +84,14 @@ def resume(path: str | os.PathLike[str], callbacks: Sequence[Callback] = ()) -> 
         settings = settings_from_toml(folder.config)
         if settings.run.engine in ELSEWHERE:
             folder.close()
-            played: dict[str, Any] = importlib.import_module(ELSEWHERE[settings.run.engine]).resume(Path(path), settings, callbacks)
+            played: dict[str, Any] = importlib.import_module(ELSEWHERE[settings.run.engine]).resume(
+                Path(path), settings, callbacks
+            )
             return played
-        with _threads(settings.run.threads), Experiment(settings, scenario_of(settings), callbacks=callbacks) as experiment:
+        with (
+            _threads(settings.run.threads),
+            Experiment(settings, scenario_of(settings), callbacks=callbacks) as experiment,
+        ):
             return experiment.play(folder, resumed=True)
     finally:
         folder.close()
@@ -95,8 +107,17 @@ class Play:
         scenario: All of it, where the run is a simulation and somebody can see it all.
     """
 
-    def __init__(self, settings: Settings, engine: Engine, view: View, nodes: Mapping[str, int], described: Described, *,
-                 scenario: AnyScenario | None = None, callbacks: Sequence[Callback] = ()) -> None:  # fmt: skip
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        view: View,
+        nodes: Mapping[str, int],
+        described: Described,
+        *,
+        scenario: AnyScenario | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
         self.settings, self.engine, self.view, self.nodes = settings, engine, view, nodes
         self.described, self.scenario = described, scenario
         run = settings.run
@@ -111,10 +132,20 @@ class Play:
         self.engine.close()
 
     def new_loop(self, folder: RunFolder | None, incarnation: int = 0) -> Loop:
-        return Loop(self.settings, self.engine, self.view, self.nodes, folder=folder, callbacks=self.callbacks, incarnation=incarnation)
+        return Loop(
+            self.settings,
+            self.engine,
+            self.view,
+            self.nodes,
+            folder=folder,
+            callbacks=self.callbacks,
+            incarnation=incarnation,
+        )
 
     def play(self, folder: RunFolder, *, resumed: bool) -> dict[str, Any]:
-        """Play the whole run in a folder and leave its result there. However it ends, the folder is free again afterwards."""
+        """Play the whole run in a folder and leave its result there. However it ends, the folder is free again
+        afterwards.
+        """
         try:
             self.engine.keep_tags(folder.store)
             self.loop = loop = self.new_loop(folder)
@@ -131,7 +162,10 @@ class Play:
                 callback.on_end(result)
             return result
         except OSError as error:
-            message = f"cannot write to {folder.path} ({error.strerror or error}): set that right, then `isthmus resume {folder.path}`"
+            message = (
+                f"cannot write to {folder.path} ({error.strerror or error}): set that right, then `isthmus resume "
+                f"{folder.path}`"
+            )
             raise RunError(message) from error
         finally:
             for callback in self.callbacks:
@@ -151,7 +185,9 @@ class Play:
         loop, run = self.loop, self.settings.run
         try:
             trainable = self._write_models(folder)
-        except QuorumError as error:  # a party that is lost at this point comes back with its last tag, which is the end of the run
+        except (
+            QuorumError
+        ) as error:  # a party that is lost at this point comes back with its last tag, which is the end of the run
             logger.info("%s; once more from the last checkpoint", error)
             loop.restore()
             loop.play()
@@ -159,41 +195,69 @@ class Play:
         parameters = {"trainable": trainable, "shared": 0}
         if self.settings.method.shared_values is not None:
             parameters["shared"] = self.settings.method.shared_values(loop.state)
-        folder.write_json("disclosure.json", {"method": run.method, "rows": loop.sheet.rows(), "protections": PROTECTIONS})
+        folder.write_json(
+            "disclosure.json", {"method": run.method, "rows": loop.sheet.rows(), "protections": PROTECTIONS}
+        )
         facts = self.settings.method.facts
         told = facts and facts(loop.kept_state, self.settings.method_config, self.scenario)
         result = form_result(
-            self.settings, self.described, self.nodes, loop.lines, loop.totals, loop.seconds, loop.round_seconds, parameters,
-            str(folder.path), self.privacy, told,
-        )  # fmt: skip
+            self.settings,
+            self.described,
+            self.nodes,
+            loop.lines,
+            loop.totals,
+            loop.seconds,
+            loop.round_seconds,
+            parameters,
+            str(folder.path),
+            self.privacy,
+            told,
+        )
         folder.write_json("result.json", result)
         folder.drop_checkpoints()
         return result
 
 
 class Experiment(Play):
-    """Settings and a scenario, brought together on an engine. Use it in a ``with`` block, or :meth:`close` it: engines have processes.
+    """Settings and a scenario, brought together on an engine. Use it in a ``with`` block, or :meth:`close` it: engines
+    have processes.
 
     Args:
         engine: What makes the engine, instead of the one the settings name; ``engine_options`` are handed to it.
     """
 
-    def __init__(self, settings: Settings, scenario: AnyScenario, *, callbacks: Sequence[Callback] = (),
-                 engine: Callable[..., Engine] | None = None, **engine_options: Any) -> None:  # fmt: skip
+    def __init__(
+        self,
+        settings: Settings,
+        scenario: AnyScenario,
+        *,
+        callbacks: Sequence[Callback] = (),
+        engine: Callable[..., Engine] | None = None,
+        **engine_options: Any,
+    ) -> None:
         self.parts = parts_for(settings, scenario)
         run = settings.run
         made = (engine or engine_class(run.engine))(
-            self.parts, settings.method.table, settings.method_config, Stream(run.seed, ("party",)), wire=run.wire,
+            self.parts,
+            settings.method.table,
+            settings.method_config,
+            Stream(run.seed, ("party",)),
+            wire=run.wire,
             cohort=run.execution != "each" and not (run.wire or run.secure_sum or run.transcript),
             **(engine_options if engine is not None else run.engine_options),
-        )  # fmt: skip
+        )
         try:
             resolved: dict[str, Any] = {name: getattr(scenario, name) for name in ("clients", "partition", "split")}
             resolved |= {"execution": made.execution, **(made.resolved if engine is None else {})}
             super().__init__(
-                replace(settings, run=replace(run, **resolved)), made, view_of(self.parts), samples_of(self.parts),
-                Described(scenario.dataset, scenario.source), scenario=scenario, callbacks=callbacks,
-            )  # fmt: skip
+                replace(settings, run=replace(run, **resolved)),
+                made,
+                view_of(self.parts),
+                samples_of(self.parts),
+                Described(scenario.dataset, scenario.source),
+                scenario=scenario,
+                callbacks=callbacks,
+            )
         except BaseException:
             made.close()
             raise
@@ -206,7 +270,9 @@ class Experiment(Play):
 
 
 def default_folder(settings: Settings) -> Path:
-    """A new ``runs/<method>-<data set>-<partition>-k<clients>-s<seed>``, numbered where taken; made, so that nobody else gets it."""
+    """A new ``runs/<method>-<data set>-<partition>-k<clients>-s<seed>``, numbered where taken; made, so that nobody
+    else gets it.
+    """
     run = settings.run
     name = "-".join([run.method, run.dataset.lower(), str(run.partition), f"k{run.clients}", f"s{run.seed}"])
     stem = "".join(character if character.isalnum() or character in "-_." else "_" for character in name)[:80]
@@ -217,9 +283,13 @@ def default_folder(settings: Settings) -> Path:
         except FileExistsError:
             if path.parent.is_dir():
                 continue
-            raise ConfigError("cannot make the folder runs: a file has that name; choose another place with --out") from None
+            raise ConfigError(
+                "cannot make the folder runs: a file has that name; choose another place with --out"
+            ) from None
         except OSError as error:
-            raise ConfigError(f"cannot make the run folder {path}: {error.strerror}; choose another place with --out") from None
+            raise ConfigError(
+                f"cannot make the run folder {path}: {error.strerror}; choose another place with --out"
+            ) from None
         return path
     raise AssertionError
 

@@ -27,12 +27,18 @@ def scenario_of(settings: Settings) -> AnyScenario:
     """Load, partition and split as the settings say."""
     run = settings.run
     return build(
-        dataset=run.dataset, partition=run.partition, clients=run.clients, split=run.split, seed=run.seed, undirected=run.undirected
+        dataset=run.dataset,
+        partition=run.partition,
+        clients=run.clients,
+        split=run.split,
+        seed=run.seed,
+        undirected=run.undirected,
     )
 
 
-def build(*, dataset: str, partition: str | None, clients: int | None, split: str | None, seed: int,
-          undirected: bool = False) -> AnyScenario:  # fmt: skip
+def build(
+    *, dataset: str, partition: str | None, clients: int | None, split: str | None, seed: int, undirected: bool = False
+) -> AnyScenario:
     """A scenario of either kind of task; what is left open is the task's default."""
     task = task_of(dataset)
     _check_place(task, partition, split)
@@ -45,7 +51,9 @@ def build(*, dataset: str, partition: str | None, clients: int | None, split: st
         # A network of banks comes with its owners: as many banks as clients are asked for, each bank a client.
         dataset, partition = f"banks:banks={8 if clients is None else clients}", "owner"
     partition, split = "random" if partition is None else partition, "10/10/80" if split is None else split
-    return build_scenario(dataset=dataset, partition=partition, clients=clients, split=split, seed=seed, undirected=undirected)
+    return build_scenario(
+        dataset=dataset, partition=partition, clients=clients, split=split, seed=seed, undirected=undirected
+    )
 
 
 _PLACES = {
@@ -57,15 +65,25 @@ _PLACES = {
 
 def _check_place(task: str, partition: str | None, split: str | None) -> None:
     """Say so where a partition or split exists, but for the other kind of data."""
-    (partitions, splits, _), (others, other_splits, whose) = _PLACES[task], _PLACES["graph" if task == "node" else "node"]
-    for what, text, mine, theirs in (("partition", partition, partitions, others), ("split", split, splits, other_splits)):
+    (partitions, splits, _), (others, other_splits, whose) = (
+        _PLACES[task],
+        _PLACES["graph" if task == "node" else "node"],
+    )
+    for what, text, mine, theirs in (
+        ("partition", partition, partitions, others),
+        ("split", split, splits, other_splits),
+    ):
         kind = (text or "").partition(":")[0].strip().lower()
         if kind not in mine and kind in theirs:
-            raise ConfigError(f"{what} {text} is for {whose}, and this data set is none: use one of {', '.join(sorted(mine))}")
+            raise ConfigError(
+                f"{what} {text} is for {whose}, and this data set is none: use one of {', '.join(sorted(mine))}"
+            )
 
 
 def parts_for(settings: Settings, scenario: AnyScenario) -> dict[str, Any]:
-    """What each client is given: everything in one place for a pooled method, no cross edges for a method that must not know them."""
+    """What each client is given: everything in one place for a pooled method, no cross edges for a method that must not
+    know them.
+    """
     settings.method.check_task("graph" if isinstance(scenario, GraphScenario) else "node")
     if isinstance(scenario, GraphScenario):
         return {"central": pool_graphs(scenario.parts)} if settings.method.pooled else dict(scenario.parts)
@@ -81,19 +99,29 @@ def view_of(parts: Mapping[str, AnyData]) -> View:
     first, *others = parts.values()
     alike = all((data.num_features, data.num_classes) == (first.num_features, first.num_classes) for data in others)
     task: Any = "graph" if isinstance(first, GraphSetData) else "node"
-    return View(tuple(sorted(parts)), first.num_features if alike else 1, first.num_classes if alike else 2, task=task, alike=alike)
+    return View(
+        tuple(sorted(parts)),
+        first.num_features if alike else 1,
+        first.num_classes if alike else 2,
+        task=task,
+        alike=alike,
+    )
 
 
 def samples_of(parts: Mapping[str, AnyData]) -> dict[str, int]:
     """Number of nodes, or of graphs, of each client: weights of weighted scores."""
-    return {client: data.num_graphs if isinstance(data, GraphSetData) else data.num_nodes for client, data in parts.items()}
+    return {
+        client: data.num_graphs if isinstance(data, GraphSetData) else data.num_nodes for client, data in parts.items()
+    }
 
 
 def pool_graphs(parts: Mapping[str, GraphSetData]) -> GraphSetData:
     """All graphs at one place, possible where they are of one kind."""
     items = list(parts.values())
     if len({(data.num_features, data.num_classes) for data in items}) > 1:
-        raise ConfigError("these clients hold different data sets, which cannot be pooled; run central on one, e.g. --dataset mutag")
+        raise ConfigError(
+            "these clients hold different data sets, which cannot be pooled; run central on one, e.g. --dataset mutag"
+        )
     nodes, arcs = _begin([data.num_nodes for data in items]), _begin([data.edge_index.shape[1] for data in items])
     zero = torch.zeros(1, dtype=torch.int64)
     return GraphSetData(
@@ -120,7 +148,10 @@ def report_statistics(scenario: AnyScenario) -> dict[str, Any]:
     if isinstance(scenario, GraphScenario):
         return {
             "task": "graph",
-            "clients": [{"client": client, "title": scenario.titles[client], **facts} for client, facts in scenario.statistics.items()],
+            "clients": [
+                {"client": client, "title": scenario.titles[client], **facts}
+                for client, facts in scenario.statistics.items()
+            ],
             "sizes": {client: facts["graphs"] for client, facts in scenario.statistics.items()},
             "labels": {client: facts["classes"] for client, facts in scenario.statistics.items()},
             "titles": dict(scenario.titles),

@@ -30,12 +30,16 @@ def evaluation_line(evaluations: Mapping[str, Evaluation], nodes: Mapping[str, i
         line[f"{part}_node_weighted"] = weighted_mean(scores, nodes)
     line["test_groups"] = groups_of(evaluations)
     line["test_group_client_means"] = {
-        group: client_mean(accuracy(each.parts[f"test:{group}"]) for each in evaluations.values() if f"test:{group}" in each.parts)
+        group: client_mean(
+            accuracy(each.parts[f"test:{group}"]) for each in evaluations.values() if f"test:{group}" in each.parts
+        )
         for group in line["test_groups"]
     }
     line["train_loss"] = _pooled_loss([evaluation.parts["train"] for evaluation in evaluations.values()])
     line["per_client"] = {
-        client: {part: [evaluation.parts[part].correct, evaluation.parts[part].total] for part in ("train", "val", "test")}
+        client: {
+            part: [evaluation.parts[part].correct, evaluation.parts[part].total] for part in ("train", "val", "test")
+        }
         for client, evaluation in evaluations.items()
     }
     return line
@@ -53,18 +57,26 @@ def groups_of(evaluations: Mapping[str, Evaluation]) -> dict[str, list[int]]:
     return groups
 
 
-def use_metric(line: dict[str, Any], metric: NamedMetric, details: Mapping[str, Detail], nodes: Mapping[str, int]) -> None:
+def use_metric(
+    line: dict[str, Any], metric: NamedMetric, details: Mapping[str, Detail], nodes: Mapping[str, int]
+) -> None:
     """Put another score in the place of accuracy, which stays beside it as ``val_accuracy`` and ``test_accuracy``."""
     for part in ("val", "test"):
         line[f"{part}_accuracy"] = line[part]
-        scores: dict[str, float | None] = dict.fromkeys(line["per_client"])  # where only totals are known, clients have no score
+        scores: dict[str, float | None] = dict.fromkeys(
+            line["per_client"]
+        )  # where only totals are known, clients have no score
         if EVERYBODY not in details:
-            scores |= {client: metric.of(detail.confusion[part], detail.histogram[part]) for client, detail in details.items()}
+            scores |= {
+                client: metric.of(detail.confusion[part], detail.histogram[part]) for client, detail in details.items()
+            }
         for client, score in scores.items():
             line["per_client"][client][f"{part}_score"] = score
         if len({detail.confusion[part].shape for detail in details.values()}) == 1:
             confusion = torch.stack([detail.confusion[part] for detail in details.values()]).sum(0)
-            line[part] = metric.of(confusion, torch.stack([detail.histogram[part] for detail in details.values()]).sum(0))
+            line[part] = metric.of(
+                confusion, torch.stack([detail.histogram[part] for detail in details.values()]).sum(0)
+            )
         else:  # clients with different classes have no pooled score
             line[part] = client_mean(scores.values())
         line[f"{part}_client_mean"] = client_mean(scores.values())
@@ -79,7 +91,9 @@ def _pooled_loss(tallies: Sequence[Tally]) -> float | None:
 
 
 def better(new: Line, old: Line | None, selection: str) -> bool:
-    """Did validation improve? Ties go to the earlier round; while nothing can be compared the later round counts as better."""
+    """Did validation improve? Ties go to the earlier round; while nothing can be compared the later round counts as
+    better.
+    """
     key = "val_loss" if selection == "best_val_loss" else "val"
     if old is None or old[key] is None:
         return True

@@ -1,4 +1,6 @@
-"""A worker process of `isthmus.experiments.batch`: one JSON line in is one run, one JSON line out is what became of it."""
+"""A worker process of `isthmus.experiments.batch`: one JSON line in is one run, one JSON line out is what became of
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Which attacks of `isthmus.privacy.attacks` apply to what each party saw, judged from a run's ledger.
 
-The ledger says who was sent which kinds of things under which protection, and by how many at once; it holds no content. So this says what
-is *possible* for a party that looks at what it received, and why the rest is stopped; it never says that something was recovered.
+The ledger says who was sent which kinds of things under which protection, and by how many at once; it holds no content.
+So this says what is *possible* for a party that looks at what it received, and why the rest is stopped; it never says
+that something was recovered.
 """
 
 from __future__ import annotations
@@ -33,8 +34,14 @@ ATTACKS = (READING, RANK_ONE, LABELS, MEMBERSHIP, DIFFERENCE, REUSE, PUPPETS, NE
 _HOUSE = ("SumKey", "SumKeys", "MailPlan", "MailOrders")
 _PLAIN = (Kind.COUNT, Kind.METRIC, Kind.LABEL_STATISTIC, Kind.IDENTIFIER)
 
-_DUMMIES = "positions of sparse mail are announced among at least as many dummies; statistics over many rounds may tell them apart"
-_UNSIGNED = "keys of a simulation are not signed: a server that cheats could hand out its own; one that keeps to the protocol reads no part"
+_DUMMIES = (
+    "positions of sparse mail are announced among at least as many dummies; statistics over many rounds may tell "
+    "them apart"
+)
+_UNSIGNED = (
+    "keys of a simulation are not signed: a server that cheats could hand out its own; one that keeps to the "
+    "protocol reads no part"
+)
 _OPENING = "shares open only for who gets all of them or knows common masks, which the ledger cannot tell"
 _TWO = "in a sum over two parties each knows its own part, and so the other's once it is told the total"
 _ONCE = "a mask belongs to one run, round, attempt, call and receiver; parties refuse to use it twice"
@@ -89,7 +96,10 @@ class Flow:
         """Why one party's message can or cannot be read."""
         return {
             "clear": f"each {self.sender}'s message is sent in the clear",
-            "summed": f"sent unmasked: the {self.receiver}'s program adds up, but whoever runs it can read each {self.sender}'s message",
+            "summed": (
+                f"sent unmasked: the {self.receiver}'s program adds up, but whoever runs it can read each "
+                f"{self.sender}'s message"
+            ),
             "sealed": f"sealed on the way, but the {self.receiver} it is for opens each message",
             "masked": f"masked: only totals of {self.parties} or more can be read",
         }[self.protection]
@@ -114,7 +124,9 @@ def judge(entries: Sequence[Entry], training: Training | None = None) -> list[Fi
     for flow in flows(entries):
         if flow.message not in _HOUSE:
             findings += _of_content(flow, training)
-        elif flow.message == "MailPlan" and any(entry.message == "MailPlan" and entry.by_kind.get(Kind.STRUCTURE) for entry in entries):
+        elif flow.message == "MailPlan" and any(
+            entry.message == "MailPlan" and entry.by_kind.get(Kind.STRUCTURE) for entry in entries
+        ):
             findings.append(Finding(SUPPORT, flow.receiver, flow.on, "limited", _DUMMIES))
         elif flow.message == "SumKey":
             findings.append(Finding(PUPPETS, flow.receiver, flow.on, "limited", _UNSIGNED))
@@ -133,8 +145,14 @@ def _of_content(flow: Flow, training: Training) -> list[Finding]:
         why = flow.how if masked else f"{flow.how}; for {', '.join(plain)} reading is enough"
         found.append(Finding(READING, who, on, "stopped" if masked else "possible", why))
     if Kind.GRADIENT in flow.kinds:
-        found.append(_gradient(RANK_ONE, flow, training, "exact for a layer with a bias and one training record, else a mixture"))
-        found.append(_gradient(LABELS, flow, training, "signs of the output layer's gradient name the classes a client trains on"))
+        found.append(
+            _gradient(RANK_ONE, flow, training, "exact for a layer with a bias and one training record, else a mixture")
+        )
+        found.append(
+            _gradient(
+                LABELS, flow, training, "signs of the output layer's gradient name the classes a client trains on"
+            )
+        )
     if Kind.MODEL in flow.kinds:
         found += _update(flow, training)
     if Kind.EMBEDDING in flow.kinds:
@@ -152,7 +170,9 @@ def _gradient(attack: str, flow: Flow, training: Training, reach: str) -> Findin
     if not flow.readable:
         return Finding(attack, flow.receiver, flow.on, "stopped", flow.how)
     if training.noise:
-        return Finding(attack, flow.receiver, flow.on, "limited", f"{flow.how}, but clipped and noisy ({_worth(training)})")
+        return Finding(
+            attack, flow.receiver, flow.on, "limited", f"{flow.how}, but clipped and noisy ({_worth(training)})"
+        )
     return Finding(attack, flow.receiver, flow.on, "possible", f"{flow.how}; {reach}")
 
 
@@ -166,20 +186,27 @@ def _update(flow: Flow, training: Training) -> list[Finding]:
         steps = "Adam rescales it" if training.optimizer != "sgd" else f"{training.local_epochs} steps mix"
         inputs, verdict = f"an update is not quite a gradient here ({steps})", "limited"
     labels = "classes a client trains on move the output layer's bias up"
-    return [Finding(attack, flow.receiver, flow.on, verdict, f"{flow.how}; {why}")  # type: ignore[arg-type]
-            for attack, why in ((RANK_ONE, inputs), (LABELS, labels))]  # fmt: skip
+    return [
+        Finding(attack, flow.receiver, flow.on, verdict, f"{flow.how}; {why}")  # type: ignore[arg-type]
+        for attack, why in ((RANK_ONE, inputs), (LABELS, labels))
+    ]
 
 
 def _membership(entries: Sequence[Entry], training: Training) -> list[Finding]:
     """Whoever is given a common model can try records on it; so can the server that forms it."""
-    models = {entry.message: entry for entry in entries if Kind.MODEL in entry.kinds.values() and entry.roles[0] == SERVER}
+    models = {
+        entry.message: entry for entry in entries if Kind.MODEL in entry.kinds.values() and entry.roles[0] == SERVER
+    }
     if not models:
         return []
     who = ", ".join(sorted({SERVER, *(entry.roles[1] for entry in models.values())}))
     on = ", ".join(sorted(models))
     if training.noise:
         return [Finding(MEMBERSHIP, who, on, "limited", f"the model was trained with noise ({_worth(training)})")]
-    why = "the common model has small losses on records it was trained on; masks do not change that, noise does (dp_clip, dp_noise)"
+    why = (
+        "the common model has small losses on records it was trained on; masks do not change that, noise does "
+        "(dp_clip, dp_noise)"
+    )
     return [Finding(MEMBERSHIP, who, on, "possible", why)]
 
 
@@ -192,16 +219,28 @@ def _sums(entries: Sequence[Entry]) -> list[Finding]:
                 rosters.setdefault((entry.phase, entry.round, entry.handler, receiver), set()).add(frozenset(senders))
     if not rosters:
         return []
-    exposed = {party for group in rosters.values() for party in difference_of_sums([(sorted(roster), np.zeros(1)) for roster in group])}
+    exposed = {
+        party
+        for group in rosters.values()
+        for party in difference_of_sums([(sorted(roster), np.zeros(1)) for roster in group])
+    }
     receivers = ", ".join(sorted({role_of(receiver) for *_, receiver in rosters}))
     fewest = min(len(roster) for group in rosters.values() for roster in group)
     told = f"{len(rosters)} secure sums over {fewest} or more parties"
     if exposed:
-        difference = Finding(DIFFERENCE, receivers, told, "possible", f"totals of one round give the part of {', '.join(sorted(exposed))}")
+        difference = Finding(
+            DIFFERENCE,
+            receivers,
+            told,
+            "possible",
+            f"totals of one round give the part of {', '.join(sorted(exposed))}",
+        )
     elif fewest == 2:
         difference = Finding(DIFFERENCE, "either party", told, "possible", _TWO)
     else:
-        difference = Finding(DIFFERENCE, receivers, told, "stopped", "from no totals of one round does a single party's part follow")
+        difference = Finding(
+            DIFFERENCE, receivers, told, "stopped", "from no totals of one round does a single party's part follow"
+        )
     return [difference, Finding(REUSE, receivers, told, "stopped", _ONCE)]
 
 

@@ -1,10 +1,11 @@
 """Wire codec: one safetensors buffer per record; its JSON header carries the tree. Never pickle.
 
-Layout: 8-byte header length, JSON header (padded to 8 bytes), raw tensors. Tensor ``f`` holds all floats, ``i`` all integers and
-bools, ``y0, y1, ...`` byte strings, ``0, 1, ...`` the tensors; ``__metadata__.isthmus`` the tree (see ``schema.py``).
+Layout: 8-byte header length, JSON header (padded to 8 bytes), raw tensors. Tensor ``f`` holds all floats, ``i`` all
+integers and bools, ``y0, y1, ...`` byte strings, ``0, 1, ...`` the tensors; ``__metadata__.isthmus`` the tree (see
+``schema.py``).
 
-We write the buffer ourselves and read it with the safetensors library: writing by one function makes :func:`size` exact without
-encoding, reading by the library keeps the validated parser between us and another party's bytes.
+We write the buffer ourselves and read it with the safetensors library: writing by one function makes :func:`size` exact
+without encoding, reading by the library keeps the validated parser between us and another party's bytes.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def encode(record: Record) -> bytes:
 
 
 def encode_large(record: Record) -> Buffer:
-    """The same; a large record as a view of numpy's memory, which comes in large pages: fresh memory is most of what such a copy costs."""
+    """The same; a large record as a view of numpy's memory, which comes in large pages: fresh memory is most of what
+    such a copy costs.
+    """
     pieces = _pieces(record)
     total = sum(map(len, pieces))
     if total < LARGE:
@@ -119,7 +122,11 @@ def _by_kind(message: Message, by_kind: dict[str, int]) -> None:
             sink = Sink()
             node.write(value, sink)
             numbers = 8 * (len(sink.floats) + len(sink.integers))
-            size = sum(tensor.numel() * tensor.element_size() for tensor in sink.tensors) + sum(map(len, sink.blobs)) + numbers
+            size = (
+                sum(tensor.numel() * tensor.element_size() for tensor in sink.tensors)
+                + sum(map(len, sink.blobs))
+                + numbers
+            )
             by_kind[kinds[name]] = by_kind.get(kinds[name], 0) + size
         else:
             _by_kind(value, by_kind)
@@ -128,8 +135,8 @@ def _by_kind(message: Message, by_kind: dict[str, int]) -> None:
 def decode(data: Buffer, expected: type[R], limits: Limits = LIMITS) -> R:
     """Read a record of exactly the type the receiver declares; anything else is a :class:`ProtocolError`.
 
-    Bytes are read by the safetensors library. A memoryview, which only an engine of one trust domain hands over, is read here, because
-    the library would have it copied once more.
+    Bytes are read by the safetensors library. A memoryview, which only an engine of one trust domain hands over, is
+    read here, because the library would have it copied once more.
     """
     tree, tensors = _open(data, limits)
     source = _source(tensors)
@@ -157,14 +164,18 @@ def _layout(record: Record) -> tuple[bytes, list[Tensor]]:
     sink = Sink()
     tree = schema(type(record)).write(record, sink)
     named = {str(i): tensor for i, tensor in enumerate(sink.tensors)}
-    named |= {f"y{i}": torch.from_numpy(np.frombuffer(blob, dtype=np.uint8).copy()) for i, blob in enumerate(sink.blobs)}
+    named |= {
+        f"y{i}": torch.from_numpy(np.frombuffer(blob, dtype=np.uint8).copy()) for i, blob in enumerate(sink.blobs)
+    }
     if sink.floats:
         named["f"] = torch.tensor(sink.floats, dtype=torch.float64)
     if sink.integers:
         named["i"] = torch.tensor(sink.integers, dtype=torch.int64)
     # Widest elements first keeps every tensor aligned in the buffer.
     ordered = sorted(named.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    header: dict[str, object] = {"__metadata__": {"isthmus": json.dumps(tree, separators=(",", ":"), ensure_ascii=True)}}
+    header: dict[str, object] = {
+        "__metadata__": {"isthmus": json.dumps(tree, separators=(",", ":"), ensure_ascii=True)}
+    }
     offset = 0
     for name, tensor in ordered:
         end = offset + tensor.numel() * tensor.element_size()
@@ -177,7 +188,9 @@ def _layout(record: Record) -> tuple[bytes, list[Tensor]]:
 def _raw(tensor: Tensor) -> Buffer:
     # Not reshape: one number is contiguous whatever its stride, and keeps it.
     flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))
-    return flat.view(torch.uint8).numpy().data if flat.numel() else b""  # a view: the bytes are copied once, where they are joined
+    return (
+        flat.view(torch.uint8).numpy().data if flat.numel() else b""
+    )  # a view: the bytes are copied once, where they are joined
 
 
 def _open(data: Buffer, limits: Limits) -> tuple[Json, dict[str, Tensor]]:
@@ -193,7 +206,10 @@ def _open(data: Buffer, limits: Limits) -> tuple[Json, dict[str, Tensor]]:
         if metadata:
             raise ProtocolError("message header holds metadata nobody declared")
         if len(header) > limits.max_tensors or any(len(entry["shape"]) > limits.max_rank for entry in header.values()):
-            raise ProtocolError(f"message has more than {limits.max_tensors} tensors or a tensor of more than {limits.max_rank} dimensions")
+            raise ProtocolError(
+                f"message has more than {limits.max_tensors} tensors or a tensor of more than {limits.max_rank} "
+                "dimensions"
+            )
         if _depth(text) > limits.max_depth:
             raise ProtocolError(f"message is nested deeper than {limits.max_depth}")
         tree = json.loads(text, object_pairs_hook=_no_duplicates)
@@ -206,17 +222,23 @@ def _open(data: Buffer, limits: Limits) -> tuple[Json, dict[str, Tensor]]:
 
 
 def _tensors(header: Mapping[str, Mapping[str, Json]], body: memoryview) -> dict[str, Tensor]:
-    """Tensors copied out of a buffer, with the library's checks: known types, sizes that fit, no gap, no overlap, nothing left over."""
+    """Tensors copied out of a buffer, with the library's checks: known types, sizes that fit, no gap, no overlap,
+    nothing left over.
+    """
     tensors, at = dict[str, Tensor](), 0
     for name, entry in sorted(header.items(), key=lambda item: tuple(item[1]["data_offsets"])):
         dtype, shape, (begin, end) = _TYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
-        if set(entry) != {"dtype", "shape", "data_offsets"} or not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
+        if set(entry) != {"dtype", "shape", "data_offsets"} or not all(
+            type(n) is int and n >= 0 for n in (*shape, begin, end)
+        ):
             raise ProtocolError("message header is malformed")
         if begin != at or end - begin != math.prod(shape) * dtype.itemsize or end > len(body):
             raise ProtocolError("message header does not fit its tensors")
         own = np.empty(end - begin, dtype=np.uint8)
         own[:] = body[begin:end]
-        tensors[name] = torch.from_numpy(own).view(dtype).reshape(shape) if own.size else torch.empty(shape, dtype=dtype)
+        tensors[name] = (
+            torch.from_numpy(own).view(dtype).reshape(shape) if own.size else torch.empty(shape, dtype=dtype)
+        )
         at = end
     if at != len(body):
         raise ProtocolError("message has bytes left over")
@@ -264,6 +286,8 @@ def _source(tensors: dict[str, Tensor]) -> Source:
     if set(tensors) != {str(i) for i in range(len(tensors))}:
         raise ProtocolError("malformed message: unexpected tensor names")
     return Source(
-        [tensors[str(i)] for i in range(len(tensors))], blobs,
-        [] if floats is None else floats.tolist(), [] if integers is None else integers.tolist(),
-    )  # fmt: skip
+        [tensors[str(i)] for i in range(len(tensors))],
+        blobs,
+        [] if floats is None else floats.tolist(),
+        [] if integers is None else integers.tolist(),
+    )

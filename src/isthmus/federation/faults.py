@@ -1,4 +1,6 @@
-"""Faults on purpose: an engine that loses calls and parties as a plan says. For tests of recovery, ours and method authors'."""
+"""Faults on purpose: an engine that loses calls and parties as a plan says. For tests of recovery, ours and method
+authors'.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from isthmus.federation.party import Invocation, Outcome
 class Fault:
     """At this party, in this phase and round, the call to ``handler`` fails ``times`` times.
 
-    ``after=True`` loses the *answer* instead of the call: the handler has run, as after a broken connection. A ``crashed`` party stays away
-    until the federation rolls back.
+    ``after=True`` loses the *answer* instead of the call: the handler has run, as after a broken connection. A
+    ``crashed`` party stays away until the federation rolls back.
     """
 
     party: PartyId

@@ -1,12 +1,15 @@
 """Parties at another place than the server, driven by bytes.
 
-A :class:`PartyHost` is the far end of an engine with a wall between processes: a ray actor with many simulated clients, or an
-organisation's site with its one client (and that client's devices). It is the local engine behind a codec, so what happens to a call is
-what happens on one machine: allow-list, sequences answered from memory, tags, rollback. It is built from data, a method's roles and its
-config; whoever builds it decides whether the data was handed over (a simulation) or loaded where it lies (an organisation).
+A :class:`PartyHost` is the far end of an engine with a wall between processes: a ray actor with many simulated clients,
+or an organisation's site with its one client (and that client's devices). It is the local engine behind a codec, so
+what happens to a call is
+what happens on one machine: allow-list, sequences answered from memory, tags, rollback. It is built from data, a
+method's roles and its config; whoever builds it decides whether the data was handed over (a simulation) or loaded where
+it lies (an organisation).
 
-Two kinds of frames reach it (:meth:`PartyHost.handle`): ``call`` (see `wire`) and ``order``, one of a fixed list of operations that carry
-no message. Whatever arrives, it answers with a frame: an error is a line in the answer, never an exception of the transport.
+Two kinds of frames reach it (:meth:`PartyHost.handle`): ``call`` (see `wire`) and ``order``, one of a fixed list of
+operations that carry no message. Whatever arrives, it answers with a frame: an error is a line in the answer, never an
+exception of the transport.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ from isthmus.records import Record
 from isthmus.seeds import Stream
 
 FrameKind = Literal["call", "order"]
-ERRORS: dict[str, type[IsthmusError]] = {kind.__name__: kind for kind in (ConfigError, DataError, RunError, ProtocolError)}
+ERRORS: dict[str, type[IsthmusError]] = {
+    kind.__name__: kind for kind in (ConfigError, DataError, RunError, ProtocolError)
+}
 
 
 @dataclass(frozen=True)
@@ -82,19 +87,35 @@ class PartyHost(LocalEngine):
         limits: What is accepted before anybody looks closer.
     """
 
-    def __init__(self, parts: Mapping[ClientId, Any], table: RoleTable, config: Any, stream: Stream, *, cohort: bool = False,
-                 explain: bool = False, limits: Limits = LIMITS) -> None:  # fmt: skip
+    def __init__(
+        self,
+        parts: Mapping[ClientId, Any],
+        table: RoleTable,
+        config: Any,
+        stream: Stream,
+        *,
+        cohort: bool = False,
+        explain: bool = False,
+        limits: Limits = LIMITS,
+    ) -> None:
         super().__init__(parts, table, config, stream, cohort=cohort)
         self._explain, self._limits = explain, limits
         self._shared: set[int] = set()
         self.orders: dict[str, Callable[[Order], Answer]] = {
             "open": lambda order: Answer(execution=self.execution),
-            "commit": self._on_commit, "tags": lambda order: Answer(steps=self.tags()), "fetch": self._on_fetch,
-            "rollback": self._on_rollback, "select": self._on_select, "export": self._on_export, "sum_keys": self._on_sum_keys,
-        }  # fmt: skip
+            "commit": self._on_commit,
+            "tags": lambda order: Answer(steps=self.tags()),
+            "fetch": self._on_fetch,
+            "rollback": self._on_rollback,
+            "select": self._on_select,
+            "export": self._on_export,
+            "sum_keys": self._on_sum_keys,
+        }
 
     def handle(self, kind: str, frame: Frame) -> Frame:
-        """The one door: ``call`` gives outcomes (or an :class:`Answer` with the reason of refusal), ``order`` an :class:`Answer`."""
+        """The one door: ``call`` gives outcomes (or an :class:`Answer` with the reason of refusal), ``order`` an
+        :class:`Answer`.
+        """
         try:
             if kind == "call":
                 return self._call(frame)
@@ -146,7 +167,7 @@ class PartyHost(LocalEngine):
     def _leave(self, outcome: Outcome) -> Outcome:
         return outcome  # encoding checks it as a copy would
 
-    # -- orders --------------------------------------------------------------------------------------------------------------
+    # -- orders ------------------------------------------------------------------------------------
 
     def _on_commit(self, order: Order) -> Answer:
         self.commit(order.step)
@@ -180,7 +201,9 @@ class PartyHost(LocalEngine):
         return Answer(exports=exports)
 
     def keep_export(self, client: ClientId, export: Export) -> Export:
-        """What of a client's final model leaves this place. In a simulation all; an organisation's host keeps it and tells its size."""
+        """What of a client's final model leaves this place. In a simulation all; an organisation's host keeps it and
+        tells its size.
+        """
         return export
 
 

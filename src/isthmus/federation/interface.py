@@ -22,7 +22,9 @@ FailureKind = Literal["timeout", "unavailable", "crashed", "handler", "protocol"
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a party has no reply. ``detail`` is an exception's type, never its text: a text could carry data across a wall."""
+    """Why a party has no reply. ``detail`` is an exception's type, never its text: a text could carry data across a
+    wall.
+    """
 
     kind: FailureKind
     detail: str = ""
@@ -35,9 +37,13 @@ class QuorumError(RunError):
 
     def __init__(self, action: str, failures: Mapping[PartyId, Failure], answered: int, asked: int) -> None:
         self.failures = dict(failures)
-        listed = "; ".join(f"{party}: {f.kind} {f.detail}{_text(f)}".rstrip() for party, f in sorted(failures.items())[:5])
+        listed = "; ".join(
+            f"{party}: {f.kind} {f.detail}{_text(f)}".rstrip() for party, f in sorted(failures.items())[:5]
+        )
         more = f" and {len(failures) - 5} more" if len(failures) > 5 else ""
-        super().__init__(f"{action}: {answered} of {asked} parties answered ({listed}{more}); fix these parties, then resume the run")
+        super().__init__(
+            f"{action}: {answered} of {asked} parties answered ({listed}{more}); fix these parties, then resume the run"
+        )
 
 
 def _text(failure: Failure) -> str:
@@ -53,7 +59,9 @@ class PerClient(Generic[M]):
 
 @dataclass(frozen=True)
 class Stacked(Generic[M]):
-    """One message that stands for many: every tensor has a leading axis over ``parties``, every number is a 1-D tensor."""
+    """One message that stands for many: every tensor has a leading axis over ``parties``, every number is a 1-D
+    tensor.
+    """
 
     message: M
     parties: tuple[PartyId, ...]
@@ -70,14 +78,20 @@ class Stacked(Generic[M]):
 
 
 class Replies(Mapping[PartyId, MaybeRep]):
-    """Replies by party, in sorted order; ``failures`` says why others are missing; ``mail`` is what ``exchange`` sent to the server."""
+    """Replies by party, in sorted order; ``failures`` says why others are missing; ``mail`` is what ``exchange`` sent
+    to the server.
+    """
 
     def __init__(
-        self, replies: Mapping[PartyId, MaybeRep] | Stacked[Any], failures: Mapping[PartyId, Failure],
+        self,
+        replies: Mapping[PartyId, MaybeRep] | Stacked[Any],
+        failures: Mapping[PartyId, Failure],
         mail: Mapping[PartyId, Message] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._stack = replies if isinstance(replies, Stacked) else None
-        self._replies: dict[PartyId, MaybeRep] = {} if isinstance(replies, Stacked) else {p: replies[p] for p in sorted(replies)}
+        self._replies: dict[PartyId, MaybeRep] = (
+            {} if isinstance(replies, Stacked) else {p: replies[p] for p in sorted(replies)}
+        )
         self.failures = dict(failures)
         self.mail: dict[PartyId, Message] = dict(mail or {})
 
@@ -117,8 +131,8 @@ def total(messages: Sequence[M]) -> M:
 class Federation(Protocol):
     """The server's view of the parties of one role (architecture, section 4).
 
-    ``handler`` is the function itself, e.g. ``FedAvgClient.local_update``: editors jump to it, mypy checks the request, engines send its
-    name. ``to`` defaults to all parties of the role.
+    ``handler`` is the function itself, e.g. ``FedAvgClient.local_update``: editors jump to it, mypy checks the request,
+    engines send its name. ``to`` defaults to all parties of the role.
     """
 
     @property
@@ -127,20 +141,41 @@ class Federation(Protocol):
         ...
 
     @overload
-    def call(self, handler: Callable[[Any, Req], MaybeRep], request: Req | PerClient[Req], *, to: Iterable[PartyId] | None = None,
-             quorum: float = 1.0, timeout: float | None = None) -> Replies[MaybeRep]: ...  # fmt: skip
+    def call(
+        self,
+        handler: Callable[[Any, Req], MaybeRep],
+        request: Req | PerClient[Req],
+        *,
+        to: Iterable[PartyId] | None = None,
+        quorum: float = 1.0,
+        timeout: float | None = None,
+    ) -> Replies[MaybeRep]: ...
     @overload
-    def call(self, handler: Callable[[Any], MaybeRep], *, to: Iterable[PartyId] | None = None,
-             quorum: float = 1.0, timeout: float | None = None) -> Replies[MaybeRep]: ...  # fmt: skip
+    def call(
+        self,
+        handler: Callable[[Any], MaybeRep],
+        *,
+        to: Iterable[PartyId] | None = None,
+        quorum: float = 1.0,
+        timeout: float | None = None,
+    ) -> Replies[MaybeRep]: ...
 
     @overload
-    def sum(self, handler: Callable[[Any, Req], Rep], request: Req | PerClient[Req], *, to: Iterable[PartyId] | None = None) -> Rep: ...
+    def sum(
+        self, handler: Callable[[Any, Req], Rep], request: Req | PerClient[Req], *, to: Iterable[PartyId] | None = None
+    ) -> Rep: ...
     @overload
     def sum(self, handler: Callable[[Any], Rep], *, to: Iterable[PartyId] | None = None) -> Rep: ...
 
-    def exchange(self, send: Callable[..., Mapping[PartyId, Any]], receive: Callable[..., Any] | Sequence[Callable[..., Any]],
-                 request: Message | PerClient[Any] | None = None, *, to: Iterable[PartyId] | None = None,
-                 combine: Literal["each", "sum"] = "each") -> Replies[Any]: ...  # fmt: skip
+    def exchange(
+        self,
+        send: Callable[..., Mapping[PartyId, Any]],
+        receive: Callable[..., Any] | Sequence[Callable[..., Any]],
+        request: Message | PerClient[Any] | None = None,
+        *,
+        to: Iterable[PartyId] | None = None,
+        combine: Literal["each", "sum"] = "each",
+    ) -> Replies[Any]: ...
 
     def stream(self, purpose: str) -> Stream:
         """Random stream of the server for one purpose in the current round."""
@@ -160,6 +195,8 @@ class View:
     num_classes: int
     task: Literal["node", "graph"] = "node"
     alike: bool = True
-    """Whether all clients have the same features and classes; if not, the two numbers above are those of nobody in particular."""
+    """Whether all clients have the same features and classes; if not, the two numbers above are those of nobody in
+    particular.
+    """
     edges: Tensor | None = None
     """The whole edge list (2, E), only for a method whose server knows the graph."""

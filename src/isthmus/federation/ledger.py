@@ -42,11 +42,15 @@ class Entry:
 
     @classmethod
     def of(cls, message: type[Message], **columns: Any) -> Entry:
-        return cls(message=message.__name__, kinds={name: str(kind) for name, kind in kinds_of(message).items()}, **columns)
+        return cls(
+            message=message.__name__, kinds={name: str(kind) for name, kind in kinds_of(message).items()}, **columns
+        )
 
     @classmethod
     def from_json(cls, line: str) -> Entry:
-        raw: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in json.loads(line).items()}
+        raw: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in json.loads(line).items()
+        }
         return cls(**raw)
 
     def to_json(self) -> str:
@@ -58,7 +62,9 @@ class Entry:
 
     @property
     def channel(self) -> str:
-        """``up`` and ``down`` between client and server, ``peer`` between clients, ``device`` where a device is an end."""
+        """``up`` and ``down`` between client and server, ``peer`` between clients, ``device`` where a device is an
+        end.
+        """
         sender, receiver = self.roles
         if "device" in (sender, receiver):
             return "device"
@@ -96,7 +102,9 @@ def channel_totals(entries: Iterable[Entry]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Disclosure:
-    """One line of a disclosure sheet: in this phase, this role shows that role these kinds of things, under this protection."""
+    """One line of a disclosure sheet: in this phase, this role shows that role these kinds of things, under this
+    protection.
+    """
 
     phase: str
     sender: str
@@ -123,7 +131,9 @@ class Sheet:
         for entry in entries:
             sender, receiver = entry.roles
             key = (entry.phase, sender, receiver, entry.message, entry.protection)
-            row = self._rows.setdefault(key, {"kinds": sorted(set(entry.kinds.values())), "times": 0, "bytes": 0, "bytes_by_kind": {}})
+            row = self._rows.setdefault(
+                key, {"kinds": sorted(set(entry.kinds.values())), "times": 0, "bytes": 0, "bytes_by_kind": {}}
+            )
             row["times"] += len(entry.bytes)
             row["bytes"] += entry.total
             for kind, size in entry.by_kind.items():
@@ -140,7 +150,8 @@ class Sheet:
 def differences(sheet: Sheet, declared: Sequence[Disclosure], also: Iterable[str] = ()) -> list[str]:
     """What a run showed that was not declared, and what was declared but never shown; empty if the sheet is honest.
 
-    ``also``: names of messages of the house itself (keys of secure sums, counts for ``--metric``) that may be shown beside these.
+    ``also``: names of messages of the house itself (keys of secure sums, counts for ``--metric``) that may be shown
+    beside these.
     """
     shown = {key for key in set(sheet.keys()) if key[3] not in set(also)}
     # What a method declares as summed is masked where secure sums are on: less is shown, never more.

@@ -7,8 +7,9 @@ A message is a frozen dataclass whose fields say what *kind* of thing they discl
         weights: Model[Weights]
         share: Count[float]
 
-The kinds of a method's messages are its disclosure sheet: what a reader of the sheet sees is what the codec lets through.
-A :class:`~isthmus.records.Record` is the same without kinds: state that stays with its party and goes into that party's checkpoints.
+The kinds of a method's messages are its disclosure sheet: what a reader of the sheet sees is what the codec lets
+through. A :class:`~isthmus.records.Record` is the same without kinds: state that stays with its party and goes into
+that party's checkpoints.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The runtime of one party: the only door to its client object.
 
-It holds the allow-list, answers a repeated sequence from memory, keeps the party's last two tags and rolls back to them. Engines differ in
-how a call reaches this class, never in what happens here.
+It holds the allow-list, answers a repeated sequence from memory, keeps the party's last two tags and rolls back to
+them. Engines differ in how a call reaches this class, never in what happens here.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Combine = Literal["each", "sum"]
 
 @dataclass(frozen=True)
 class Turn:
-    """Which round is being played. ``incarnation`` grows with every restart of the server, ``step`` with every round of the run: calls of
-    an older one, delayed on the way, are refused."""
+    """Which round is being played. ``incarnation`` grows with every restart of the server, ``step`` with every round of
+    the run: calls of an older one, delayed on the way, are refused."""
 
     incarnation: int
     phase: str
@@ -48,8 +48,8 @@ class Parcel:
 
 @dataclass(frozen=True)
 class Invocation:
-    """One call to one party: ``argument`` for ``call`` and ``send``, ``parcels`` for ``receive``; ``mask`` where only a sum may be seen,
-    ``mail`` for mail of which only a sum may be seen."""
+    """One call to one party: ``argument`` for ``call`` and ``send``, ``parcels`` for ``receive``; ``mask`` where only a
+    sum may be seen, ``mail`` for mail of which only a sum may be seen."""
 
     party: PartyId
     role: str
@@ -92,7 +92,9 @@ class Party:
         self._selected: Record | None = None
         self._turn: Turn | None = None
         self._sums: SumParty | None = None
-        self._held: dict[int, dict[PartyId, Message]] = {}  # mail that waits for its masks, by the sequence it was made under
+        self._held: dict[
+            int, dict[PartyId, Message]
+        ] = {}  # mail that waits for its masks, by the sequence it was made under
         self._memory: dict[int, tuple[str, Outcome]] = {}
         self.client = make()
         self.client.setup()
@@ -100,7 +102,7 @@ class Party:
         self.client.state = self.client.initial_state()
         self.state_type: type[Record] = type(self.client.state)
 
-    # -- calls ---------------------------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
 
     def invoke(self, call: Invocation) -> Outcome:
         """Run an allowed handler. A handler that raises leaves the party's state as it was."""
@@ -121,7 +123,9 @@ class Party:
                 outcome = self._masked(outcome, call)
             elif call.mail is not None and call.mail.orders is None:
                 outcome = self._hold(outcome, call)
-        except Exception as error:  # whatever a method's code raises becomes a failure of this party, not of the process
+        except (
+            Exception
+        ) as error:  # whatever a method's code raises becomes a failure of this party, not of the process
             self.client.state = before
             logger.debug("%s: handler %s failed", self.name, call.handler, exc_info=True)
             return Failure("protocol" if isinstance(error, ProtocolError) else "handler", type(error).__name__, error)
@@ -152,7 +156,10 @@ class Party:
             raise ProtocolError(f"{self.name} holds no such mail of {call.handler}: repeat the round")
         if any(order.tag.receiver != receiver or receiver in order.roster.keys for receiver, order in orders.items()):
             raise ProtocolError(f"{self.name}: mail would be masked for somebody else than its receiver")
-        return tuple(Parcel(self.name, receiver, mask_reply(self._sums, mail[receiver], orders[receiver])) for receiver in sorted(mail))
+        return tuple(
+            Parcel(self.name, receiver, mask_reply(self._sums, mail[receiver], orders[receiver]))
+            for receiver in sorted(mail)
+        )
 
     def _unmasked(self, call: Invocation, wanted: type[Message], order: MailOrder) -> Message | None:
         """The sum of masked mail, and of what this party wrote to itself."""
@@ -180,7 +187,9 @@ class Party:
         self.begin(call.turn)
         known = self._memory.get(call.sequence)
         if known is not None and known[0] != call.handler:
-            raise ProtocolError(f"{self.name}: sequence {call.sequence} was a call of {known[0]}, now of {call.handler}")
+            raise ProtocolError(
+                f"{self.name}: sequence {call.sequence} was a call of {known[0]}, now of {call.handler}"
+            )
         return signature
 
     def begin(self, turn: Turn) -> None:
@@ -240,12 +249,14 @@ class Party:
         for receiver in sorted(result, key=str):
             content = result[receiver]
             if not isinstance(receiver, str):
-                raise ProtocolError(f"handler {call.handler} must address parties by name, got {type(receiver).__name__}")
+                raise ProtocolError(
+                    f"handler {call.handler} must address parties by name, got {type(receiver).__name__}"
+                )
             _expect(content, signature.reply, call.handler)
             parcels.append(Parcel(self.name, receiver, content))
         return tuple(parcels)
 
-    # -- tags ----------------------------------------------------------------------------------------------------------------
+    # -- tags --------------------------------------------------------------------------------------
 
     def commit(self, step: int) -> None:
         """Tag the present state; the last two tags are kept."""
@@ -270,7 +281,9 @@ class Party:
             self._tags[step] = snapshot.state, snapshot.selected
 
     def rollback(self, step: int) -> None:
-        """Return to a tag, as if nothing had happened since: newer tags are forgotten, calls of an older incarnation stay refused."""
+        """Return to a tag, as if nothing had happened since: newer tags are forgotten, calls of an older incarnation
+        stay refused.
+        """
         self.fetch(step)
         self.client = self._make()
         self.client.setup()

@@ -1,7 +1,8 @@
 """Roles: what runs at a party, and which of its functions others may call.
 
-A method gives one class per role (``client``, and below it ``device``). Only functions marked :func:`handler` can be called from
-outside; what they take and return is read from their annotations, so a message of another type is refused before the function runs.
+A method gives one class per role (``client``, and below it ``device``). Only functions marked :func:`handler` can be
+called from outside; what they take and return is read from their annotations, so a message of another type is refused
+before the function runs.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Signature:
     """What a handler takes and gives.
 
     ``request``: message type of its argument, or None if it takes none. ``mail``: True if the argument is
-    ``Mapping[PartyId, request]`` (a receiver of mail). ``reply``: message type it returns, or None. ``sends``: True if it returns
-    ``Mapping[PartyId, reply]`` (a sender of mail).
+    ``Mapping[PartyId, request]`` (a receiver of mail). ``reply``: message type it returns, or None. ``sends``: True if
+    it returns ``Mapping[PartyId, reply]`` (a sender of mail).
     """
 
     request: type[Message] | None
@@ -57,11 +58,16 @@ def signature_of(function: Callable[..., Any]) -> Signature:
         raise TypeError(f"handler {name} must take at most one argument besides self: one message")
     for place in (*parameters, "return"):
         if place not in hints:
-            raise TypeError(f"handler {name} does not say what {place!r} is: annotate it with a Message, Mapping[PartyId, Message] or None")
+            raise TypeError(
+                f"handler {name} does not say what {place!r} is: annotate it with a Message, Mapping[PartyId, Message] "
+                "or None"
+            )
     request, mail = _message_type(hints[parameters[0]], name) if parameters else (None, False)
     reply, sends = _message_type(hints["return"], name)
     if reply is not None and type(None) in get_args(hints["return"]):
-        raise TypeError(f"handler {name} must always return a {reply.__name__} or never: silence would be a message too")
+        raise TypeError(
+            f"handler {name} must always return a {reply.__name__} or never: silence would be a message too"
+        )
     return Signature(request, mail, reply, sends)
 
 
@@ -83,9 +89,9 @@ def _message_type(hint: Any, name: str) -> tuple[type[Message] | None, bool]:
 class Client(Generic[ConfigT, StateT]):
     """One party of a role. Its data stays in ``self.data``; only what handlers return leaves.
 
-    ``self.state`` is everything it remembers between rounds: one frozen record, replaced as a whole, never modified in place. What
-    :meth:`setup` derives from data and config may be kept on ``self`` (it is recomputed after a restart). ``self.scratch`` lives for one
-    round and is empty at the start of the next.
+    ``self.state`` is everything it remembers between rounds: one frozen record, replaced as a whole, never modified in
+    place. What :meth:`setup` derives from data and config may be kept on ``self`` (it is recomputed after a restart).
+    ``self.scratch`` lives for one round and is empty at the start of the next.
     """
 
     cohort: ClassVar[type[Cohort[Any]] | None] = None
@@ -125,8 +131,9 @@ class Client(Generic[ConfigT, StateT]):
 class Cohort(Generic[ClientT]):
     """Many clients of one process, trained together. A method named like a handler replaces it for the whole group.
 
-    It takes the clients' requests (one message, or a list of them) and returns a :class:`~isthmus.federation.interface.Stacked`
-    message. While a cohort works, it owns the clients' state: :meth:`load` takes it over, :meth:`store` gives it back.
+    It takes the clients' requests (one message, or a list of them) and returns a
+    :class:`~isthmus.federation.interface.Stacked` message. While a cohort works, it owns the clients' state:
+    :meth:`load` takes it over, :meth:`store` gives it back.
     """
 
     def __init__(self, clients: Sequence[ClientT]) -> None:
@@ -150,7 +157,9 @@ def everything(data: NodeData) -> NodeData:
 
 @dataclass(frozen=True)
 class Role:
-    """A class and what of a client's data a party of this role holds (``holds`` is applied once, before construction)."""
+    """A class and what of a client's data a party of this role holds (``holds`` is applied once, before
+    construction).
+    """
 
     cls: type[Client[Any, Any]]
     holds: Callable[[NodeData], Any] = everything
@@ -173,7 +182,11 @@ class RoleTable:
         ``prefer`` decides where several roles inherit the same function.
         """
         name = function.__name__
-        roles = [role for role, entry in self.roles.items() if any(vars(base).get(name) is function for base in entry.cls.__mro__)]
+        roles = [
+            role
+            for role, entry in self.roles.items()
+            if any(vars(base).get(name) is function for base in entry.cls.__mro__)
+        ]
         if not (any(name in self.handlers[role] for role in roles) if roles else getattr(function, _MARK, False)):
             raise TypeError(f"{function.__qualname__} is not marked @handler, so no party may be asked to run it")
         if not roles:

@@ -1,8 +1,8 @@
 """The shape of a record, compiled once from its annotations.
 
-One tree of nodes per record type does everything that needs to walk a message: check it, copy it (isolation in process), write and
-read it (codec), add messages up (``sum``) and take one client's row out of a stack (cohort). Reading is driven by what the *receiver*
-declares, never by what the bytes claim.
+One tree of nodes per record type does everything that needs to walk a message: check it, copy it (isolation in
+process), write and read it (codec), add messages up (``sum``) and take one client's row out of a stack (cohort).
+Reading is driven by what the *receiver* declares, never by what the bytes claim.
 """
 
 from __future__ import annotations
@@ -19,10 +19,20 @@ from isthmus.errors import ProtocolError
 from isthmus.records import Record
 
 DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
-    torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL", torch.uint16: "U16", torch.uint32: "U32",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
     torch.uint64: "U64",
-}  # fmt: skip
+}
 """Types of tensors that travel, with their names in a safetensors header."""
 
 Json = Any
@@ -58,7 +68,11 @@ class Source:
 
     def finished(self) -> bool:
         return (self.next_tensor, self.next_blob, self.next_float, self.next_integer) == (
-            len(self.tensors), len(self.blobs), len(self.floats), len(self.integers))  # fmt: skip
+            len(self.tensors),
+            len(self.blobs),
+            len(self.floats),
+            len(self.integers),
+        )
 
 
 @dataclass(frozen=True)
@@ -71,9 +85,11 @@ class ScaledRows:
 
 @dataclass(frozen=True)
 class OnlyTotal:
-    """A stack of ``parties`` rows of which only the sum was ever formed: for cohorts whose replies go into ``federation.sum``.
+    """A stack of ``parties`` rows of which only the sum was ever formed: for cohorts whose replies go into
+    ``federation.sum``.
 
-    A single row stands for an equal part of the total. It has the right shape and the rows add up, but it is nobody's own message.
+    A single row stands for an equal part of the total. It has the right shape and the rows add up, but it is nobody's
+    own message.
     """
 
     total: Tensor
@@ -237,7 +253,9 @@ class TensorNode(Node):
             raise ProtocolError(f"{self.where}: tensors of type {value.dtype} do not travel")
         if value.layout == torch.sparse_csr:
             if value.dim() != 2 or value.values().dim() != 1:
-                raise ProtocolError(f"{self.where}: a CSR tensor travels as one matrix of numbers, not {tuple(value.shape)}")
+                raise ProtocolError(
+                    f"{self.where}: a CSR tensor travels as one matrix of numbers, not {tuple(value.shape)}"
+                )
         elif value.layout != torch.strided:
             raise ProtocolError(f"{self.where}: tensors travel dense or CSR, not {value.layout}")
         return value.detach()
@@ -245,7 +263,12 @@ class TensorNode(Node):
     def copy(self, value: Any) -> Tensor:
         tensor = self._check(value)
         if tensor.layout == torch.sparse_csr:
-            return _csr(tensor.crow_indices().clone(), tensor.col_indices().clone(), tensor.values().clone(), tuple(tensor.shape))
+            return _csr(
+                tensor.crow_indices().clone(),
+                tensor.col_indices().clone(),
+                tensor.values().clone(),
+                tuple(tensor.shape),
+            )
         return tensor.clone(memory_format=torch.contiguous_format)
 
     def write(self, value: Any, sink: Sink) -> Json:
@@ -259,8 +282,13 @@ class TensorNode(Node):
     def read(self, tree: Json, source: Source) -> Tensor:
         if tree == "t" and source.next_tensor < len(source.tensors):
             return source.take_tensor()
-        if (isinstance(tree, list) and len(tree) == 3 and tree[0] == "c" and source.next_tensor + 3 <= len(source.tensors)
-                and all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**48 for n in tree[1:])):  # fmt: skip
+        if (
+            isinstance(tree, list)
+            and len(tree) == 3
+            and tree[0] == "c"
+            and source.next_tensor + 3 <= len(source.tensors)
+            and all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**48 for n in tree[1:])
+        ):
             return self._read_csr(source.take_tensor(), source.take_tensor(), source.take_tensor(), (tree[1], tree[2]))
         raise self.wrong(tree, "a tensor")
 
@@ -268,12 +296,15 @@ class TensorNode(Node):
         """torch trusts CSR parts by default; from another party each invariant is checked."""
         sound = (
             values.dim() == columns.dim() == pointers.dim() == 1
-            and columns.dtype == pointers.dtype and columns.dtype in (torch.int64, torch.int32)
-            and values.numel() == columns.numel() and pointers.numel() == shape[0] + 1
-            and int(pointers[0]) == 0 and int(pointers[-1]) == values.numel()
+            and columns.dtype == pointers.dtype
+            and columns.dtype in (torch.int64, torch.int32)
+            and values.numel() == columns.numel()
+            and pointers.numel() == shape[0] + 1
+            and int(pointers[0]) == 0
+            and int(pointers[-1]) == values.numel()
             and bool((pointers[1:] >= pointers[:-1]).all())
             and (columns.numel() == 0 or (int(columns.min()) >= 0 and int(columns.max()) < shape[1]))
-        )  # fmt: skip
+        )
         if not sound:
             raise ProtocolError(f"{self.where} is not a valid CSR matrix of shape {shape}")
         return _csr(pointers, columns, values, shape)
@@ -302,12 +333,16 @@ class TensorNode(Node):
             flat = stack.tensor.reshape(stack.tensor.shape[0], -1)
             return (stack.scale.to(flat.dtype) @ flat).reshape(stack.tensor.shape[1:])
         self._check_sum(stack.dtype)
-        total: Tensor = stack.sum(0, dtype=stack.dtype)  # torch would widen small integers; single messages are not widened either
+        total: Tensor = stack.sum(
+            0, dtype=stack.dtype
+        )  # torch would widen small integers; single messages are not widened either
         return total
 
     def _check_sum(self, dtype: torch.dtype) -> None:
         if dtype in _NO_SUM:
-            raise ProtocolError(f"{self.where} cannot be summed: tensors of type {dtype} have no sum; send int64 or a float")
+            raise ProtocolError(
+                f"{self.where} cannot be summed: tensors of type {dtype} have no sum; send int64 or a float"
+            )
 
 
 class OptionalNode(Node):
@@ -427,14 +462,18 @@ class RecordNode(Node):
 
     def write(self, value: Any, sink: Sink) -> Json:
         self._check(value)
-        return {"": self.record.__name__} | {name: node.write(getattr(value, name), sink) for name, node in self.fields.items()}
+        return {"": self.record.__name__} | {
+            name: node.write(getattr(value, name), sink) for name, node in self.fields.items()
+        }
 
     def read(self, tree: Json, source: Source) -> Any:
         if not isinstance(tree, dict) or tree.get("") != self.record.__name__:
             raise self.wrong(tree, f"a {self.record.__name__}")
         if list(tree) != ["", *self.fields]:
             missing, extra = [name for name in self.fields if name not in tree], len(set(tree) - {"", *self.fields})
-            raise ProtocolError(f"{self.where}: {self.record.__name__} has other fields here: missing {missing}, {extra} unknown")
+            raise ProtocolError(
+                f"{self.where}: {self.record.__name__} has other fields here: missing {missing}, {extra} unknown"
+            )
         return self.record(**{name: node.read(tree[name], source) for name, node in self.fields.items()})
 
     def add(self, a: Any, b: Any) -> Any:
@@ -489,8 +528,14 @@ def _take_integer(node: Node, tree: Json, mark: str, source: Source) -> int:
 _NO_SUM = (torch.bool, torch.uint16, torch.uint32, torch.uint64)
 
 _SCALARS: dict[object, type[Node]] = {
-    bool: BoolNode, int: IntNode, float: FloatNode, str: StrNode, bytes: BytesNode, Tensor: TensorNode, type(None): NoneNode,
-}  # fmt: skip
+    bool: BoolNode,
+    int: IntNode,
+    float: FloatNode,
+    str: StrNode,
+    bytes: BytesNode,
+    Tensor: TensorNode,
+    type(None): NoneNode,
+}
 
 
 def _compile(where: str, hint: Any) -> Node:

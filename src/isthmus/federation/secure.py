@@ -1,17 +1,18 @@
-"""Secure sums behind ``federation.sum`` and ``exchange(..., combine="sum")``: each party masks what it sends, the receiver adds vectors
-of words and reads only the total.
+"""Secure sums behind ``federation.sum`` and ``exchange(..., combine="sum")``: each party masks what it sends, the
+receiver adds vectors of words and reads only the total.
 
-The masks are those of `isthmus.privacy.masks`. Once per session every party announces a session key; then a reply's numbers become one
-vector modulo 2^64 whose masks cancel in the sum of all. What the vector means (names, shapes, types, but no value) travels beside it as
-``layout``.
+The masks are those of `isthmus.privacy.masks`. Once per session every party announces a session key; then a reply's
+numbers become one vector modulo 2^64 whose masks cancel in the sum of all. What the vector means (names, shapes, types,
+but no value) travels beside it as ``layout``.
 
-Mail is masked in two steps, because masks need to know who else writes to the same receiver: senders hold their mail and say whom it is
-for (:class:`MailPlan`), learn the roster of each receiver (:class:`MailOrders`), and only then mask and send. A sparse matrix is summed
-over the union of the positions its senders announced among dummies (`isthmus.privacy.sparse`): whoever relays mail, and the other senders
-to the same receiver, see where entries may be, never their values. Mail to oneself is added by the party's own runtime and never leaves it.
+Mail is masked in two steps, because masks need to know who else writes to the same receiver: senders hold their mail
+and say whom it is for (:class:`MailPlan`), learn the roster of each receiver (:class:`MailOrders`), and only then mask
+and send. A sparse matrix is summed over the union of the positions its senders announced among dummies
+(`isthmus.privacy.sparse`): whoever relays mail, and the other senders to the same receiver, see where entries may be,
+never their values. Mail to oneself is added by the party's own runtime and never leaves it.
 
-In one process keys are not signed: there is nobody to sign for. Between organisations they are, by long-term keys agreed outside
-(`isthmus.privacy.keys`); otherwise a server could play all other parties.
+In one process keys are not signed: there is nobody to sign for. Between organisations they are, by long-term keys
+agreed outside (`isthmus.privacy.keys`); otherwise a server could play all other parties.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class Masked(Message):
 
 @dataclass(frozen=True)
 class Sealed(Message):
-    """Mail that only its receiver can open. What it is of is said in clear and authenticated with it: type, size, bytes by kind, and the
-    call it was sent by."""
+    """Mail that only its receiver can open. What it is of is said in clear and authenticated with it: type, size, bytes
+    by kind, and the call it was sent by."""
 
     message_type: Identifier[str]
     size: Count[int]
@@ -72,7 +73,9 @@ class Sealed(Message):
 
 @dataclass(frozen=True)
 class MailPlan(Message):
-    """Whom a party has mail for, and for every sparse matrix in it the positions that may hold something, dummies among them."""
+    """Whom a party has mail for, and for every sparse matrix in it the positions that may hold something, dummies among
+    them.
+    """
 
     receivers: Identifier[tuple[str, ...]]
     announced: Structure[Mapping[str, tuple[Tensor, ...]]]
@@ -88,7 +91,9 @@ class MailOrders(Message):
 
 @dataclass(frozen=True)
 class MaskOrder:
-    """Asks a party to mask a message for one sum. ``supports``: flat positions of each sparse matrix in it; None refuses such matrices."""
+    """Asks a party to mask a message for one sum. ``supports``: flat positions of each sparse matrix in it; None
+    refuses such matrices.
+    """
 
     roster: SumRoster
     tag: SumTag
@@ -99,8 +104,9 @@ class MaskOrder:
 class MailOrder:
     """What a party's runtime does with summed mail.
 
-    ``held`` is the sequence of the sending: without ``orders`` the handler's mail is held under it and a plan returned; a sender's
-    ``orders`` (by receiver) have it masked; a receiver's own order has what arrived unmasked and its mail to itself added.
+    ``held`` is the sequence of the sending: without ``orders`` the handler's mail is held under it and a plan returned;
+    a sender's ``orders`` (by receiver) have it masked; a receiver's own order has what arrived unmasked and its mail to
+    itself added.
     """
 
     held: int
@@ -108,7 +114,9 @@ class MailOrder:
 
 
 def mask_reply(party: SumParty, reply: Message, order: MaskOrder) -> Masked:
-    """The numbers of a reply, masked. Texts, bytes and bools have no masked sum and are refused; so are sparse matrices without support."""
+    """The numbers of a reply, masked. Texts, bytes and bools have no masked sum and are refused; so are sparse matrices
+    without support.
+    """
     sink = Sink()
     tree = schema(type(reply)).write(reply, sink)
     _check_summable(tree, type(reply).__name__, sparse=order.supports is not None)
@@ -121,10 +129,14 @@ def mask_reply(party: SumParty, reply: Message, order: MaskOrder) -> Masked:
 
 
 def unmask(replies: Mapping[PartyId, Masked], order: MaskOrder, reply: type[Message]) -> Message:
-    """The sum of all parties' replies; a missing party, another roster or a changed vector is an error, never a wrong sum."""
+    """The sum of all parties' replies; a missing party, another roster or a changed vector is an error, never a wrong
+    sum.
+    """
     layouts = {masked.layout for masked in replies.values()}
     if len(layouts) > 1:
-        raise ProtocolError("the parties of a secure sum sent messages of different shape; all must have the same names and sizes")
+        raise ProtocolError(
+            "the parties of a secure sum sent messages of different shape; all must have the same names and sizes"
+        )
     server = SumServer(order.roster, order.tag)
     for party, masked in sorted(replies.items()):
         server.add(party, masked.words.numpy().view(np.uint64))
@@ -155,11 +167,18 @@ def plan_mail(mail: Mapping[PartyId, Message], sender: PartyId) -> MailPlan:
 
 
 def join_supports(plans: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """The common support of every sparse matrix of one receiver's mail. Sizes are checked by the parties, who know the shapes."""
+    """The common support of every sparse matrix of one receiver's mail. Sizes are checked by the parties, who know the
+    shapes.
+    """
     lists = list(plans)
     if len({len(each) for each in lists}) != 1:
-        raise ProtocolError("the senders of one receiver's mail sent messages of different shape; all must have the same names and sizes")
-    return tuple(torch.from_numpy(union_support([each.numpy() for each in column], _MOST)) for column in zip(*lists, strict=True))
+        raise ProtocolError(
+            "the senders of one receiver's mail sent messages of different shape; all must have the same names and "
+            "sizes"
+        )
+    return tuple(
+        torch.from_numpy(union_support([each.numpy() for each in column], _MOST)) for column in zip(*lists, strict=True)
+    )
 
 
 _MOST = 2**62
@@ -186,7 +205,9 @@ def _placed(tensors: Sequence[Tensor], tree: Json, supports: Sequence[Tensor]) -
             continue
         values, support = tensors[at], left.pop(0)
         if not values.is_floating_point():
-            raise ProtocolError("sparse matrices are summed behind masks as floats: send float values, or run without secure_sum")
+            raise ProtocolError(
+                "sparse matrices are summed behind masks as floats: send float values, or run without secure_sum"
+            )
         _check_support(support, shape)
         over = place(_positions(tensors[at : at + 3], shape).numpy(), values.detach().double().numpy(), support.numpy())
         placed.append(torch.from_numpy(over).to(values.dtype))
@@ -194,7 +215,9 @@ def _placed(tensors: Sequence[Tensor], tree: Json, supports: Sequence[Tensor]) -
 
 
 def _gathered(tensors: Sequence[Tensor], tree: Json, supports: Sequence[Tensor]) -> list[Tensor]:
-    """The reverse for the total: values over a support become values, columns and row pointers; positions with nothing in them go."""
+    """The reverse for the total: values over a support become values, columns and row pointers; positions with nothing
+    in them go.
+    """
     gathered: list[Tensor] = []
     left, given = list(supports), iter(tensors)
     for _, shape in _tensor_places(tree):
@@ -217,7 +240,9 @@ def _gathered(tensors: Sequence[Tensor], tree: Json, supports: Sequence[Tensor])
 
 
 def _tensor_places(tree: Json) -> list[tuple[int, tuple[int, int] | None]]:
-    """Tensors of a tree in order: index of the first of each in the sink, and its shape if it is a sparse matrix (three tensors there)."""
+    """Tensors of a tree in order: index of the first of each in the sink, and its shape if it is a sparse matrix (three
+    tensors there).
+    """
     places: list[tuple[int, tuple[int, int] | None]] = []
     at = 0
 
@@ -250,17 +275,24 @@ def _positions(parts: Sequence[Tensor], shape: tuple[int, int]) -> Tensor:
 
 def _size(shape: tuple[int, int]) -> int:
     if shape[0] * shape[1] >= _MOST:
-        raise ProtocolError(f"a sparse matrix of shape {shape} is too large for a secure sum: send fewer rows or columns")
+        raise ProtocolError(
+            f"a sparse matrix of shape {shape} is too large for a secure sum: send fewer rows or columns"
+        )
     return shape[0] * shape[1]
 
 
 def _check_support(support: Tensor, shape: tuple[int, int]) -> None:
     if support.numel() and int(support.max()) >= _size(shape):
-        raise ProtocolError("the senders of one receiver's mail sent messages of different shape; all must have the same names and sizes")
+        raise ProtocolError(
+            "the senders of one receiver's mail sent messages of different shape; all must have the same names and "
+            "sizes"
+        )
 
 
 def _check_summable(tree: Json, where: str, sparse: bool = False) -> None:
-    """Leaves of a tree are ``t`` (tensor), ``f``, ``i``; anything else carries something that cannot be added up behind masks."""
+    """Leaves of a tree are ``t`` (tensor), ``f``, ``i``; anything else carries something that cannot be added up behind
+    masks.
+    """
     if isinstance(tree, dict):
         for key, item in tree.items():
             if key != "":  # the name of the record's type
@@ -272,4 +304,6 @@ def _check_summable(tree: Json, where: str, sparse: bool = False) -> None:
             _check_summable(item, where, sparse)
     elif tree not in ("t", "f", "i", None):
         kind = {"b": "a bool", "y": "bytes", "c": "a sparse matrix"}.get(tree[0] if tree else "", "a text")
-        raise ProtocolError(f"{where} holds {kind}, which has no masked sum: send tensors and numbers only, or run without secure_sum")
+        raise ProtocolError(
+            f"{where} holds {kind}, which has no masked sum: send tensors and numbers only, or run without secure_sum"
+        )

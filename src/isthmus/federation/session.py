@@ -1,7 +1,7 @@
 """The verbs of :class:`~isthmus.federation.interface.Federation`, once, on top of any engine.
 
-An engine only carries invocations to parties and brings outcomes back. Addressing, quorum, retries, sums, mail and the ledger are here, so
-they cannot differ between engines.
+An engine only carries invocations to parties and brings outcomes back. Addressing, quorum, retries, sums, mail and the
+ledger are here, so they cannot differ between engines.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ RETRIED = ("unavailable", "crashed")
 
 @dataclass(frozen=True)
 class Export:
-    """What a client ends with. ``weights`` is None where its model stays with its owner; ``values`` is how many numbers it has."""
+    """What a client ends with. ``weights`` is None where its model stays with its owner; ``values`` is how many numbers
+    it has.
+    """
 
     values: int
     weights: Weights | None = None
@@ -53,8 +55,9 @@ class Export:
 class Engine(Protocol):
     """Carries calls to parties. Implementations: in process, many cores, separate organisations.
 
-    Everything a run needs of its parties is here, and all of it can cross a wall between processes. A party that is lost shows as a
-    ``crashed`` failure of a call, and as a :class:`~isthmus.federation.interface.QuorumError` of the other operations.
+    Everything a run needs of its parties is here, and all of it can cross a wall between processes. A party that is
+    lost shows as a ``crashed`` failure of a call, and as a :class:`~isthmus.federation.interface.QuorumError` of the
+    other operations.
     """
 
     @property
@@ -64,7 +67,9 @@ class Engine(Protocol):
 
     @property
     def resolved(self) -> Mapping[str, Any]:
-        """Fields of the run's config that were left open and this engine has decided, e.g. how many actors there are."""
+        """Fields of the run's config that were left open and this engine has decided, e.g. how many actors there
+        are.
+        """
         ...
 
     def parties(self, role: str) -> tuple[PartyId, ...]:
@@ -80,7 +85,9 @@ class Engine(Protocol):
         ...
 
     def keep_tags(self, store: Callable[[PartyId], Store]) -> None:
-        """From now on parties keep their tags in stores of their own. An engine whose parties have a place for them already need not."""
+        """From now on parties keep their tags in stores of their own. An engine whose parties have a place for them
+        already need not.
+        """
         ...
 
     def commit(self, step: int) -> None:
@@ -131,10 +138,22 @@ class Clock:
 class Session:
     """A federation over an engine; implements :class:`~isthmus.federation.interface.Federation`."""
 
-    def __init__(self, engine: Engine, table: RoleTable, *, seed: int = 0, incarnation: int = 0, role: str = "client", secure: bool = False,
-                 transcript: Transcript | None = None, shared: tuple[Clock, Ledger] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        engine: Engine,
+        table: RoleTable,
+        *,
+        seed: int = 0,
+        incarnation: int = 0,
+        role: str = "client",
+        secure: bool = False,
+        transcript: Transcript | None = None,
+        shared: tuple[Clock, Ledger] | None = None,
+    ) -> None:
         self.engine, self.table, self.role = engine, table, role
-        self.clock, self.ledger = shared if shared is not None else (Clock(incarnation, seed, secure, transcript), Ledger())
+        self.clock, self.ledger = (
+            shared if shared is not None else (Clock(incarnation, seed, secure, transcript), Ledger())
+        )
 
     @property
     def clients(self) -> tuple[PartyId, ...]:
@@ -148,10 +167,17 @@ class Session:
             raise unknown("role", role, self.table.roles, error=ProtocolError)
         return Session(self.engine, self.table, role=role, shared=(self.clock, self.ledger))
 
-    # -- verbs ---------------------------------------------------------------------------------------------------------------
+    # -- verbs -------------------------------------------------------------------------------------
 
-    def call(self, handler: Callable[..., Any], request: Any = None, *, to: Iterable[PartyId] | None = None,
-             quorum: float = 1.0, timeout: float | None = None) -> Replies[Any]:  # fmt: skip
+    def call(
+        self,
+        handler: Callable[..., Any],
+        request: Any = None,
+        *,
+        to: Iterable[PartyId] | None = None,
+        quorum: float = 1.0,
+        timeout: float | None = None,
+    ) -> Replies[Any]:
         """Ask parties and collect their replies; below quorum the round is lost."""
         if not 0.0 < quorum <= 1.0:
             raise ValueError(f"quorum must lie in (0, 1], got {quorum}")
@@ -180,15 +206,22 @@ class Session:
             summed = total(messages)
         if not codec.finite(summed):  # the total tells whether a closer look is needed
             _check_finite(name, Replies[Any](outcome if isinstance(outcome, Stacked) else _messages(outcome), {}))
-            raise RunError(f"{name}: the sum of the parties' finite numbers is not finite; scale them down before sending")
+            raise RunError(
+                f"{name}: the sum of the parties' finite numbers is not finite; scale them down before sending"
+            )
         return summed
 
     def _secure_sum(self, calls: Sequence[Invocation], name: str) -> Message:
         """The same behind pairwise masks: what arrives from one party is uniform, only the sum of all can be read."""
         if len(calls) < 2:
-            raise RunError(f"{name}: a sum over one party shows that party's values; run with two clients or more, or without secure_sum")
+            raise RunError(
+                f"{name}: a sum over one party shows that party's values; run with two clients or more, or without "
+                "secure_sum"
+            )
         keys, turn = self._sum_keys(), self.clock.turn
-        tag = SumTag(self.clock.run, turn.phase, turn.round, self.clock.sequence, handler=name, attempt=turn.incarnation)
+        tag = SumTag(
+            self.clock.run, turn.phase, turn.round, self.clock.sequence, handler=name, attempt=turn.incarnation
+        )
         order = MaskOrder(SumRoster({call.party: keys[call.party] for call in calls}), tag)
         outcome, failures = self._dispatch([replace(call, mask=order) for call in calls], None)
         self._require(name, len(calls), failures, 1.0)
@@ -208,20 +241,44 @@ class Session:
             place = {"attempt": self.clock.incarnation, "phase": KEYS_PHASE, "round": 0, "sequence": 0}
             columns = {**place, "handler": "keys", "protection": "clear"}
             parties = tuple(keys)
-            self.ledger.add(Entry.of(SumKey, sender=parties, receiver=(SERVER,), bytes=(up,) * len(keys),
-                                     by_kind={Kind.IDENTIFIER: 32 * len(keys)}, **columns))  # fmt: skip
-            self.ledger.add(Entry.of(SumKeys, sender=(SERVER,), receiver=parties, bytes=(down,) * len(keys),
-                                     by_kind={Kind.IDENTIFIER: 32 * len(keys) ** 2}, **columns))  # fmt: skip
+            self.ledger.add(
+                Entry.of(
+                    SumKey,
+                    sender=parties,
+                    receiver=(SERVER,),
+                    bytes=(up,) * len(keys),
+                    by_kind={Kind.IDENTIFIER: 32 * len(keys)},
+                    **columns,
+                )
+            )
+            self.ledger.add(
+                Entry.of(
+                    SumKeys,
+                    sender=(SERVER,),
+                    receiver=parties,
+                    bytes=(down,) * len(keys),
+                    by_kind={Kind.IDENTIFIER: 32 * len(keys) ** 2},
+                    **columns,
+                )
+            )
         return self.clock.sum_keys[self.role]
 
-    def exchange(self, send: Callable[..., Any], receive: Callable[..., Any] | Sequence[Callable[..., Any]], request: Any = None, *,
-                 to: Iterable[PartyId] | None = None, combine: Literal["each", "sum"] = "each") -> Replies[Any]:  # fmt: skip
+    def exchange(
+        self,
+        send: Callable[..., Any],
+        receive: Callable[..., Any] | Sequence[Callable[..., Any]],
+        request: Any = None,
+        *,
+        to: Iterable[PartyId] | None = None,
+        combine: Literal["each", "sum"] = "each",
+    ) -> Replies[Any]:
         """Mail between parties.
 
-        ``send`` runs at the parties in ``to`` and returns ``{party: message}``; ``receive`` runs at every party of its role that sent or
-        got mail (one handler per receiving role). With ``combine="sum"`` a receiver is given one message, the sum, or None. Mail to
-        ``server`` is returned in ``Replies.mail`` (summed: under the key ``sum``). Mail to oneself is delivered but is no traffic.
-        With secure sums on, summed mail is masked between the senders to one receiver, who can read only the total.
+        ``send`` runs at the parties in ``to`` and returns ``{party: message}``; ``receive`` runs at every party of its
+        role that sent or got mail (one handler per receiving role). With ``combine="sum"`` a receiver is given one
+        message, the sum, or None. Mail to ``server`` is returned in ``Replies.mail`` (summed: under the key ``sum``).
+        Mail to oneself is delivered but is no traffic. With secure sums on, summed mail is masked between the senders
+        to one receiver, who can read only the total.
         """
         handlers = self._receivers([receive] if callable(receive) else receive, combine)
         calls, name = self._calls(send, request, to, sends=True)
@@ -240,7 +297,9 @@ class Session:
         return Replies(replies, {}, _server_mail(to_server, combine))
 
     def _secure_exchange(self, calls: Sequence[Invocation], name: str, handlers: Mapping[str, str]) -> Replies[Any]:
-        """Summed mail behind pairwise masks: senders say whom they write to, learn who else does, and only then send, masked."""
+        """Summed mail behind pairwise masks: senders say whom they write to, learn who else does, and only then send,
+        masked.
+        """
         keys, held = self._sum_keys(), calls[0].sequence
         plans = self._mail_plans([replace(call, mail=MailOrder(held)) for call in calls], name)
         writers: dict[PartyId, list[PartyId]] = {}
@@ -250,14 +309,28 @@ class Session:
         self._check_receivers(writers, set(handlers))
         for receiver, senders in writers.items():
             if len(senders) < 2:
-                raise RunError(f"{name}: only {senders[0]} writes to {receiver}, and a sum over one party shows that party's values; "
-                               "let two others or more write to every receiver (zeros are fine), or run without secure_sum")  # fmt: skip
+                raise RunError(
+                    f"{name}: only {senders[0]} writes to {receiver}, and a sum over one party shows that party's "
+                    "values; "
+                    "let two others or more write to every receiver (zeros are fine), or run without secure_sum"
+                )
         turn = self.clock.turn
-        orders = {receiver: MaskOrder(
-            SumRoster({sender: keys[sender] for sender in senders}),
-            SumTag(self.clock.run, turn.phase, turn.round, held, handler=name, attempt=turn.incarnation, receiver=receiver),
-            join_supports([plans[sender].announced.get(receiver, ()) for sender in senders]),
-        ) for receiver, senders in sorted(writers.items())}  # fmt: skip
+        orders = {
+            receiver: MaskOrder(
+                SumRoster({sender: keys[sender] for sender in senders}),
+                SumTag(
+                    self.clock.run,
+                    turn.phase,
+                    turn.round,
+                    held,
+                    handler=name,
+                    attempt=turn.incarnation,
+                    receiver=receiver,
+                ),
+                join_supports([plans[sender].announced.get(receiver, ()) for sender in senders]),
+            )
+            for receiver, senders in sorted(writers.items())
+        }
         parcels = self._masked_parcels(calls, name, plans, orders)
         replies: dict[PartyId, Any] = {}
         for role, handler in handlers.items():
@@ -278,15 +351,28 @@ class Session:
         self._note_batch(name, "clear", [(party, SERVER, plan) for party, plan in plans.items()])
         return plans
 
-    def _masked_parcels(self, calls: Sequence[Invocation], name: str, plans: Mapping[PartyId, MailPlan],
-                        orders: Mapping[PartyId, MaskOrder]) -> list[Parcel]:  # fmt: skip
-        own = {party: {receiver: orders[receiver] for receiver in plan.receivers} for party, plan in plans.items() if plan.receivers}
+    def _masked_parcels(
+        self,
+        calls: Sequence[Invocation],
+        name: str,
+        plans: Mapping[PartyId, MailPlan],
+        orders: Mapping[PartyId, MaskOrder],
+    ) -> list[Parcel]:
+        own = {
+            party: {receiver: orders[receiver] for receiver in plan.receivers}
+            for party, plan in plans.items()
+            if plan.receivers
+        }
         if not own:
             return []
         self._note_batch(name, "clear", [(SERVER, party, _told(its)) for party, its in own.items()])
         held = calls[0].sequence
         # A number of its own, but none of the clock's: handlers draw the same random numbers as in a run without masks.
-        second = [replace(call, argument=None, sequence=-held, mail=MailOrder(held, its)) for call in calls if (its := own.get(call.party))]
+        second = [
+            replace(call, argument=None, sequence=-held, mail=MailOrder(held, its))
+            for call in calls
+            if (its := own.get(call.party))
+        ]
         outcome, failures = self._dispatch(second, None)
         self._require(name, len(second), failures, 1.0)
         assert not isinstance(outcome, Stacked)
@@ -294,25 +380,52 @@ class Session:
         by_role: dict[str, list[Parcel]] = {}
         for parcel in parcels:
             content = parcel.content
-            masked = isinstance(content, Masked) or (isinstance(content, Sealed) and content.message_type == Masked.__name__)
+            masked = isinstance(content, Masked) or (
+                isinstance(content, Sealed) and content.message_type == Masked.__name__
+            )
             if not masked or parcel.receiver not in own[parcel.sender]:
-                raise ProtocolError(f"mail of {parcel.sender} to {parcel.receiver} is not masked, or not what it said it would send")
+                raise ProtocolError(
+                    f"mail of {parcel.sender} to {parcel.receiver} is not masked, or not what it said it would send"
+                )
             by_role.setdefault(role_of(parcel.receiver), []).append(parcel)
         for batch in by_role.values():
             sizes = [_measured(parcel.content)[0] for parcel in batch]
-            self._entry(self._mail_type(name), name, "masked", [p.sender for p in batch], [p.receiver for p in batch], sizes,
-                        {Kind.SHARE: sum(sizes)})  # fmt: skip
+            self._entry(
+                self._mail_type(name),
+                name,
+                "masked",
+                [p.sender for p in batch],
+                [p.receiver for p in batch],
+                sizes,
+                {Kind.SHARE: sum(sizes)},
+            )
         return parcels
 
-    def _deliver(self, role: str, handler: str, parcels: Sequence[Parcel], senders: set[PartyId], combine: Combine,
-                 masked: MailOrder | None = None) -> dict[PartyId, Any]:  # fmt: skip
+    def _deliver(
+        self,
+        role: str,
+        handler: str,
+        parcels: Sequence[Parcel],
+        senders: set[PartyId],
+        combine: Combine,
+        masked: MailOrder | None = None,
+    ) -> dict[PartyId, Any]:
         inbox: dict[PartyId, list[Parcel]] = {party: [] for party in sorted(senders) if role_of(party) == role}
         for parcel in parcels:
             if parcel.receiver != SERVER and role_of(parcel.receiver) == role:
                 inbox.setdefault(parcel.receiver, []).append(parcel)
         sequence = self.clock.next()
         calls = [
-            Invocation(party, role, handler, self.clock.turn, sequence, parcels=tuple(mail), combine=combine, mail=_order_of(party, masked))
+            Invocation(
+                party,
+                role,
+                handler,
+                self.clock.turn,
+                sequence,
+                parcels=tuple(mail),
+                combine=combine,
+                mail=_order_of(party, masked),
+            )
             for party, mail in sorted(inbox.items())
         ]
         if not calls:
@@ -331,7 +444,7 @@ class Session:
             if receiver not in known:
                 raise unknown("receiver", receiver, known, error=ProtocolError)
 
-    # -- shared steps --------------------------------------------------------------------------------------------------------
+    # -- shared steps ------------------------------------------------------------------------------
 
     def _receivers(self, functions: Sequence[Callable[..., Any]], combine: Combine) -> dict[str, str]:
         """Handler by receiving role; what cannot receive this mail is refused before anybody sends."""
@@ -349,8 +462,9 @@ class Session:
             handlers[role] = name
         return handlers
 
-    def _calls(self, function: Callable[..., Any], request: Any, to: Iterable[PartyId] | None, *,
-               sends: bool = False) -> tuple[list[Invocation], str]:  # fmt: skip
+    def _calls(
+        self, function: Callable[..., Any], request: Any, to: Iterable[PartyId] | None, *, sends: bool = False
+    ) -> tuple[list[Invocation], str]:
         role, name = self.table.locate(function, prefer=self.role)
         if role != self.role:
             raise ProtocolError(f"{name} is a handler of role {role!r}; use federation.tier({role!r})")
@@ -358,7 +472,11 @@ class Session:
         if signature.mail:
             raise ProtocolError(f"{name} receives mail; name it as `receive` of exchange()")
         if signature.sends != sends:
-            raise ProtocolError(f"{name} sends mail; use exchange()" if signature.sends else f"{name} sends no mail; use call() or sum()")
+            raise ProtocolError(
+                f"{name} sends mail; use exchange()"
+                if signature.sends
+                else f"{name} sends no mail; use call() or sum()"
+            )
         everyone = self.clients
         parties = everyone if to is None else tuple(sorted(set(to)))
         for party in parties:
@@ -383,7 +501,9 @@ class Session:
                 raise unknown("party", party, self.clients, error=ProtocolError)
         missing = [party for party in parties if party not in request.messages]
         if missing:
-            raise ProtocolError(f"{name}: no message for {', '.join(missing)}; add theirs to PerClient or leave them out with `to`")
+            raise ProtocolError(
+                f"{name}: no message for {', '.join(missing)}; add theirs to PerClient or leave them out with `to`"
+            )
         return {party: request.messages[party] for party in parties}
 
     def _dispatch(self, calls: Sequence[Invocation], timeout: float | None) -> tuple[_Outcomes, dict[PartyId, Failure]]:
@@ -391,7 +511,9 @@ class Session:
         outcome = self.engine.dispatch(calls, timeout)
         if isinstance(outcome, Stacked):
             return outcome, {}
-        again = [call for call in calls if isinstance(failure := outcome[call.party], Failure) and failure.kind in RETRIED]
+        again = [
+            call for call in calls if isinstance(failure := outcome[call.party], Failure) and failure.kind in RETRIED
+        ]
         if again:
             second = self.engine.dispatch(again, timeout)
             outcome = {**outcome, **(Replies(second, {}) if isinstance(second, Stacked) else second)}
@@ -402,11 +524,18 @@ class Session:
         failures = {party: result for party, result in ordered.items() if isinstance(result, Failure)}
         return {party: result for party, result in ordered.items() if party not in failures}, failures
 
-    def _write_down(self, transcript: Transcript, calls: Sequence[Invocation], outcome: Mapping[PartyId, Outcome]) -> None:
+    def _write_down(
+        self, transcript: Transcript, calls: Sequence[Invocation], outcome: Mapping[PartyId, Outcome]
+    ) -> None:
         """What everybody was sent by these calls; a party that failed may have read its part all the same."""
         for call in calls:
-            place: dict[str, Any] = {"attempt": call.turn.incarnation, "phase": call.turn.phase, "round": call.turn.round,
-                                     "sequence": call.sequence, "handler": call.handler}  # fmt: skip
+            place: dict[str, Any] = {
+                "attempt": call.turn.incarnation,
+                "phase": call.turn.phase,
+                "round": call.turn.round,
+                "sequence": call.sequence,
+                "handler": call.handler,
+            }
             reply = outcome[call.party]
             if call.argument is not None:
                 transcript.note(call.party, SERVER, call.argument, **place)
@@ -422,17 +551,38 @@ class Session:
     def _require(self, name: str, asked: int, failures: Mapping[PartyId, Failure], quorum: float) -> None:
         answered = asked - len(failures)
         if answered < max(1, math.ceil(quorum * asked - 1e-9)):
-            raise QuorumError(f"{self.clock.turn.phase} round {self.clock.turn.round}, {name}", failures, answered, asked)
+            raise QuorumError(
+                f"{self.clock.turn.phase} round {self.clock.turn.round}, {name}", failures, answered, asked
+            )
 
-    # -- ledger --------------------------------------------------------------------------------------------------------------
+    # -- ledger ------------------------------------------------------------------------------------
 
-    def _entry(self, message: type[Message], handler: str, protection: Protection, sender: Sequence[PartyId], receiver: Sequence[PartyId],
-               sizes: Sequence[int], by_kind: Mapping[str, int]) -> None:  # fmt: skip
+    def _entry(
+        self,
+        message: type[Message],
+        handler: str,
+        protection: Protection,
+        sender: Sequence[PartyId],
+        receiver: Sequence[PartyId],
+        sizes: Sequence[int],
+        by_kind: Mapping[str, int],
+    ) -> None:
         turn = self.clock.turn
-        self.ledger.add(Entry.of(
-            message, attempt=turn.incarnation, phase=turn.phase, round=turn.round, sequence=self.clock.sequence, handler=handler,
-            protection=protection, sender=tuple(sender), receiver=tuple(receiver), bytes=tuple(sizes), by_kind=dict(by_kind),
-        ))  # fmt: skip
+        self.ledger.add(
+            Entry.of(
+                message,
+                attempt=turn.incarnation,
+                phase=turn.phase,
+                round=turn.round,
+                sequence=self.clock.sequence,
+                handler=handler,
+                protection=protection,
+                sender=tuple(sender),
+                receiver=tuple(receiver),
+                bytes=tuple(sizes),
+                by_kind=dict(by_kind),
+            )
+        )
 
     def _note_requests(self, name: str, arguments: Mapping[PartyId, Message | None], *, broadcast: bool) -> None:
         messages = [(party, argument) for party, argument in arguments.items() if argument is not None]
@@ -444,12 +594,18 @@ class Session:
         else:
             self._note_batch(name, "clear", [(SERVER, party, message) for party, message in messages])
 
-    def _note_replies(self, name: str, outcome: Mapping[PartyId, Outcome] | Stacked[Any], protection: Protection) -> None:
+    def _note_replies(
+        self, name: str, outcome: Mapping[PartyId, Outcome] | Stacked[Any], protection: Protection
+    ) -> None:
         if isinstance(outcome, Stacked):
             # Sizes do not depend on values, so one row speaks for all.
             self._note_alike(name, protection, outcome.row(0), outcome.parties, [SERVER], len(outcome.parties))
         else:
-            self._note_batch(name, protection, [(party, SERVER, reply) for party, reply in outcome.items() if isinstance(reply, Message)])
+            self._note_batch(
+                name,
+                protection,
+                [(party, SERVER, reply) for party, reply in outcome.items() if isinstance(reply, Message)],
+            )
 
     def _note_mail(self, name: str, parcels: Sequence[Parcel], combine: Combine) -> None:
         protection: Protection = "summed" if combine == "sum" else "clear"
@@ -460,15 +616,37 @@ class Session:
                 by_roles.setdefault(roles, []).append((parcel.sender, parcel.receiver, parcel.content))
         for batch in by_roles.values():
             sealed = all(isinstance(message, Sealed) for _, _, message in batch)
-            self._note_batch(name, "sealed" if sealed and combine == "each" else protection, batch, self._mail_type(name))
+            self._note_batch(
+                name, "sealed" if sealed and combine == "each" else protection, batch, self._mail_type(name)
+            )
 
-    def _note_alike(self, name: str, protection: Protection, message: Message, sender: Sequence[PartyId], receiver: Sequence[PartyId],
-                    n: int) -> None:  # fmt: skip
+    def _note_alike(
+        self,
+        name: str,
+        protection: Protection,
+        message: Message,
+        sender: Sequence[PartyId],
+        receiver: Sequence[PartyId],
+        n: int,
+    ) -> None:
         size, by_kind = codec.measure(message)
-        self._entry(type(message), name, protection, sender, receiver, [size] * n, {kind: value * n for kind, value in by_kind.items()})
+        self._entry(
+            type(message),
+            name,
+            protection,
+            sender,
+            receiver,
+            [size] * n,
+            {kind: value * n for kind, value in by_kind.items()},
+        )
 
-    def _note_batch(self, name: str, protection: Protection, batch: Sequence[tuple[PartyId, PartyId, Message]],
-                    declared: type[Message] | None = None) -> None:  # fmt: skip
+    def _note_batch(
+        self,
+        name: str,
+        protection: Protection,
+        batch: Sequence[tuple[PartyId, PartyId, Message]],
+        declared: type[Message] | None = None,
+    ) -> None:
         if not batch:
             return
         sizes, by_kind = [], dict[str, int]()
@@ -482,7 +660,9 @@ class Session:
 
 
 def _measured(message: Message) -> tuple[int, Mapping[str, int]]:
-    """Bytes of a message and what kinds they carry. Of sealed mail its sender says so; changed on the way, it could not be opened."""
+    """Bytes of a message and what kinds they carry. Of sealed mail its sender says so; changed on the way, it could not
+    be opened.
+    """
     if not isinstance(message, Sealed):
         return codec.measure(message)
     kinds = message.kinds.values()
@@ -492,8 +672,10 @@ def _measured(message: Message) -> tuple[int, Mapping[str, int]]:
 
 
 def _told(orders: Mapping[PartyId, MaskOrder]) -> MailOrders:
-    return MailOrders({receiver: order.roster.parties for receiver, order in orders.items()},
-                      {receiver: order.supports or () for receiver, order in orders.items()})  # fmt: skip
+    return MailOrders(
+        {receiver: order.roster.parties for receiver, order in orders.items()},
+        {receiver: order.supports or () for receiver, order in orders.items()},
+    )
 
 
 def _order_of(party: PartyId, masked: MailOrder | None) -> MailOrder | None:
@@ -507,7 +689,10 @@ def _check_finite(name: str, replies: Replies[Any]) -> None:
     """Models, gradients and embeddings must be numbers: one NaN would silently become everybody's."""
     for party, reply in replies.items():
         if reply is not None and not codec.finite(reply):
-            raise RunError(f"{name}: what {party} returned is not finite; training has diverged: lower lr or check the features of {party}")
+            raise RunError(
+                f"{name}: what {party} returned is not finite; training has diverged: lower lr or check the features "
+                f"of {party}"
+            )
 
 
 def _messages(outcome: Mapping[PartyId, Outcome]) -> dict[PartyId, Message | None]:

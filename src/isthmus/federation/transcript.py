@@ -1,8 +1,10 @@
-"""What every party was sent, kept for an audit of a simulation: ``transcript/<party>/NNNNNN.bin`` through the codec, and an index.
+"""What every party was sent, kept for an audit of a simulation: ``transcript/<party>/NNNNNN.bin`` through the codec,
+and an index.
 
-Only for simulations (``transcript=true``): the files hold what the protections of a run are there to hide. Attempts that were lost and
-repeated stay in it, because their messages were seen. Mail between clients is with its receiver, not with whoever relayed it; the keys and
-rosters of secure sums, which say nothing of anybody's data, are only on the ledger.
+Only for simulations (``transcript=true``): the files hold what the protections of a run are there to hide. Attempts
+that were lost and repeated stay in it, because their messages were seen. Mail between clients is with its receiver, not
+with whoever relayed it; the keys and rosters of secure sums, which say nothing of anybody's data, are only on the
+ledger.
 """
 
 from __future__ import annotations
@@ -44,8 +46,18 @@ class Transcript:
         self.folder = run_folder / FOLDER
         self._next: dict[PartyId, int] = {}
 
-    def note(self, receiver: PartyId, sender: PartyId, message: Message, *, attempt: int, phase: str, round: int, sequence: int,
-             handler: str) -> None:  # fmt: skip
+    def note(
+        self,
+        receiver: PartyId,
+        sender: PartyId,
+        message: Message,
+        *,
+        attempt: int,
+        phase: str,
+        round: int,
+        sequence: int,
+        handler: str,
+    ) -> None:
         folder = self.folder / receiver.replace("/", ".")
         if receiver not in self._next:
             folder.mkdir(parents=True, exist_ok=True)
@@ -68,9 +80,16 @@ def received(run_folder: Path, party: PartyId, table: RoleTable) -> Iterator[tup
             line = Line(**json.loads(text))
             yield line, codec.decode((folder / f"{line.number:06d}.bin").read_bytes(), types[line.message])
         except (ValueError, TypeError, KeyError, OSError, ProtocolError) as error:
-            raise DataError(f"{folder} is damaged ({type(error).__name__}: {error}); run again with transcript=true") from None
+            raise DataError(
+                f"{folder} is damaged ({type(error).__name__}: {error}); run again with transcript=true"
+            ) from None
 
 
 def _types(table: RoleTable) -> Mapping[str, type[Message]]:
-    declared = [kind for names in table.handlers.values() for signature in names.values() for kind in (signature.request, signature.reply)]
+    declared = [
+        kind
+        for names in table.handlers.values()
+        for signature in names.values()
+        for kind in (signature.request, signature.reply)
+    ]
     return {kind.__name__: kind for kind in (*declared, *HOUSE) if kind is not None}

@@ -1,15 +1,17 @@
 """Calls and their outcomes as bytes, for engines whose parties live in another process.
 
-A *frame* is a few byte strings: a header and, behind it, every message once, encoded by `codec` exactly as the ledger counts it. The header
-is JSON, columns with an entry per call that point into the messages; a broadcast is therefore one message however many parties get it.
-Nothing here is pickled, and what is read is decided by the receiver:
+A *frame* is a few byte strings: a header and, behind it, every message once, encoded by `codec` exactly as the ledger
+counts it. The header is JSON, columns with an entry per call that point into the messages; a broadcast is therefore one
+message however many parties get it. Nothing here is pickled, and what is read is decided by the receiver:
 
-- a host reads calls against its own :class:`~isthmus.federation.roles.RoleTable`, so an unknown handler is refused before a message is
-  looked at, and a message is decoded as exactly the type its handler declares;
-- a server reads outcomes against the calls it made: who must answer, and with which type, is known before the bytes arrive.
+- a host reads calls against its own :class:`~isthmus.federation.roles.RoleTable`, so an unknown handler is refused
+  before a message is looked at, and a message is decoded as exactly the type its handler declares;
+- a server reads outcomes against the calls it made: who must answer, and with which type, is known before the bytes
+  arrive.
 
-Besides declared messages the house sends a few of its own (:data:`HOUSE`): masked numbers, sealed mail, and plans of mail. A frame is a
-tuple, so that an engine may carry its parts apart; :func:`pack` and :func:`unpack` make one buffer of it and back.
+Besides declared messages the house sends a few of its own (:data:`HOUSE`): masked numbers, sealed mail, and plans of
+mail. A frame is a tuple, so that an engine may carry its parts apart; :func:`pack` and :func:`unpack` make one buffer
+of it and back.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ R = TypeVar("R", bound=Record)
 S = TypeVar("S")
 
 HOUSE: dict[str, type[Message]] = {"Masked": Masked, "MailPlan": MailPlan, "Sealed": Sealed}
-"""Messages of the house that may stand where a handler declares one of the method's, by the name a header gives them."""
+"""Messages of the house that may stand where a handler declares one of the method's, by the name a header gives
+them.
+"""
 MAGIC = b"isthmus1"
 NONE = -1
 LARGE = 1 << 16
@@ -77,15 +81,21 @@ class _Mail(Record):
 
     @classmethod
     def of(cls, order: MailOrder) -> _Mail:
-        return cls(order.held, None if order.orders is None else {party: _Mask.of(one) for party, one in order.orders.items()})
+        return cls(
+            order.held, None if order.orders is None else {party: _Mask.of(one) for party, one in order.orders.items()}
+        )
 
     def order(self) -> MailOrder:
-        return MailOrder(self.held, None if self.orders is None else {party: one.order() for party, one in self.orders.items()})
+        return MailOrder(
+            self.held, None if self.orders is None else {party: one.order() for party, one in self.orders.items()}
+        )
 
 
 @dataclass(frozen=True)
 class _Parcels:
-    """Mail: the other end, what stands for its declared type (or nothing), the call it belongs to and the part with its content."""
+    """Mail: the other end, what stands for its declared type (or nothing), the call it belongs to and the part with its
+    content.
+    """
 
     other: list[str]
     house: list[str]
@@ -95,7 +105,9 @@ class _Parcels:
 
 @dataclass(frozen=True)
 class _Calls:
-    """Header of calls: one handler, one turn, one sequence. ``argument``, ``mask``, ``mail`` name each call's parts, or ``NONE``."""
+    """Header of calls: one handler, one turn, one sequence. ``argument``, ``mask``, ``mail`` name each call's parts, or
+    ``NONE``.
+    """
 
     role: str
     handler: str
@@ -114,8 +126,8 @@ class _Calls:
 
 @dataclass(frozen=True)
 class _Outcomes:
-    """Header of outcomes. ``house`` names the type of a reply that is not the declared one; ``failed`` has kind, detail and text of
-    each failure, three entries a party; ``senders`` are those that answered with mail, be it none."""
+    """Header of outcomes. ``house`` names the type of a reply that is not the declared one; ``failed`` has kind, detail
+    and text of each failure, three entries a party; ``senders`` are those that answered with mail, be it none."""
 
     parties: list[str]
     reply: list[int]
@@ -155,14 +167,18 @@ class _Parts:
         return self._at[id(source)]
 
 
-# -- calls -------------------------------------------------------------------------------------------------------------------------
+# -- calls -----------------------------------------------------------------------------------------
 
 
 def encode_calls(calls: Sequence[Invocation], writer: Writer | None = None) -> Frame:
     """Calls of one handler, one per party."""
     first = calls[0]
-    if any((c.role, c.handler, c.turn, c.sequence, c.combine) != (first.role, first.handler, first.turn, first.sequence, first.combine)
-           or (c.parcels is None) != (first.parcels is None) for c in calls):  # fmt: skip
+    if any(
+        (c.role, c.handler, c.turn, c.sequence, c.combine)
+        != (first.role, first.handler, first.turn, first.sequence, first.combine)
+        or (c.parcels is None) != (first.parcels is None)
+        for c in calls
+    ):
         raise ValueError("calls of one frame must be of one handler, turn and sequence")
     parts = _Parts(writer or Writer())
     arguments = [parts.add(call.argument, _itself) for call in calls]
@@ -174,14 +190,27 @@ def encode_calls(calls: Sequence[Invocation], writer: Writer | None = None) -> F
         parcels = _parcels(mail, parts)
     turn = first.turn
     header = _Calls(
-        first.role, first.handler, turn.incarnation, turn.phase, turn.round, turn.step, first.sequence, first.combine,
-        [call.party for call in calls], arguments, masks, mails, parcels,
-    )  # fmt: skip
+        first.role,
+        first.handler,
+        turn.incarnation,
+        turn.phase,
+        turn.round,
+        turn.step,
+        first.sequence,
+        first.combine,
+        [call.party for call in calls],
+        arguments,
+        masks,
+        mails,
+        parcels,
+    )
     return _write_header(header), *parts.data
 
 
 def decode_calls(frame: Frame, table: RoleTable, limits: Limits = LIMITS) -> list[Invocation]:
-    """Read calls at a host. An unknown handler, a message of another type, or anything malformed is a :class:`ProtocolError`."""
+    """Read calls at a host. An unknown handler, a message of another type, or anything malformed is a
+    :class:`ProtocolError`.
+    """
     reader = _Reader(frame, limits)
     header = reader.header(_Calls)
     signature = table.signature(header.role, header.handler)  # the allow-list, before anything else is read
@@ -196,26 +225,36 @@ def decode_calls(frame: Frame, table: RoleTable, limits: Limits = LIMITS) -> lis
         raise ProtocolError("malformed call: its columns do not fit")
     turn = Turn(header.incarnation, header.phase, header.round, header.step)
     inbox: list[list[Parcel]] = [[] for _ in parties]
-    for k, sender, content in reader.parcels(header.parcels, n, signature.request) if header.parcels is not None else ():
+    for k, sender, content in (
+        reader.parcels(header.parcels, n, signature.request) if header.parcels is not None else ()
+    ):
         inbox[k].append(Parcel(sender, parties[k], content))
     calls = [
         Invocation(
-            party, header.role, header.handler, turn, header.sequence, combine="sum" if header.combine == "sum" else "each",
+            party,
+            header.role,
+            header.handler,
+            turn,
+            header.sequence,
+            combine="sum" if header.combine == "sum" else "each",
             argument=reader.message(arguments[k], _declared(signature.request, header.handler, arguments[k])),
             parcels=tuple(inbox[k]) if header.parcels is not None else None,
             mask=mask.order() if (mask := reader.part(masks[k], _Mask)) is not None else None,
             mail=mail.order() if (mail := reader.part(mails[k], _Mail)) is not None else None,
-        ) for k, party in enumerate(parties)
-    ]  # fmt: skip
+        )
+        for k, party in enumerate(parties)
+    ]
     reader.finish()
     return calls
 
 
-# -- outcomes ----------------------------------------------------------------------------------------------------------------------
+# -- outcomes --------------------------------------------------------------------------------------
 
 
 def encode_outcomes(outcomes: Mapping[PartyId, Outcome], *, explain: bool = False) -> Frame:
-    """What became of calls. ``explain`` adds the texts of errors: only inside one trust domain, a text may hold data."""
+    """What became of calls. ``explain`` adds the texts of errors: only inside one trust domain, a text may hold
+    data.
+    """
     parts = _Parts(Writer())
     replies, house, senders = list[int](), list[str](), list[PartyId]()
     failed, failures = list[PartyId](), list[str]()
@@ -236,11 +275,15 @@ def encode_outcomes(outcomes: Mapping[PartyId, Outcome], *, explain: bool = Fals
             mail += [(k, parcel.receiver, parcel.content) for parcel in outcome]
         replies.append(parts.add(outcome, _itself) if isinstance(outcome, Message) else NONE)
         house.append(_house(outcome) if isinstance(outcome, Message) else "")
-    header = _Outcomes(list(outcomes), replies, house, failed, failures, senders, _parcels(mail, parts) if mail else None)
+    header = _Outcomes(
+        list(outcomes), replies, house, failed, failures, senders, _parcels(mail, parts) if mail else None
+    )
     return _write_header(header), *parts.data
 
 
-def decode_outcomes(frame: Frame, calls: Sequence[Invocation], table: RoleTable, limits: Limits = LIMITS) -> dict[PartyId, Outcome]:
+def decode_outcomes(
+    frame: Frame, calls: Sequence[Invocation], table: RoleTable, limits: Limits = LIMITS
+) -> dict[PartyId, Outcome]:
     """Read outcomes where the calls were made: exactly the called parties answer, each with what its call may give."""
     reader = _Reader(frame, limits)
     header = reader.header(_Outcomes)
@@ -249,7 +292,11 @@ def decode_outcomes(frame: Frame, calls: Sequence[Invocation], table: RoleTable,
         raise ProtocolError("malformed outcome: other parties answered than were called")
     parties, n = header.parties, len(header.parties)
     named = {*header.senders, *header.failed}
-    if not len(header.house) == len(header.reply) == n or len(header.failures) != 3 * len(header.failed) or not named <= set(asked):
+    if (
+        not len(header.house) == len(header.reply) == n
+        or len(header.failures) != 3 * len(header.failed)
+        or not named <= set(asked)
+    ):
         raise ProtocolError("malformed outcome: its columns do not fit")
     failures = {party: _failure(*header.failures[3 * k : 3 * k + 3]) for k, party in enumerate(header.failed)}
     senders = set(header.senders)
@@ -263,7 +310,9 @@ def decode_outcomes(frame: Frame, calls: Sequence[Invocation], table: RoleTable,
             outcomes[party] = ()
         else:
             outcomes[party] = reader.message(at, _replied(header.house[k], signature, asked[party], at))
-    for k, receiver, content in reader.parcels(header.parcels, n, signature.reply) if header.parcels is not None else ():
+    for k, receiver, content in (
+        reader.parcels(header.parcels, n, signature.reply) if header.parcels is not None else ()
+    ):
         sent = outcomes[parties[k]]
         if not isinstance(sent, tuple):
             raise ProtocolError("malformed outcome: mail of a party that sent none")
@@ -282,7 +331,9 @@ def _replied(house: str, signature: Signature, call: Invocation, at: int) -> typ
     elif call.mail is not None and call.mail.orders is None:
         wanted = MailPlan
     if (HOUSE.get(house) if house else signature.reply) is not wanted or (at == NONE) != (wanted is None):
-        raise ProtocolError(f"malformed outcome: {call.handler} did not answer with {wanted.__name__ if wanted else 'nothing'}")
+        raise ProtocolError(
+            f"malformed outcome: {call.handler} did not answer with {wanted.__name__ if wanted else 'nothing'}"
+        )
     return wanted
 
 
@@ -293,12 +344,14 @@ def _failure(kind: str, detail: str, text: str) -> Failure:
     raise unknown("kind of failure", kind, get_args(FailureKind), error=ProtocolError)
 
 
-# -- shared ------------------------------------------------------------------------------------------------------------------------
+# -- shared ----------------------------------------------------------------------------------------
 
 
 def _parcels(mail: Sequence[tuple[int, PartyId, Message]], parts: _Parts) -> _Parcels:
     contents = [parts.add(content, _itself) for _, _, content in mail]
-    return _Parcels([other for _, other, _ in mail], [_house(content) for _, _, content in mail], [k for k, _, _ in mail], contents)
+    return _Parcels(
+        [other for _, other, _ in mail], [_house(content) for _, _, content in mail], [k for k, _, _ in mail], contents
+    )
 
 
 def _itself(message: Message) -> Message:
@@ -355,7 +408,9 @@ class _Reader:
 
     def __init__(self, frame: Frame, limits: Limits) -> None:
         if not frame or len(frame) > limits.max_tensors or sum(map(len, frame)) > limits.max_bytes:
-            raise ProtocolError(f"frame has no parts, more than {limits.max_tensors}, or more than {limits.max_bytes} bytes")
+            raise ProtocolError(
+                f"frame has no parts, more than {limits.max_tensors}, or more than {limits.max_bytes} bytes"
+            )
         self.frame, self.limits = frame, limits
         self._read: dict[int, Record] = {}
 
@@ -377,7 +432,9 @@ class _Reader:
     def message(self, at: int, kind: type[Message] | None) -> Message | None:
         return None if kind is None else self.part(at, kind)
 
-    def parcels(self, columns: _Parcels, calls: int, declared: type[Message] | None) -> list[tuple[int, PartyId, Message]]:
+    def parcels(
+        self, columns: _Parcels, calls: int, declared: type[Message] | None
+    ) -> list[tuple[int, PartyId, Message]]:
         n = len(columns.other)
         if not len(columns.house) == len(columns.call) == len(columns.content) == n:
             raise ProtocolError("malformed frame: mail has columns of different length")

@@ -1,8 +1,8 @@
 """Approximate nearest neighbours for large graphs, through faiss (extra ``ann``): the interface of `isthmus.graph.knn`.
 
-An inverted file: rows are grouped around centres, and a row is compared with the groups nearest to it only. With n rows, about 4 sqrt(n)
-centres and a fixed number of groups looked at, a search costs about n^1.5 instead of n^2. A fixed seed gives the same neighbours
-every time with one thread, as runs have by default.
+An inverted file: rows are grouped around centres, and a row is compared with the groups nearest to it only. With n
+rows, about 4 sqrt(n) centres and a fixed number of groups looked at, a search costs about n^1.5 instead of n^2. A fixed
+seed gives the same neighbours every time with one thread, as runs have by default.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def approximate(rows: Tensor, k: int, *, groups: int = 32) -> Tensor:
 
 
 def _self_first(found: np.ndarray[Any, np.dtype[np.int64]], k: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Column 0 is the row itself: where the search ranked it elsewhere (ties) it moves, where it missed it the last one found goes."""
+    """Column 0 is the row itself: where the search ranked it elsewhere (ties) it moves, where it missed it the last one
+    found goes.
+    """
     own = np.arange(len(found), dtype=np.int64)
     others = found.copy()
     others[found == own[:, None]] = -1
@@ -67,4 +69,6 @@ def _faiss() -> Any:
     try:
         return importlib.import_module("faiss")
     except ImportError:
-        raise ConfigError("search=approximate needs faiss: install it with `pip install 'isthmus[ann]'`, or set search=exact") from None
+        raise ConfigError(
+            "search=approximate needs faiss: install it with `pip install 'isthmus[ann]'`, or set search=exact"
+        ) from None

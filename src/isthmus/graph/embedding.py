@@ -1,19 +1,23 @@
-r"""Structure embeddings of nodes -- Tan et al. (FedStar), AAAI 2023: what a node's place in its graph looks like, features apart.
+r"""Structure embeddings of nodes -- Tan et al. (FedStar), AAAI 2023: what a node's place in its graph looks like,
+features apart.
 
     name   dimension   row of node v
     DSE    k1          one-hot of the degree: :math:`[1(d_v=1), \dots, 1(d_v \ge k_1)]`
-    RWSE   k2          return probabilities of random walks: :math:`[T_{vv}, (T^2)_{vv}, \dots, (T^{k_2})_{vv}]`, :math:`T = A D^{-1}`
+    RWSE   k2          return probabilities of random walks: :math:`[T_{vv}, (T^2)_{vv}, \dots, (T^{k_2})_{vv}]`,
+                       :math:`T = A D^{-1}`
 
-A is binary, symmetric and without loops: duplicate arcs count once, loops not at all, and an arc stands for both directions. A node
-without neighbours falls into the first degree class (as in the published code, where the formula would give a zero row), and never
+A is binary, symmetric and without loops: duplicate arcs count once, loops not at all, and an arc stands for both
+directions. A node without neighbours falls into the first degree class (as in the published code, where the formula
+would give a zero row), and never
 returns: its RWSE is zero.
 
-Powers of T fill in, so they are never formed for a large graph. With the symmetric :math:`S = D^{-1/2} A D^{-1/2}`, which has the same
-diagonals,
+Powers of T fill in, so they are never formed for a large graph. With the symmetric :math:`S = D^{-1/2} A D^{-1/2}`,
+which has the same diagonals,
 
 .. math:: (T^{2j})_{vv} = \lVert S^j e_v \rVert^2, \qquad (T^{2j+1})_{vv} = \langle S^j e_v, S^{j+1} e_v \rangle,
 
-exact, all terms in [0, 1], with half the products, for a block of columns :math:`e_v` at a time: memory grows with nodes x block.
+exact, all terms in [0, 1], with half the products, for a block of columns :math:`e_v` at a time: memory grows with
+nodes x block.
 """
 
 from __future__ import annotations
@@ -99,7 +103,9 @@ def _returns(matrix: sp.csr_matrix, begin: int, stop: int, out: NDArray[np.float
     dense = own.toarray() if nodes <= min(_DENSE_NODES, _DENSE_GAIN * own.nnz / nodes) else None
     for column in range(0, nodes, nodes if dense is not None else _BLOCK):
         columns = slice(column, nodes if dense is not None else min(column + _BLOCK, nodes))
-        walk: Array = dense if dense is not None else own[:, columns].toarray()  # S e_v; S^0 e_v has nothing in common with it
+        walk: Array = (
+            dense if dense is not None else own[:, columns].toarray()
+        )  # S e_v; S^0 e_v has nothing in common with it
         for step in range(2, out.shape[1] + 1):
             if step % 2 == 0:
                 before = walk

@@ -1,12 +1,14 @@
-r"""Nearest neighbours by cosine: for every row the k other rows of largest :math:`\langle h_i, h_j \rangle`, found without an n x n matrix.
+r"""Nearest neighbours by cosine: for every row the k other rows of largest :math:`\langle h_i, h_j \rangle`, found
+without an n x n matrix.
 
-`exact` takes the rows in blocks: one product gives the similarities of a block to all rows, one pass over each row finds the k-th largest,
-a second computes what may belong to the first k again, pair by pair in double precision, and sorts it. A product of matrices rounds
-differently for different shapes, the sum of one pair does not, so the result is the same for every block size; ties go to the lower index.
+`exact` takes the rows in blocks: one product gives the similarities of a block to all rows, one pass over each row
+finds the k-th largest, a second computes what may belong to the first k again, pair by pair in double precision, and
+sorts it. A product of matrices rounds differently for different shapes, the sum of one pair does not, so the result is
+the same for every block size; ties go to the lower index.
 Memory: block x n similarities.
 
-`isthmus.graph.ann` offers the same interface for graphs too large for that. Both only choose; values and gradients of the chosen pairs are
-the caller's (the choice is a constant there, so they equal those of a dense computation).
+`isthmus.graph.ann` offers the same interface for graphs too large for that. Both only choose; values and gradients of
+the chosen pairs are the caller's (the choice is a constant there, so they equal those of a dense computation).
 
 Shapes: rows (n, d), of length one or zero -> (n, k + 1), int64; column 0 is the row itself, the others from nearest on.
 """
@@ -59,10 +61,14 @@ def check_rows(rows: Tensor, k: int) -> Tensor:
     if rows.dim() != 2:
         raise DataError(f"neighbours are searched among rows of a matrix, got {rows.dim()} dimensions")
     if not 0 <= k < max(1, rows.shape[0]):
-        raise ConfigError(f"k must be at least 0 and below the number of nodes {rows.shape[0]}, got {k}; set a smaller k")
+        raise ConfigError(
+            f"k must be at least 0 and below the number of nodes {rows.shape[0]}, got {k}; set a smaller k"
+        )
     rows = rows.detach().contiguous()
     if not bool(torch.isfinite(rows).all()):
-        raise DataError("embeddings hold NaN or infinity, which is near to nothing: check the features, or lower the encoder's lr")
+        raise DataError(
+            "embeddings hold NaN or infinity, which is near to nothing: check the features, or lower the encoder's lr"
+        )
     return rows
 
 
@@ -76,7 +82,9 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @_compiled
-def _nearest(begin: int, similar: NDArray[Any], rows: NDArray[Any], k: int, margin: float, found: NDArray[np.int64]) -> None:
+def _nearest(
+    begin: int, similar: NDArray[Any], rows: NDArray[Any], k: int, margin: float, found: NDArray[np.int64]
+) -> None:
     count, width = rows.shape
     top = np.empty(k + 1, dtype=np.float64)
     for r in range(similar.shape[0]):

@@ -20,7 +20,8 @@ from torch import Tensor
 def gcn_norm(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
     r""":math:`D^{-1/2} (A + I) D^{-1/2}` with :math:`D` the in-degree, self-loop included.
 
-    Equals ``torch_geometric.nn.conv.gcn_conv.gcn_norm``: a node that already has a self-loop gets no second one, duplicate arcs are summed.
+    Equals ``torch_geometric.nn.conv.gcn_conv.gcn_norm``: a node that already has a self-loop gets no second one,
+    duplicate arcs are summed.
     """
     source, target = _arcs(edge_index)
     other = source != target
@@ -31,7 +32,9 @@ def gcn_norm(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
 
 
 def mean_norm(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
-    """Row i averages over the sources of arcs into i (duplicates count); a node without incoming arcs has a zero row."""
+    """Row i averages over the sources of arcs into i (duplicates count); a node without incoming arcs has a zero
+    row.
+    """
     source, target = _arcs(edge_index)
     matrix = _count(target, source, num_nodes)
     degree = _row_sums(matrix)
@@ -42,7 +45,8 @@ def mean_norm(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
 def row_norm(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
     r""":math:`D^{-1} (A + I)` with row = source, :math:`D` the out-degree + 1.
 
-    Every node gets one more loop, also where one exists already (its diagonal weight is then 2), as FedStruct defines it.
+    Every node gets one more loop, also where one exists already (its diagonal weight is then 2), as FedStruct defines
+    it.
     """
     source, target = _arcs(edge_index)
     loops = np.arange(num_nodes)

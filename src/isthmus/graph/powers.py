@@ -7,8 +7,9 @@ r"""Powers of a row-normalised adjacency, one owner's rows at a time, and what m
     top-k of every row         `keep_largest_per_row`
     top-k over all owners      `Selection`: every owner counts, nobody sees another's entries
 
-A block is scipy CSR, sorted and without duplicates, or a dense array where most of it is filled (`stored`). Entries are not negative, so
-cutting only removes mass. Ties are broken by value, then row, then column, so that every party and every machine cuts the same entries.
+A block is scipy CSR, sorted and without duplicates, or a dense array where most of it is filled (`stored`). Entries are
+not negative, so cutting only removes mass. Ties are broken by value, then row, then column, so that every party and
+every machine cuts the same entries.
 """
 
 from __future__ import annotations
@@ -102,9 +103,10 @@ def keep_largest_per_row(block: sp.csr_matrix, count: int) -> sp.csr_matrix:
 class Selection:
     """One owner's part in keeping the k largest entries over the blocks of all owners.
 
-    Entries are ordered by (value descending, row, column), written as digits of `DIGIT_BITS` bits. Digit by digit every owner counts its
-    entries that are still undecided (`counts`); whoever adds the counts up knows in which bin the k-th entry lies and says so
-    (`decide`). After the last digit, or as soon as a bin is kept whole, every owner knows which of its entries stay.
+    Entries are ordered by (value descending, row, column), written as digits of `DIGIT_BITS` bits. Digit by digit every
+    owner counts its entries that are still undecided (`counts`); whoever adds the counts up knows in which bin the k-th
+    entry lies and says so (`decide`). After the last digit, or as soon as a bin is kept whole, every owner knows which
+    of its entries stay.
 
     Args:
         block: The owner's rows, float32.
@@ -166,8 +168,9 @@ def combined_adjacency(adjacency: sp.csr_matrix, betas: Sequence[float], beta0: 
     return np.asarray(total)
 
 
-def propagate(adjacency: sp.csr_matrix, values: NDArray[np.floating[Any]], betas: Sequence[float],
-              beta0: float = 0.0) -> NDArray[np.floating[Any]]:  # fmt: skip
+def propagate(
+    adjacency: sp.csr_matrix, values: NDArray[np.floating[Any]], betas: Sequence[float], beta0: float = 0.0
+) -> NDArray[np.floating[Any]]:
     """``Abar @ values`` without forming a power."""
     total = beta0 * values
     for beta in betas:

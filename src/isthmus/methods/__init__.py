@@ -19,7 +19,7 @@ from isthmus.federation.messages import (
     Model,
     Share,
     Structure,
-)  # fmt: skip
+)
 from isthmus.federation.roles import Client, Cohort, Role, handler
 from isthmus.methods.evaluation import Evaluation, Tally, tally
 from isthmus.methods.registry import Log, Method, Phase, all_methods, get_method, register
@@ -27,7 +27,38 @@ from isthmus.methods.training import Deployed, ModelClient, ModelState, TrainCon
 from isthmus.records import Record
 
 __all__ = [
-    "Ciphertext", "Client", "Cohort", "Count", "Deployed", "Disclosure", "Embedding", "Evaluation", "Federation", "Gradient", "Identifier",
-    "LabelStatistic", "Log", "Message", "Method", "Metric", "Model", "ModelState", "ModelClient", "PerClient", "Phase", "Record", "Replies",
-    "Role", "Share", "Structure", "Tally", "TrainConfig", "View", "all_methods", "get_method", "handler", "register", "tally",
-]  # fmt: skip
+    "Ciphertext",
+    "Client",
+    "Cohort",
+    "Count",
+    "Deployed",
+    "Disclosure",
+    "Embedding",
+    "Evaluation",
+    "Federation",
+    "Gradient",
+    "Identifier",
+    "LabelStatistic",
+    "Log",
+    "Message",
+    "Method",
+    "Metric",
+    "Model",
+    "ModelState",
+    "ModelClient",
+    "PerClient",
+    "Phase",
+    "Record",
+    "Replies",
+    "Role",
+    "Share",
+    "Structure",
+    "Tally",
+    "TrainConfig",
+    "View",
+    "all_methods",
+    "get_method",
+    "handler",
+    "register",
+    "tally",
+]

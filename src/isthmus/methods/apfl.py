@@ -1,4 +1,5 @@
-r"""APFL -- Deng, Kamani & Mahdavi, Adaptive Personalized Federated Learning, 2020, https://arxiv.org/abs/2003.13461, Algorithm 1.
+r"""APFL -- Deng, Kamani & Mahdavi, Adaptive Personalized Federated Learning, 2020, https://arxiv.org/abs/2003.13461,
+Algorithm 1.
 
     paper        here
     w_i          APFLState.shared, Update     federated copy, averaged as in FedAvg
@@ -10,14 +11,15 @@ r"""APFL -- Deng, Kamani & Mahdavi, Adaptive Personalized Federated Learning, 20
 One local step is
 
 .. math::
-    w \leftarrow w - \eta \nabla f(w), \qquad v \leftarrow v - \eta\, \alpha \nabla f(\bar v), \quad \bar v = \alpha v + (1 - \alpha) w
+    w \leftarrow w - \eta \nabla f(w), \qquad v \leftarrow v - \eta\, \alpha \nabla f(\bar v), \quad \bar v = \alpha v +
+    (1 - \alpha) w
 
 with :math:`\bar v` of before the step, and once per round, at its first step,
-:math:`\alpha \leftarrow \mathrm{clip}(\alpha - \eta_\alpha \langle v - w, \nabla f(\bar v) \rangle, 0, 1)`. Both have their own optimiser
-(with Adam the factor alpha in front of v's gradient mostly cancels; with SGD it counts).
+:math:`\alpha \leftarrow \mathrm{clip}(\alpha - \eta_\alpha \langle v - w, \nabla f(\bar v) \rangle, 0, 1)`. Both have
+their own optimiser (with Adam the factor alpha in front of v's gradient mostly cancels; with SGD it counts).
 
-# Differs from public implementations: they mix outputs in place of parameters, update v against the w of after the step, and add
-# 0.02 alpha to alpha's gradient. This is the paper's form; mixing outputs is not offered.
+# Differs from public implementations: they mix outputs in place of parameters, update v against the w of after the
+step, and add # 0.02 alpha to alpha's gradient. This is the paper's form; mixing outputs is not offered.
 """
 
 from __future__ import annotations
@@ -94,7 +96,9 @@ class APFLClient(WeightedClient[APFLConfig]):
         shared_state, private_state = state.optimizer, _copied(state.private_optimizer)
         # Same masks for both: w goes where FedAvg's goes, and with alpha = 1 v goes where Local's goes.
         shared_dropout, private_dropout = (dropout_source(config, [self.stream]) for _ in range(2))
-        plans = step_plan(config.optimizer, private_state.steps, config.local_epochs, config.lr, config.weight_decay, config.dtype)
+        plans = step_plan(
+            config.optimizer, private_state.steps, config.local_epochs, config.lr, config.weight_decay, config.dtype
+        )
         private = {name: tensor.clone() for name, tensor in private.items()}
         for epoch in range(config.local_epochs):
             mixture = mixed(private, shared, alpha)
@@ -104,9 +108,17 @@ class APFLClient(WeightedClient[APFLConfig]):
                 after = alpha - (config.lr if config.alpha_lr is None else config.alpha_lr) * slope
             private_state = take_step(private, scaled(grads, alpha), private_state, replace(plans, step=epoch))
             result = train_locally(
-                learner.model, shared, shared_state, learner.inputs, epochs=1, lr=config.lr, weight_decay=config.weight_decay,
-                optimizer=config.optimizer, loss=config.loss, dropout=shared_dropout,
-            )  # fmt: skip
+                learner.model,
+                shared,
+                shared_state,
+                learner.inputs,
+                epochs=1,
+                lr=config.lr,
+                weight_decay=config.weight_decay,
+                optimizer=config.optimizer,
+                loss=config.loss,
+                dropout=shared_dropout,
+            )
             shared, shared_state = result.weights, result.optimizer_state
             if epoch == 0 and config.adaptive:
                 alpha = min(1.0, max(0.0, after))
@@ -138,7 +150,9 @@ def apfl_round(state: ServerState, federation: Federation, config: APFLConfig) -
 
 
 def _copied(state: OptimizerState) -> OptimizerState:
-    first, second = ({name: tensor.clone() for name, tensor in moments.items()} for moments in (state.first, state.second))
+    first, second = (
+        {name: tensor.clone() for name, tensor in moments.items()} for moments in (state.first, state.second)
+    )
     return OptimizerState(state.steps, first, second)
 
 

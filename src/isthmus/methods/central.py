@@ -1,4 +1,5 @@
-"""Central (also Global): one model on the union of all data, cross edges included. The upper reference, not a federation.
+"""Central (also Global): one model on the union of all data, cross edges included. The upper reference, not a
+federation.
 
 It is Local with one client that owns everything.
 """

@@ -1,4 +1,6 @@
-"""How well one client's model does, as counts: enough for pooled and per-client scores, and nothing about a single node."""
+"""How well one client's model does, as counts: enough for pooled and per-client scores, and nothing about a single
+node.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,20 @@ class Tally(Record):
 
 @dataclass(frozen=True)
 class Evaluation(Message):
-    """One client's tallies by part: ``train``, ``val``, ``test``, and groups of the test part such as ``test:minority``."""
+    """One client's tallies by part: ``train``, ``val``, ``test``, and groups of the test part such as
+    ``test:minority``.
+    """
 
     parts: Metric[Mapping[str, Tally]]
 
 
 @dataclass(frozen=True)
 class Detail(Message):
-    """What scores beyond accuracy need, by part (``val``, ``test``). It tells how many samples of each class a client has, so it is asked
-    for only where such a score is wanted (``--metric``).
+    """What scores beyond accuracy need, by part (``val``, ``test``). It tells how many samples of each class a client
+    has, so it is asked for only where such a score is wanted (``--metric``).
 
-    confusion: (C, C) counts, row = true class. histogram: (C, 2, B) counts of predicted scores, see `isthmus.metrics.histogram`.
+    confusion: (C, C) counts, row = true class. histogram: (C, 2, B) counts of predicted scores, see
+    `isthmus.metrics.histogram`.
     """
 
     confusion: LabelStatistic[Mapping[str, Tensor]]
@@ -42,7 +47,9 @@ class Detail(Message):
 
 
 def tally(logits: Tensor, y: Tensor, mask: Tensor) -> Tally:
-    """Count over the rows in ``mask``. Loss is ordinary cross-entropy whatever the training loss, so curves can be compared."""
+    """Count over the rows in ``mask``. Loss is ordinary cross-entropy whatever the training loss, so curves can be
+    compared.
+    """
     rows, labels = logits[mask], y[mask]
     if labels.numel() == 0:
         return Tally(0, 0, 0.0)
@@ -56,6 +63,8 @@ def detail(logits: Tensor, y: Tensor, masks: Mapping[str, Tensor]) -> Detail:
     confusion, histogram = {}, {}
     for part, mask in masks.items():
         rows, labels = logits[mask], y[mask]
-        confusion[part] = torch.bincount(labels * classes + rows.argmax(1), minlength=classes * classes).view(classes, classes)
+        confusion[part] = torch.bincount(labels * classes + rows.argmax(1), minlength=classes * classes).view(
+            classes, classes
+        )
         histogram[part] = score_histogram(rows, labels)
     return Detail(confusion, histogram)

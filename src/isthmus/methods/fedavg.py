@@ -8,9 +8,10 @@
     n          ServerState.total        learnt once, as a sum
     n_k / n    Update.share
 
-A client multiplies its weights by n_k / n before sending, so the server needs only the sum (``federation.sum``): it never sees one client's
-update, and with secure sums nobody does. Optimiser state stays with the client over rounds (``reset_optimizer=true`` starts it afresh
-in each round, as FederatedScope does). With ``dp_clip`` what leaves is ``w_t`` plus the clipped and noisy ``w_{t+1}^k - w_t`` (`noise`).
+A client multiplies its weights by n_k / n before sending, so the server needs only the sum (``federation.sum``): it
+never sees one client's update, and with secure sums nobody does. Optimiser state stays with the client over rounds
+(``reset_optimizer=true`` starts it afresh in each round, as FederatedScope does). With ``dp_clip`` what leaves is
+``w_t`` plus the clipped and noisy ``w_{t+1}^k - w_t`` (`noise`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,15 @@ from isthmus.federation.roles import Cohort, Role, handler
 from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.noise import statement
 from isthmus.methods.registry import Log, Method, Phase, register
-from isthmus.methods.training import Deployed, ModelCohort, ModelState, Size, WeightedClient, WeightedConfig, total_samples
+from isthmus.methods.training import (
+    Deployed,
+    ModelCohort,
+    ModelState,
+    Size,
+    WeightedClient,
+    WeightedConfig,
+    total_samples,
+)
 from isthmus.nn.backbone import NORM, Backbone
 from isthmus.nn.graph_models import GraphModel
 from isthmus.nn.optim import fresh_state
@@ -67,7 +76,9 @@ class FedAvgConfig(WeightedConfig):
         return tuple(name for name, _ in model.named_parameters() if not (personal and name.startswith(personal)))
 
     def shared_names(self, model: Backbone | GraphModel, view: View) -> tuple[str, ...]:
-        """Parameters that are averaged. Where clients differ in features or classes, what depends on those stays at home (FedStar)."""
+        """Parameters that are averaged. Where clients differ in features or classes, what depends on those stays at
+        home (FedStar).
+        """
         bound = model.shape_bound if isinstance(model, GraphModel) and not view.alike else ()
         return tuple(name for name in self.may_share(model) if not (bound and name.startswith(bound)))
 
@@ -108,7 +119,9 @@ class FedAvgCohort(ModelCohort):
             self.optimizer = fresh_state(self.config.optimizer, self.weights, clients=len(self.clients))
         self.train_together(self.clients[0].allowed(common.weights))
         shares = self.shares(common.total)
-        return Stacked(Update(self.scaled({name: self.weights[name] for name in common.weights}, shares), shares), self.parties)
+        return Stacked(
+            Update(self.scaled({name: self.weights[name] for name in common.weights}, shares), shares), self.parties
+        )
 
 
 class FedAvgClient(WeightedClient[ConfigT]):
@@ -185,8 +198,15 @@ def privacy(state: ServerState, config: FedAvgConfig, rounds: int, clients: int,
     """One release per round and client."""
     if not config.dp_clip:
         return None
-    return statement(clip=config.dp_clip, noise=config.dp_noise, delta=config.dp_delta, releases=rounds, values=num_values(state.weights),
-                     parties=drawn(clients, config.fraction), masked=masked)  # fmt: skip
+    return statement(
+        clip=config.dp_clip,
+        noise=config.dp_noise,
+        delta=config.dp_delta,
+        releases=rounds,
+        values=num_values(state.weights),
+        parties=drawn(clients, config.fraction),
+        masked=masked,
+    )
 
 
 DISCLOSES = (
@@ -201,7 +221,9 @@ METHOD = register(
     Method(
         name="fedavg",
         summary="clients train, the server averages their weights",
-        reference="McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017",
+        reference=(
+            "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017"
+        ),
         config=FedAvgConfig,
         init=init,
         phases=(Phase("setup", count_round, rounds=1, setup=True), Phase("train", fedavg_round)),

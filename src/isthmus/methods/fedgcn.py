@@ -1,21 +1,27 @@
-"""FedGCN -- Yao, Jin, Ravi & Joe-Wong, NeurIPS 2023, https://arxiv.org/abs/2201.12433: one exchange before training, then FedAvg.
+"""FedGCN -- Yao, Jin, Ravi & Joe-Wong, NeurIPS 2023, https://arxiv.org/abs/2201.12433: one exchange before training,
+then FedAvg.
 
     paper                      here
-    Ahat                       D^-1/2 (A + I) D^-1/2 with degrees of the whole graph; each owner knows those of its nodes
-    a_i = sum_j Ahat_ij x_j    `Neighbourhood.sums`     exact for own nodes from 1 hop on: everybody's partial sums are added up
+    Ahat                       D^-1/2 (A + I) D^-1/2 with degrees of the whole graph; each owner knows those of its
+                               nodes
+    a_i = sum_j Ahat_ij x_j    `Neighbourhood.sums`     exact for own nodes from 1 hop on: everybody's partial sums are
+                                                        added up
     a_j, j in N(V_k)           `Neighbourhood.far_sums` 2 hops: of direct neighbours elsewhere, from their owners
     0 / 1 / 2 hop              ``hops``
 
-With 0 hops this is FedAvg on induced subgraphs. With 1 hop the first layer is exact and the second aggregates over own edges; with 2 hops
+With 0 hops this is FedAvg on induced subgraphs. With 1 hop the first layer is exact and the second aggregates over own
+edges; with 2 hops
 both are: logits of own nodes equal the central two-layer GCN's. Models have at most two propagations.
 
-Where the model starts with a LayerNorm, what is summed is the normalised feature (gain and shift come later, `isthmus.nn.operand`), so the
-sums are exact too.
+Where the model starts with a LayerNorm, what is summed is the normalised feature (gain and shift come later,
+`isthmus.nn.operand`), so the sums are exact too.
 
-# Differs from the paper: partial sums are added by the federation's summed mail (masked with ``secure_sum``) in place of CKKS ciphertexts.
+# Differs from the paper: partial sums are added by the federation's summed mail (masked with ``secure_sum``) in place
+of CKKS ciphertexts.
 
-``legacy=true`` is what published simulations do, FedStruct's among them: every client is handed the raw features and edges of its 1- or
-2-hop neighbourhood, degrees are those of the cut-out graph, and any backbone runs on it. It shows features and edges of others.
+``legacy=true`` is what published simulations do, FedStruct's among them: every client is handed the raw features and
+edges of its 1- or 2-hop neighbourhood, degrees are those of the cut-out graph, and any backbone runs on it. It shows
+features and edges of others.
 """
 
 from __future__ import annotations
@@ -68,11 +74,16 @@ class FedGCNConfig(FedAvgConfig):
         if self.hops not in (0, 1, 2):
             raise ConfigError(f"hops must be 0, 1 or 2, got {self.hops}")
         if self.exact and self.backbone != "gcn":
-            raise ConfigError(f"exact sums are those of a GCN's layers: use backbone=gcn, or legacy=true for {self.backbone}")
+            raise ConfigError(
+                f"exact sums are those of a GCN's layers: use backbone=gcn, or legacy=true for {self.backbone}"
+            )
         layers = len(self.hidden) + (0 if self.head else 1)
         if self.exact and layers > 2:
             hidden = list(self.hidden)
-            raise ConfigError(f"sums of 2 hops are exact for at most 2 layers, hidden={hidden} makes {layers}: use fewer, or legacy=true")
+            raise ConfigError(
+                f"sums of 2 hops are exact for at most 2 layers, hidden={hidden} makes {layers}: use fewer, or "
+                "legacy=true"
+            )
 
     @property
     def options(self) -> dict[str, Any]:
@@ -84,7 +95,7 @@ class FedGCNConfig(FedAvgConfig):
         return bool(self.hops) and not self.legacy
 
 
-# -- messages ----------------------------------------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -98,7 +109,9 @@ class Slots(Message):
 
 @dataclass(frozen=True)
 class PartialSums(Message):
-    """sum over the sender's nodes j of x_j / sqrt(d_j), for each slot of the receiver; with the two sums a LayerNorm needs."""
+    """sum over the sender's nodes j of x_j / sqrt(d_j), for each slot of the receiver; with the two sums a LayerNorm
+    needs.
+    """
 
     sums: Embedding[Tensor]
 
@@ -130,7 +143,7 @@ class Raw(Message):
     owner: Identifier[Tensor]
 
 
-# -- state -------------------------------------------------------------------------------------------------------------------------
+# -- state -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -161,7 +174,7 @@ class FedGCNState(ModelState):
     near: Neighbourhood | None
 
 
-# -- learner -----------------------------------------------------------------------------------------------------------------------
+# -- learner ---------------------------------------------------------------------------------------
 
 
 class NeighbourLearner(NodeLearner):
@@ -198,7 +211,9 @@ def exact_inputs(data: NodeData, model: Backbone, near: Neighbourhood, mask: Ten
         orders = [np.concatenate([last, heard]), last]
     padded = tuple(max(1, len(order)) for order in orders)
     # Columns of the sums: x / sigma, mu / sigma, 1; without LayerNorm x, 0, 1.
-    operand = build_operand(sp.csr_matrix(sums[:, :-2].numpy()), None, orders[0], padded[0], input_norm=False, dtype=dtype)
+    operand = build_operand(
+        sp.csr_matrix(sums[:, :-2].numpy()), None, orders[0], padded[0], input_norm=False, dtype=dtype
+    )
     if model.norm_names:
         u, v = (_padded(sums[torch.from_numpy(orders[0]), column].to(dtype), padded[0]) for column in (-2, -1))
         operand = replace(operand, u=u, v=v)
@@ -238,7 +253,9 @@ def in_degree(data: NodeData) -> NDArray[np.float64]:
     assert data.cross is not None
     _, target = _inner_arcs(data)
     arriving = ~data.cross.outgoing.numpy()
-    crossing = np.bincount(data.cross.own.numpy()[arriving], weights=data.cross.weight.numpy()[arriving], minlength=data.num_nodes)
+    crossing = np.bincount(
+        data.cross.own.numpy()[arriving], weights=data.cross.weight.numpy()[arriving], minlength=data.num_nodes
+    )
     return (1.0 + np.bincount(target, minlength=data.num_nodes) + crossing).astype(np.float64)
 
 
@@ -256,12 +273,15 @@ def extended_data(data: NodeData, near: Neighbourhood) -> NodeData:
         x=torch.cat([x, near.x.to_dense() if near.x.layout != torch.strided else near.x]).to_sparse_csr(),
         edge_index=order[torch.searchsorted(ids[order], arcs)],
         y=torch.cat([data.y.clamp(min=0), torch.zeros(beyond, dtype=data.y.dtype)]),
-        train=torch.cat([data.train, nothing]), val=torch.cat([data.val, nothing]), test=torch.cat([data.test, nothing]),
-        node_id=ids, num_classes=data.num_classes,
-    )  # fmt: skip
+        train=torch.cat([data.train, nothing]),
+        val=torch.cat([data.val, nothing]),
+        test=torch.cat([data.test, nothing]),
+        node_id=ids,
+        num_classes=data.num_classes,
+    )
 
 
-# -- client ------------------------------------------------------------------------------------------------------------------------
+# -- client ----------------------------------------------------------------------------------------
 
 ConfigT = TypeVar("ConfigT", bound=FedGCNConfig)
 
@@ -279,11 +299,17 @@ class FedGCNCohort(FedAvgCohort):
 
     @classmethod
     def worthwhile(cls, clients: Sequence[Any]) -> bool:
-        return len(clients) > 1 and not clients[0].config.one_by_one and getattr(clients[0].own_learner.model, "cohort", True)
+        return (
+            len(clients) > 1
+            and not clients[0].config.one_by_one
+            and getattr(clients[0].own_learner.model, "cohort", True)
+        )
 
     def load(self) -> None:
         learners = [client.learner for client in self.clients]
-        if len(learners) != len(self._learners) or any(a is not b for a, b in zip(learners, self._learners, strict=True)):
+        if len(learners) != len(self._learners) or any(
+            a is not b for a, b in zip(learners, self._learners, strict=True)
+        ):
             self._learners, self._evaluation = learners, None
             self.inputs = stack_inputs([learner.inputs for learner in learners])
         super().load()
@@ -326,7 +352,7 @@ class FedGCNClient(FedAvgClient[ConfigT], Generic[ConfigT]):
         state = super().initial_state()
         return FedGCNState(state.weights, state.optimizer, None)
 
-    # -- exact sums ----------------------------------------------------------------------------------------------------------------
+    # -- exact sums --------------------------------------------------------------------------------
 
     def _features(self) -> NDArray[np.float64]:
         """(n_i, F + 2): the feature, as the model's first layer will take it, and what a LayerNorm's shift needs."""
@@ -362,15 +388,24 @@ class FedGCNClient(FedAvgClient[ConfigT], Generic[ConfigT]):
         scaled = self._features() / np.sqrt(in_degree(self.data))[:, None]
         mail = {}
         for client, slots in self.scratch.slots.items():
-            arcs = np.flatnonzero(self.cross.outgoing.numpy() & (self.cross.owner.numpy() == self.cross.owners.index(client)))
+            arcs = np.flatnonzero(
+                self.cross.outgoing.numpy() & (self.cross.owner.numpy() == self.cross.owners.index(client))
+            )
             order = np.argsort(slots.ids.numpy())
             found = np.searchsorted(slots.ids.numpy()[order], self.cross.other.numpy()[arcs])
             listed = slots.ids.numpy()[order]
             if (found >= len(order)).any() or not np.array_equal(listed[found], self.cross.other.numpy()[arcs]):
-                raise DataError(f"{client} does not list all its cross edges with {self.party}: both ends must list every cross edge")
+                raise DataError(
+                    f"{client} does not list all its cross edges with {self.party}: both ends must list every cross "
+                    "edge"
+                )
             rows = slots.slots.numpy()[order][found]
-            matrix = _summed(self.cross.weight.numpy()[arcs].astype(np.float64), rows, self.cross.own.numpy()[arcs],
-                             (slots.count, self.data.num_nodes))  # fmt: skip
+            matrix = _summed(
+                self.cross.weight.numpy()[arcs].astype(np.float64),
+                rows,
+                self.cross.own.numpy()[arcs],
+                (slots.count, self.data.num_nodes),
+            )
             mail[client] = PartialSums(torch.from_numpy(matrix @ scaled).to(self.config.dtype))
         return mail
 
@@ -380,12 +415,16 @@ class FedGCNClient(FedAvgClient[ConfigT], Generic[ConfigT]):
         degree, features = in_degree(self.data), self._features()
         source, target = _inner_arcs(self.data)
         own = np.arange(len(degree))
-        matrix = _summed(np.ones(len(source) + len(own)), np.append(target, own), np.append(source, own), (len(own), len(own)))
+        matrix = _summed(
+            np.ones(len(source) + len(own)), np.append(target, own), np.append(source, own), (len(own), len(own))
+        )
         sums = matrix @ (features / np.sqrt(degree)[:, None])
         if total is not None:
             sums[self._arriving_rows()] += total.sums.numpy()
         exact = torch.from_numpy(sums / np.sqrt(degree)[:, None]).to(self.config.dtype)
-        self.state = replace(self.state, near=Neighbourhood(torch.zeros(0, dtype=torch.int64), exact, None, None, None, None, None))
+        self.state = replace(
+            self.state, near=Neighbourhood(torch.zeros(0, dtype=torch.int64), exact, None, None, None, None, None)
+        )
 
     @handler
     def give_far(self) -> Mapping[PartyId, FarSums]:
@@ -408,9 +447,11 @@ class FedGCNClient(FedAvgClient[ConfigT], Generic[ConfigT]):
         sums = torch.cat([part.sums for part in parts]) if parts else torch.zeros(0, width, dtype=self.config.dtype)
         degree = torch.cat([part.degree for part in parts]) if parts else torch.zeros(0, dtype=torch.float64)
         order = torch.argsort(ids)
-        self.state = replace(self.state, near=replace(self.state.near, ids=ids[order], far_sums=sums[order], degree=degree[order]))
+        self.state = replace(
+            self.state, near=replace(self.state.near, ids=ids[order], far_sums=sums[order], degree=degree[order])
+        )
 
-    # -- legacy --------------------------------------------------------------------------------------------------------------------
+    # -- legacy ------------------------------------------------------------------------------------
 
     def _all_arcs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Arcs that touch own nodes as global ids, and for each the owner of its foreign end (own number inside)."""
@@ -454,7 +495,9 @@ class FedGCNClient(FedAvgClient[ConfigT], Generic[ConfigT]):
         for client, wanted in self.scratch.wanted.items():
             place = torch.searchsorted(self.data.node_id[order], wanted.ids).clamp(max=len(order) - 1)
             if not torch.equal(self.data.node_id[order][place], wanted.ids):
-                raise DataError(f"{client} asks {self.party} for nodes it does not own; correct the cross edges of {client}")
+                raise DataError(
+                    f"{client} asks {self.party} for nodes it does not own; correct the cross edges of {client}"
+                )
             rows = order[place]
             touched = torch.isin(source, wanted.ids) | torch.isin(target, wanted.ids)
             mail[client] = Raw(wanted.ids, x[rows], source[touched], target[touched], owner[touched])
@@ -467,18 +510,25 @@ class FedGCNClient(FedAvgClient[ConfigT], Generic[ConfigT]):
             source, target, owner = self._all_arcs()
             empty = torch.zeros(0, self.data.num_features)
             none = torch.zeros(0, dtype=torch.int64)
-            near = Neighbourhood(none, None, None, None, empty, torch.stack([source, target]), torch.stack([owner, owner]))
+            near = Neighbourhood(
+                none, None, None, None, empty, torch.stack([source, target]), torch.stack([owner, owner])
+            )
         assert near.x is not None and near.edges is not None and near.owner is not None
         owners = [near.owner]
         for part in parts:  # an arc's owner number belongs to whichever end is foreign to the teller
             mine = torch.isin(part.source, part.ids)
             theirs = torch.isin(part.target, part.ids)
             owners.append(torch.stack([torch.where(mine, -1, part.owner), torch.where(theirs, -1, part.owner)]))
-        self.state = replace(self.state, near=replace(
-            near, ids=torch.cat([near.ids, *(part.ids for part in parts)]), x=torch.cat([near.x, *(part.x for part in parts)]),
-            edges=torch.cat([near.edges, *(torch.stack([part.source, part.target]) for part in parts)], dim=1),
-            owner=torch.cat(owners, dim=1),
-        ))  # fmt: skip
+        self.state = replace(
+            self.state,
+            near=replace(
+                near,
+                ids=torch.cat([near.ids, *(part.ids for part in parts)]),
+                x=torch.cat([near.x, *(part.x for part in parts)]),
+                edges=torch.cat([near.edges, *(torch.stack([part.source, part.target]) for part in parts)], dim=1),
+                owner=torch.cat(owners, dim=1),
+            ),
+        )
 
 
 def exchange_round(state: ServerState, federation: Federation, config: FedGCNConfig) -> tuple[ServerState, Log]:
@@ -501,7 +551,10 @@ def sheet(config: FedGCNConfig) -> tuple[Disclosure, ...]:
     if config.legacy and config.hops:
         lines = [Disclosure("exchange", "client", "client", Wanted), Disclosure("exchange", "client", "client", Raw)]
     elif config.hops:
-        lines = [Disclosure("exchange", "client", "client", Slots), Disclosure("exchange", "client", "client", PartialSums, "summed")]
+        lines = [
+            Disclosure("exchange", "client", "client", Slots),
+            Disclosure("exchange", "client", "client", PartialSums, "summed"),
+        ]
         if config.hops == 2:
             lines.append(Disclosure("exchange", "client", "client", FarSums))
     return (*lines, *fedavg.DISCLOSES)
@@ -514,7 +567,9 @@ def _inner_arcs(data: NodeData) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return source[other], target[other]
 
 
-def _summed(values: NDArray[np.float64], rows: NDArray[np.int64], columns: NDArray[np.int64], shape: tuple[int, int]) -> sp.csr_matrix:
+def _summed(
+    values: NDArray[np.float64], rows: NDArray[np.int64], columns: NDArray[np.int64], shape: tuple[int, int]
+) -> sp.csr_matrix:
     matrix = sp.csr_matrix((values, (rows, columns)), shape=shape)
     matrix.sum_duplicates()
     return matrix

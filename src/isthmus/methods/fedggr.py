@@ -1,28 +1,31 @@
-r"""FedGGR -- Subgraph Federated Learning with Global Graph Reconstruction (APWeb-WAIM 2023): edges between clients are lost and known to
-nobody; the server learns a graph over all nodes from compressed embeddings and sends every client the rows of what a GNN makes of it.
+r"""FedGGR -- Subgraph Federated Learning with Global Graph Reconstruction (APWeb-WAIM 2023): edges between clients are
+lost and known to nobody; the server learns a graph over all nodes from compressed embeddings and sends every client the
+rows of what a GNN makes of it.
 
     paper        here
     E_i          Uploaded.rows                 `isthmus.nn.autoencoder` of the client's nodes, sent once
     W_S          ServerState.module            generator and global GNN, `isthmus.methods.global_graph`
     Z_glob^i     Turn.rows                     rows of the client's nodes
-    W_C          ServerState.weights           f_theta (any backbone) and one linear layer over [Z_loc, Z_glob], `isthmus.nn.joined`
+    W_C          ServerState.weights           f_theta (any backbone) and one linear layer over [Z_loc, Z_glob],
+                                               `isthmus.nn.joined`
     F_l, F_g     local_width, global_width
     k, Q         k, local_epochs
     grad Z^i     Returned.rows
 
-A round: the server sends W_C and Z_glob^i; the client takes Q steps on W_C with Z_glob^i constant and returns grad Z^i; the server pulls
-these through the very forward pass that made Z_glob (its autograd graph, dropout masks included, is a local variable of the round) and
-steps W_S.
+A round: the server sends W_C and Z_glob^i; the client takes Q steps on W_C with Z_glob^i constant and returns grad Z^i;
+the server pulls these through the very forward pass that made Z_glob (its autograd graph, dropout masks included, is a
+local variable of the round) and steps W_S.
 
-Differs from the paper: clients' W_C go up as a sum already weighted, not one by one (same mean, less shown); grad Z^i is multiplied by
-|V_i| / |V|, without which it is not the gradient of the stated objective (``scale_gradients=false`` leaves that out); the auto-encoders are
-trained as one by averaging every epoch (``encoder=federated``), because independent ones put their nodes into unrelated spaces, where
-nearest neighbours are of the same client almost without exception (``encoder=independent`` is what the paper seems to describe);
-neighbours are searched again every ``refresh`` rounds. A client that misses a round counts with zeros for its rows.
+Differs from the paper: clients' W_C go up as a sum already weighted, not one by one (same mean, less shown); grad Z^i
+is multiplied by |V_i| / |V|, without which it is not the gradient of the stated objective (``scale_gradients=false``
+leaves that out); the auto-encoders are trained as one by averaging every epoch (``encoder=federated``), because
+independent ones put their nodes into unrelated spaces, where nearest neighbours are of the same client almost without
+exception (``encoder=independent`` is what the paper seems to describe); neighbours are searched again every ``refresh``
+rounds. A client that misses a round counts with zeros for its rows.
 
-This is split learning with an honest but curious server, no protection of privacy: embeddings decode to features, and returned gradients
-tell which nodes have training labels, and which (`isthmus.privacy.attacks`). ``dummy_gradients``, ``gradient_clip`` and
-``gradient_noise``, ``embedding_bits`` make that harder.
+This is split learning with an honest but curious server, no protection of privacy: embeddings decode to features, and
+returned gradients tell which nodes have training labels, and which (`isthmus.privacy.attacks`). ``dummy_gradients``,
+``gradient_clip`` and ``gradient_noise``, ``embedding_bits`` make that harder.
 """
 
 from __future__ import annotations
@@ -64,25 +67,30 @@ from isthmus.tensors import Weights, get_weights, num_values, scaled
 
 @dataclass(frozen=True)
 class FedGGRConfig(WeightedConfig):
-    """Knobs of FedGGR; ``hidden`` are the widths of f_theta before Z_loc, ``head`` changes nothing: the classifier is always there.
+    """Knobs of FedGGR; ``hidden`` are the widths of f_theta before Z_loc, ``head`` changes nothing: the classifier is
+    always there.
 
     Args:
-        weighting: Of W_C's mean; the objective is that of ``nodes``. Returned gradients count by nodes whatever it says.
+        weighting: Of W_C's mean; the objective is that of ``nodes``. Returned gradients count by nodes whatever it
+            says.
         local_width, global_width: F_l and F_g.
         joint_dropout: Share of [Z_loc, Z_glob] dropped before the classifier in training.
         activate_local: ReLU on Z_loc before the two channels are joined.
-        channel: What Z_glob is made of: the ``learned`` graph, or a control (a fixed ``knn`` graph, ``embeddings`` only, ``zeros``).
+        channel: What Z_glob is made of: the ``learned`` graph, or a control (a fixed ``knn`` graph, ``embeddings``
+            only, ``zeros``).
         k: Neighbours each node chooses in the learned graph.
         search: ``exact``, or ``approximate`` for graphs beyond about 100,000 nodes (extra ``ann``).
         refresh: Rounds between two searches; weights of the edges follow the generator in every round.
         server_hidden: Hidden width of the global GNN.
         input_dropout: Share of E dropped before the global GNN in training.
         server_lr: The server's rate; not given = ``lr``.
-        self_supervision: Weight of SLAPS' self-supervision, which lets the server train its graph on E as well; 0 = off, as in FedGGR.
+        self_supervision: Weight of SLAPS' self-supervision, which lets the server train its graph on E as well; 0 =
+            off, as in FedGGR.
         hidden_share: Share of the entries of E it hides.
         embedding_norm: ``standard`` gives every column of E mean 0 and deviation 1 over all nodes, at the server.
-        encoder: One auto-encoder trained by averaging (``federated``), each client its own from a common start (``common_start``) or
-            from a start of its own (``independent``); or a public random ``projection``, which needs no training.
+        encoder: One auto-encoder trained by averaging (``federated``), each client its own from a common start
+            (``common_start``) or from a start of its own (``independent``); or a public random ``projection``, which
+            needs no training.
         encoder_hidden, embedding_width: Widths of the auto-encoder; the second is p.
         encoder_epochs, encoder_lr: Its training.
         encoder_every: Epochs between two means of a federated one.
@@ -91,10 +99,12 @@ class FedGGRConfig(WeightedConfig):
         scale_gradients: Multiply returned gradients by |V_i| / |V|.
         reset_optimizer: Start the clients' optimiser afresh in every round, as FederatedScope does.
         quorum: Share of the clients that must answer a round.
-        dummy_gradients: Nodes without a training label return the gradient of a label drawn from the model's own prediction, whose mean
-            is zero: no row tells by itself whether its node is labelled. Over many rounds a label that changes still gives a dummy away.
-        gradient_clip, gradient_noise: Clip the gradient of each node's own loss to this length and add Gaussian noise of this many
-            times that to every row; 0 = off.
+        dummy_gradients: Nodes without a training label return the gradient of a label drawn from the model's own
+            prediction, whose mean
+            is zero: no row tells by itself whether its node is labelled. Over many rounds a label that changes still
+            gives a dummy away.
+        gradient_clip, gradient_noise: Clip the gradient of each node's own loss to this length and add Gaussian noise
+            of this many times that to every row; 0 = off.
         embedding_bits: Bits per number of E, 1 to 8; 0 = as it is.
     """
 
@@ -130,12 +140,24 @@ class FedGGRConfig(WeightedConfig):
     embedding_bits: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("local_width", "global_width", "server_hidden", "encoder_hidden", "embedding_width", "k", "refresh", "encoder_every"):
+        for name in (
+            "local_width",
+            "global_width",
+            "server_hidden",
+            "encoder_hidden",
+            "embedding_width",
+            "k",
+            "refresh",
+            "encoder_every",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         super().__post_init__()
         if self.encoder_epochs < 0 or self.encoder_lr <= 0.0:
-            raise ConfigError(f"the encoder needs epochs of at least 0 and lr above 0, got {self.encoder_epochs} and {self.encoder_lr}")
+            raise ConfigError(
+                f"the encoder needs epochs of at least 0 and lr above 0, got {self.encoder_epochs} and "
+                f"{self.encoder_lr}"
+            )
         if self.server_lr is not None and self.server_lr <= 0.0:
             raise ConfigError(f"server_lr must be above 0, got {self.server_lr}")
         if self.self_supervision < 0.0:
@@ -150,31 +172,49 @@ class FedGGRConfig(WeightedConfig):
         if not 0.0 < self.quorum <= 1.0:
             raise ConfigError(f"quorum must lie in (0, 1], got {self.quorum}")
         if min(self.gradient_clip, self.gradient_noise) < 0.0:
-            raise ConfigError(f"gradient_clip and gradient_noise must be at least 0, got {self.gradient_clip} and {self.gradient_noise}")
+            raise ConfigError(
+                f"gradient_clip and gradient_noise must be at least 0, got {self.gradient_clip} and "
+                f"{self.gradient_noise}"
+            )
         if self.encoder == "federated" and self.encoder_epochs % self.encoder_every:
-            raise ConfigError(f"encoder_epochs must be a multiple of encoder_every, got {self.encoder_epochs} and {self.encoder_every}")
+            raise ConfigError(
+                f"encoder_epochs must be a multiple of encoder_every, got {self.encoder_epochs} and "
+                f"{self.encoder_every}"
+            )
         if self.init != "standard":
             raise ConfigError(f"fedggr starts f_theta as its layers do: leave init out, got {self.init}")
         if self.dummy_gradients and (self.loss != "ce" or self.class_weight != "none"):
-            raise ConfigError("dummy_gradients look like those of plain cross-entropy: use loss=ce and leave class_weight out")
+            raise ConfigError(
+                "dummy_gradients look like those of plain cross-entropy: use loss=ce and leave class_weight out"
+            )
         if self.gradient_noise and not self.gradient_clip:
-            raise ConfigError("gradient_noise counts in units of gradient_clip: set gradient_clip above 0 too, e.g. gradient_clip=0.1")
+            raise ConfigError(
+                "gradient_noise counts in units of gradient_clip: set gradient_clip above 0 too, e.g. gradient_clip=0.1"
+            )
         if not 0 <= self.embedding_bits <= 8:
             raise ConfigError(f"embedding_bits must lie in 0 to 8, got {self.embedding_bits}")
 
     def build(self, *, num_features: int, num_classes: int, stream: Stream) -> Backbone:
         """f_theta: the backbone up to Z_loc, whatever the number of classes."""
         model = build_backbone(
-            self.backbone, num_features=num_features, num_classes=self.local_width, hidden=self.hidden, dropout=self.dropout,
-            input_norm=self.input_norm, stream=stream, **self.options,
-        )  # fmt: skip
+            self.backbone,
+            num_features=num_features,
+            num_classes=self.local_width,
+            hidden=self.hidden,
+            dropout=self.dropout,
+            input_norm=self.input_norm,
+            stream=stream,
+            **self.options,
+        )
         return model.to(self.dtype)
 
     def first_head(self, num_classes: int, common: Stream) -> dict[str, Tensor]:
         return first_head(self.local_width, self.global_width, num_classes, common.child("head"), self.dtype)
 
     def first_autoencoder(self, num_features: int, stream: Stream) -> dict[str, Tensor]:
-        return first_autoencoder(num_features, self.encoder_hidden, self.embedding_width, stream.child("encoder"), self.dtype)
+        return first_autoencoder(
+            num_features, self.encoder_hidden, self.embedding_width, stream.child("encoder"), self.dtype
+        )
 
     @property
     def encoder_rounds(self) -> int:
@@ -187,7 +227,7 @@ class FedGGRConfig(WeightedConfig):
         return GlobalModule(self.channel, self.k, self.search, self.dropout, self.input_dropout, hidden)
 
 
-# -- messages ------------------------------------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -235,12 +275,14 @@ class Deployment(Message):
     rows: Embedding[Tensor]
 
 
-# -- client --------------------------------------------------------------------------------------------------------------------
+# -- client ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ClientState(NoisyState):
-    """What a client remembers: W_C and its optimiser; the auto-encoder until E_i is sent; the last rows it was sent to use."""
+    """What a client remembers: W_C and its optimiser; the auto-encoder until E_i is sent; the last rows it was sent to
+    use.
+    """
 
     encoder: Weights
     encoder_optimizer: OptimizerState
@@ -255,7 +297,9 @@ class FedGGRClient(WeightedClient[FedGGRConfig]):
 
     def setup(self) -> None:
         config, data = self.config, self.data
-        model = config.build(num_features=data.num_features, num_classes=data.num_classes, stream=self.common.child("init"))
+        model = config.build(
+            num_features=data.num_features, num_classes=data.num_classes, stream=self.common.child("init")
+        )
         self.learner = NodeLearner(data, model, config)
         self._task: FeatureTask | None = None
 
@@ -272,10 +316,16 @@ class FedGGRClient(WeightedClient[FedGGRConfig]):
         stream = self.stream("encoder") if config.encoder == "independent" else self.common
         encoder = {} if config.encoder == "projection" else config.first_autoencoder(self.data.num_features, stream)
         rows = torch.zeros(self.data.num_nodes, config.global_width, dtype=config.dtype)
-        return ClientState(weights, fresh_state(config.optimizer, weights), secrets.token_bytes(32), encoder,
-                           fresh_state("adam", encoder), rows)  # fmt: skip
+        return ClientState(
+            weights,
+            fresh_state(config.optimizer, weights),
+            secrets.token_bytes(32),
+            encoder,
+            fresh_state("adam", encoder),
+            rows,
+        )
 
-    # -- setup -----------------------------------------------------------------------------------------------------------------
+    # -- setup -------------------------------------------------------------------------------------
 
     def _train_encoder(self, weights: Weights, epochs: int) -> None:
         config = self.config
@@ -313,7 +363,7 @@ class FedGGRClient(WeightedClient[FedGGRConfig]):
         self.state = replace(self.state, encoder={}, encoder_optimizer=fresh_state("adam", {}))
         return Uploaded(quantised(rows, self.config.embedding_bits))
 
-    # -- rounds ----------------------------------------------------------------------------------------------------------------
+    # -- rounds ------------------------------------------------------------------------------------
 
     @handler
     def turn(self, turn: Turn) -> Returned:
@@ -329,7 +379,11 @@ class FedGGRClient(WeightedClient[FedGGRConfig]):
         found: list[Tensor] = []
         dummies: list[Tensor] = []
         for _ in range(config.local_epochs):
-            mask = None if joint is None else joint.mask(learner.inputs.counts, len(rows), width, config.joint_dropout, rows.dtype)
+            mask = (
+                None
+                if joint is None
+                else joint.mask(learner.inputs.counts, len(rows), width, config.joint_dropout, rows.dtype)
+            )
             joined = Joined(get_loss(config.loss), weights, rows, activate=config.activate_local, mask=mask)
             if config.dummy_gradients:  # of this step, before it moves the weights: they must look like the others
                 dummies.append(self._dummies(weights, turn.rows, joint))
@@ -345,7 +399,9 @@ class FedGGRClient(WeightedClient[FedGGRConfig]):
         return Returned(self._released_rows(gradient))
 
     def _joint_dropout(self) -> DropoutSource | None:
-        """Masks of this round. Where dummies must not be told from labelled rows, of a secret: the run's seed would give masks away."""
+        """Masks of this round. Where dummies must not be told from labelled rows, of a secret: the run's seed would
+        give masks away.
+        """
         if not self.config.joint_dropout:
             return None
         stream = self.stream("joint dropout")
@@ -355,12 +411,14 @@ class FedGGRClient(WeightedClient[FedGGRConfig]):
         return DropoutSource([torch.Generator().manual_seed(seed)])
 
     def _dummies(self, weights: Weights, rows: Tensor, joint: DropoutSource | None = None) -> Tensor:
-        """For every node the gradient a label would give that is drawn from the model's own prediction: its mean is zero. What is drawn
-        for a node stays with it, so that its label changes only where the prediction does."""
+        """For every node the gradient a label would give that is drawn from the model's own prediction: its mean is
+        zero. What is drawn for a node stays with it, so that its label changes only where the prediction does."""
         config, count = self.config, len(rows)
         mask = None
         if joint is not None:
-            mask = joint.mask((count,), count, config.local_width + config.global_width, config.joint_dropout, rows.dtype)
+            mask = joint.mask(
+                (count,), count, config.local_width + config.global_width, config.joint_dropout, rows.dtype
+            )
         p = torch.softmax(self._logits(weights, rows, mask).double(), dim=1)
         drawn = secret_stream(self.state.secret, ("dummies",)).uniform(count)
         label = (p.cumsum(1) < torch.from_numpy(drawn)[:, None]).sum(1).clamp(max=p.shape[1] - 1)
@@ -376,7 +434,12 @@ class FedGGRClient(WeightedClient[FedGGRConfig]):
             return gradient
         count = max(1, self.learner.num_train)
         mechanism = Mechanism(config.gradient_clip, config.gradient_noise)
-        return mechanism.release_rows(gradient * count, secret=self.state.secret, purpose=self.stream("gradient noise").path)[0] / count
+        return (
+            mechanism.release_rows(
+                gradient * count, secret=self.state.secret, purpose=self.stream("gradient noise").path
+            )[0]
+            / count
+        )
 
     @handler
     def update(self, common: Total) -> Update:
@@ -393,7 +456,9 @@ class FedGGRClient(WeightedClient[FedGGRConfig]):
         return self._logits(self.state.weights, self.state.rows)
 
     def _logits(self, weights: Weights, rows: Tensor, mask: Tensor | None = None) -> Tensor:
-        local = predict(self.learner.model, {name: t for name, t in weights.items() if name not in HEAD}, self.learner.everything)
+        local = predict(
+            self.learner.model, {name: t for name, t in weights.items() if name not in HEAD}, self.learner.everything
+        )
         return classify(weights, local, rows, activate=self.config.activate_local, mask=mask)
 
     @handler
@@ -421,7 +486,7 @@ def _chosen(found: list[Tensor], which: str) -> Tensor:
     return total / len(found) if which == "mean" else total
 
 
-# -- server --------------------------------------------------------------------------------------------------------------------
+# -- server ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -431,7 +496,8 @@ class ServerState(Record):
     Args:
         weights: W_C.
         total: n of the mean.
-        encoder, encoded: The common auto-encoder until E is there, empty unless it is federated; how many means it has seen.
+        encoder, encoded: The common auto-encoder until E is there, empty unless it is federated; how many means it has
+            seen.
         module, optimizer: W_S and its Adam.
         embeddings: E (N, p), clients in sorted order.
         sizes: Rows of each client, in the same order.
@@ -456,14 +522,26 @@ class ServerState(Record):
 
 def init(view: View, config: FedGGRConfig, common: Stream) -> ServerState:
     if not view.alike:
-        raise ConfigError("fedggr compares nodes of all clients: they must have the same features and classes; try fedavg")
+        raise ConfigError(
+            "fedggr compares nodes of all clients: they must have the same features and classes; try fedavg"
+        )
     widths = config.embedding_width, config.server_hidden, config.global_width
     module = config.module.first_weights(*widths, common.child("server"), config.dtype)
     weights = {**get_weights(config.first_model(view, common)), **config.first_head(view.num_classes, common)}
     optimizer = fresh_state(config.optimizer, {name: module[name] for name in config.module.trained(module)})
     encoder = config.first_autoencoder(view.num_features, common) if config.encoder == "federated" else {}
-    return ServerState(0, weights, 0.0, encoder, 0, module, optimizer, torch.empty(0, config.embedding_width, dtype=config.dtype),
-                       (), torch.empty(0, 0, dtype=torch.int64))  # fmt: skip
+    return ServerState(
+        0,
+        weights,
+        0.0,
+        encoder,
+        0,
+        module,
+        optimizer,
+        torch.empty(0, config.embedding_width, dtype=config.dtype),
+        (),
+        torch.empty(0, 0, dtype=torch.int64),
+    )
 
 
 def setup_round(state: ServerState, federation: Federation, config: FedGGRConfig) -> tuple[ServerState, Log]:
@@ -514,7 +592,9 @@ def train_round(state: ServerState, federation: Federation, config: FedGGRConfig
     return state, {}
 
 
-def _joined_gradient(state: ServerState, replies: Mapping[PartyId, Returned], clients: tuple[PartyId, ...], config: FedGGRConfig) -> Tensor:
+def _joined_gradient(
+    state: ServerState, replies: Mapping[PartyId, Returned], clients: tuple[PartyId, ...], config: FedGGRConfig
+) -> Tensor:
     """grad Z of all nodes (N, F_g): block i times |V_i| / |V|, zeros for a client that did not answer."""
     blocks = []
     for client, size in zip(clients, state.sizes, strict=True):
@@ -523,7 +603,9 @@ def _joined_gradient(state: ServerState, replies: Mapping[PartyId, Returned], cl
             continue
         rows = replies[client].rows
         if rows.shape != (size, config.global_width):
-            raise ProtocolError(f"{client} returned gradients of shape {tuple(rows.shape)} for {size} rows of {config.global_width}")
+            raise ProtocolError(
+                f"{client} returned gradients of shape {tuple(rows.shape)} for {size} rows of {config.global_width}"
+            )
         blocks.append(rows * (size / state.embeddings.shape[0]) if config.scale_gradients else rows)
     return torch.cat(blocks)
 
@@ -532,7 +614,9 @@ def _server_step(state: ServerState, grads: Weights, config: FedGGRConfig) -> Se
     """One step on W_S."""
     weights = {name: tensor.clone() for name, tensor in state.module.items()}
     moments = state.optimizer.copy()
-    plan = step_plan(config.optimizer, moments.steps, 1, config.server_lr or config.lr, config.weight_decay, config.dtype)
+    plan = step_plan(
+        config.optimizer, moments.steps, 1, config.server_lr or config.lr, config.weight_decay, config.dtype
+    )
     return replace(state, module=weights, optimizer=take_step(weights, grads, moments, plan))
 
 
@@ -540,33 +624,56 @@ def evaluate(state: ServerState, federation: Federation, config: FedGGRConfig) -
     """Z_glob without dropout; every client classifies its own nodes on its own graph."""
     module = config.module
     with torch.no_grad():
-        z = module.rows(state.module, state.embeddings, module.adjacency(state.module, state.embeddings, state.neighbours))
+        z = module.rows(
+            state.module, state.embeddings, module.adjacency(state.module, state.embeddings, state.neighbours)
+        )
     rows = state.split(z, federation.clients)
-    return federation.call(FedGGRClient.use, PerClient({client: Deployment(state.weights, rows[client]) for client in federation.clients}))
+    return federation.call(
+        FedGGRClient.use, PerClient({client: Deployment(state.weights, rows[client]) for client in federation.clients})
+    )
 
 
 def privacy(state: ServerState, config: FedGGRConfig, rounds: int, clients: int, masked: bool) -> dict[str, Any] | None:
     """What clipped and noisy updates are worth for a client, or clipped and noisy rows for a label."""
     if config.dp_clip:
-        stated = statement(clip=config.dp_clip, noise=config.dp_noise, delta=config.dp_delta, releases=rounds,
-                           values=num_values(state.weights), parties=clients, masked=masked)  # fmt: skip
+        stated = statement(
+            clip=config.dp_clip,
+            noise=config.dp_noise,
+            delta=config.dp_delta,
+            releases=rounds,
+            values=num_values(state.weights),
+            parties=clients,
+            masked=masked,
+        )
         besides = "embeddings and gradients of rows, which clients send besides"
         besides += "; the auto-encoder's weights of the setup" if config.encoder == "federated" else ""
         return stated | {"not_covered": f"{besides}; {stated['not_covered']}"}
     if not config.gradient_clip:
         return None
-    stated = statement(clip=config.gradient_clip, noise=config.gradient_noise, delta=config.dp_delta, releases=rounds,
-                       values=config.global_width, parties=1, masked=False, knob="gradient_noise")  # fmt: skip
+    stated = statement(
+        clip=config.gradient_clip,
+        noise=config.gradient_noise,
+        delta=config.dp_delta,
+        releases=rounds,
+        values=config.global_width,
+        parties=1,
+        masked=False,
+        knob="gradient_noise",
+    )
     if config.class_weight != "none" or (config.local_epochs > 1 and config.returned != "first"):
         stated["epsilon"] = None
         stated["warning"] = (
-            "one label changes other rows as well (steps after the first and class weights depend on all labels), so no epsilon can be "
+            "one label changes other rows as well (steps after the first and class weights depend on all labels), so "
+            "no epsilon can be "
             "stated: use local_epochs=1 or returned=first, and no class_weight"
         )
     return stated | {
-        "unit": "training label of one node", "neighbours": "that label replaced, given the weights of each round",
-        "not_covered": f"the weights clients train with their labels (dp_clip covers those); embeddings; {stated['not_covered']}",
-    }  # fmt: skip
+        "unit": "training label of one node",
+        "neighbours": "that label replaced, given the weights of each round",
+        "not_covered": (
+            f"the weights clients train with their labels (dp_clip covers those); embeddings; {stated['not_covered']}"
+        ),
+    }
 
 
 def facts(state: ServerState, config: FedGGRConfig, scenario: Any) -> dict[str, Any]:
@@ -592,7 +699,11 @@ DISCLOSES = (
 
 def sheet(config: FedGGRConfig) -> tuple[Disclosure, ...]:
     """Who sees what; only a federated auto-encoder travels."""
-    return tuple(line for line in DISCLOSES if config.encoder == "federated" or line.phase != "setup" or line.message in (Size, Uploaded))
+    return tuple(
+        line
+        for line in DISCLOSES
+        if config.encoder == "federated" or line.phase != "setup" or line.message in (Size, Uploaded)
+    )
 
 
 METHOD = register(
@@ -603,7 +714,10 @@ METHOD = register(
         config=FedGGRConfig,
         tasks=("node",),
         init=init,
-        phases=(Phase("setup", setup_round, rounds=lambda config: config.encoder_rounds + 1, setup=True), Phase("train", train_round)),
+        phases=(
+            Phase("setup", setup_round, rounds=lambda config: config.encoder_rounds + 1, setup=True),
+            Phase("train", train_round),
+        ),
         evaluate=evaluate,
         roles={"client": Role(FedGGRClient)},
         discloses=DISCLOSES,

@@ -1,7 +1,7 @@
 """FedLit -- Xie, Xiong & Yang, Federated Node Classification over Graphs with Latent Link-type Heterogeneity, WWW 2023.
 
-Every client sorts its edges into latent types and runs one channel per type (`isthmus.nn.typed_edges`); the server finds out which types of
-different clients are the same, and averages channels accordingly.
+Every client sorts its edges into latent types and runs one channel per type (`isthmus.nn.typed_edges`); the server
+finds out which types of different clients are the same, and averages channels accordingly.
 
     paper            here
     K (link types)   FedLitConfig.types
@@ -9,16 +9,17 @@ different clients are the same, and averages channels accordingly.
     centres          ServerState.centres (T, 2 h)     their means over clients, type by type
     alignment        `typed_edges.align`              greedy by cosine, a permutation per client
 
-A round: everybody takes the common weights and centres, and in every local epoch re-types its edges by one EM step (k-means the first time)
-and takes one step on all weights. Centroids go to the server, which answers each client with its order of types; the client puts all it has
-into that order, and only then sends its weights, to be summed: branches count once per client that has a training node at an edge of
-the type, the rest by training size. The centroids are seen one by one, the weights only as a sum.
+A round: everybody takes the common weights and centres, and in every local epoch re-types its edges by one EM step
+(k-means the first time) and takes one step on all weights. Centroids go to the server, which answers each client with
+its order of types; the client puts all it has
+into that order, and only then sends its weights, to be summed: branches count once per client that has a training node
+at an edge of the type, the rest by training size. The centroids are seen one by one, the weights only as a sum.
 
-# Differs from the reference code: it hands every client the last client's alignment and builds the similarity matrix transposed; empty
-# types become NaN there (here they restart at the least typical edge), nodes that no edge of a type touches get zero there (here each has a
-# self loop), and its "validation" uses the training nodes.
-# Differs from the reference code: before there are centres, the clients are aligned to the client most like all others, in place of the
-# first one, so that the order of clients does not matter.
+# Differs from the reference code: it hands every client the last client's alignment and builds the similarity matrix
+transposed; empty types become NaN there (here they restart at the least typical edge), nodes that no edge of a type
+touches get zero there (here each has a self loop), and its "validation" uses the training nodes.
+# Differs from the reference code: before there are centres, the clients are aligned to the client most like all others,
+in place of the first one, so that the order of clients does not matter.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ from isthmus.tensors import Weights, num_values
 
 @dataclass(frozen=True)
 class FedLitConfig(WeightedConfig):
-    """Knobs of FedLit. ``backbone`` is the convolution of the channels, the first of ``hidden`` their width; other layers are its own, so
-    ``input_norm`` and ``head`` change nothing.
+    """Knobs of FedLit. ``backbone`` is the convolution of the channels, the first of ``hidden`` their width; other
+    layers are its own, so ``input_norm`` and ``head`` change nothing.
 
     Args:
         types: Latent types of edges.
@@ -77,7 +78,10 @@ class FedLitConfig(WeightedConfig):
         if self.types < 1:
             raise ConfigError(f"types must be at least 1, got {self.types}")
         if self.backbone not in CONVOLUTIONS:
-            raise ConfigError(f"fedlit's channels are {', '.join(CONVOLUTIONS)}: choose one with --set backbone=..., got {self.backbone!r}")
+            raise ConfigError(
+                f"fedlit's channels are {', '.join(CONVOLUTIONS)}: choose one with --set backbone=..., got "
+                f"{self.backbone!r}"
+            )
         if not self.hidden:
             raise ConfigError("fedlit needs a hidden width, e.g. hidden=[64]")
         if self.init != "standard":
@@ -85,7 +89,9 @@ class FedLitConfig(WeightedConfig):
         if self.class_weight != "none":
             raise ConfigError("fedlit weighs all training nodes the same: leave class_weight out")
         if self.dp_clip:
-            raise ConfigError("fedlit sends centroids of edges as they are, so dp_clip would promise too much: leave it out")
+            raise ConfigError(
+                "fedlit sends centroids of edges as they are, so dp_clip would promise too much: leave it out"
+            )
 
     def first(self, num_features: int, num_classes: int, stream: Stream) -> dict[str, Tensor]:
         """First weights, common to all."""
@@ -120,7 +126,9 @@ class Order(Message):
 
 @dataclass(frozen=True)
 class Update(Message):
-    """Pre-weighted: n_k / n times the common layers, branches where the client has training nodes at edges of the type, and there a 1."""
+    """Pre-weighted: n_k / n times the common layers, branches where the client has training nodes at edges of the type,
+    and there a 1.
+    """
 
     weights: Model[Weights]
     active: Count[Tensor]
@@ -181,7 +189,9 @@ class FedLitClient(WeightedClient[FedLitConfig]):
         weights = {name: tensor.clone() for name, tensor in common.weights.items()}
         state, centroids, types = self.state, common.centres, torch.zeros(self.inputs.edges.shape[1], dtype=torch.int64)
         moments = OptimizerState(state.optimizer.steps, _clone(state.optimizer.first), _clone(state.optimizer.second))
-        plans = step_plan(config.optimizer, moments.steps, config.local_epochs, config.lr, config.weight_decay, config.dtype)
+        plans = step_plan(
+            config.optimizer, moments.steps, config.local_epochs, config.lr, config.weight_decay, config.dtype
+        )
         generator = self.stream("dropout").torch()
         for epoch in range(config.local_epochs):
             leaves = {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
@@ -193,7 +203,9 @@ class FedLitClient(WeightedClient[FedLitConfig]):
                 types, centroids = em_step(embedding, centroids)
             if not data.num_train:
                 continue
-            logits = typed_forward(config.backbone, leaves, f, self.matrix(types), rate=config.dropout, generator=generator)
+            logits = typed_forward(
+                config.backbone, leaves, f, self.matrix(types), rate=config.dropout, generator=generator
+            )
             if config.loss == "double_softmax":
                 logits = torch.softmax(logits, dim=-1)
             loss = torch.nn.functional.cross_entropy(logits[data.train], data.y[data.train])
@@ -213,16 +225,22 @@ class FedLitClient(WeightedClient[FedLitConfig]):
         place[order.types] = torch.arange(len(place))  # global type of each own type
         steps, first, second = state.optimizer.steps, state.optimizer.first, state.optimizer.second
         moments = OptimizerState(steps, reorder(first, order.types), reorder(second, order.types))
-        self.state = FedLitState(reorder(state.weights, order.types), moments, state.centroids[order.types], place[state.types])
+        self.state = FedLitState(
+            reorder(state.weights, order.types), moments, state.centroids[order.types], place[state.types]
+        )
         active, share = self.active(), self.samples() / order.total
         weights = {
-            name: tensor * active.to(tensor.dtype).view(-1, *[1] * (tensor.dim() - 1)) if name.startswith(BRANCH) else tensor * share
+            name: tensor * active.to(tensor.dtype).view(-1, *[1] * (tensor.dim() - 1))
+            if name.startswith(BRANCH)
+            else tensor * share
             for name, tensor in self.state.weights.items()
         }
         return Update(weights, active)
 
     def active(self) -> Tensor:
-        """1 for types with a training node at one of their edges (T,); with a single type, which is no choice, always."""
+        """1 for types with a training node at one of their edges (T,); with a single type, which is no choice,
+        always.
+        """
         state, config = self.state, self.config
         assert isinstance(state, FedLitState)
         if config.types == 1:
@@ -234,12 +252,16 @@ class FedLitClient(WeightedClient[FedLitConfig]):
         state = self.state
         assert isinstance(state, FedLitState)
         with torch.no_grad():
-            return typed_forward(self.config.backbone, state.weights, features(state.weights, self.inputs), self.matrix(state.types))
+            return typed_forward(
+                self.config.backbone, state.weights, features(state.weights, self.inputs), self.matrix(state.types)
+            )
 
 
 def init(view: View, config: FedLitConfig, common: Stream) -> ServerState:
     if not view.alike or view.task == "graph":
-        raise ConfigError("fedlit shares whole models of nodes: all clients need one graph each, with the same features and classes")
+        raise ConfigError(
+            "fedlit shares whole models of nodes: all clients need one graph each, with the same features and classes"
+        )
     weights = config.first(view.num_features, view.num_classes, common.child("init"))
     return ServerState(weights, torch.zeros(0, 2 * config.hidden[0], dtype=config.dtype), 0.0)
 
@@ -258,7 +280,9 @@ def fedlit_round(state: ServerState, federation: Federation, config: FedLitConfi
     orders = {client: torch.tensor(align(told[client], centres) if client in told else straight) for client in replies}
     if told:
         centres = torch.stack([told[client][orders[client]] for client in told]).mean(0)
-    total = federation.sum(FedLitClient.put_in_order, PerClient({client: Order(orders[client], state.total) for client in replies}))
+    total = federation.sum(
+        FedLitClient.put_in_order, PerClient({client: Order(orders[client], state.total) for client in replies})
+    )
     weights = {}
     for name, tensor in total.weights.items():
         if name.startswith(BRANCH):
@@ -270,9 +294,14 @@ def fedlit_round(state: ServerState, federation: Federation, config: FedLitConfi
 
 
 def most_alike(told: Mapping[str, Tensor]) -> Tensor:
-    """The centroids of the client whose types fit everybody's best: the first reference, whatever the order of clients."""
+    """The centroids of the client whose types fit everybody's best: the first reference, whatever the order of
+    clients.
+    """
     unit = {client: torch.nn.functional.normalize(centroids, dim=1) for client, centroids in told.items()}
-    fit = {client: sum(float((own @ other.T).max(dim=1).values.sum()) for other in unit.values()) for client, own in unit.items()}
+    fit = {
+        client: sum(float((own @ other.T).max(dim=1).values.sum()) for other in unit.values())
+        for client, own in unit.items()
+    }
     return told[max(sorted(fit), key=lambda client: fit[client])]
 
 
@@ -289,7 +318,9 @@ METHOD = register(
     Method(
         name="fedlit",
         summary="clients type their edges, one channel per type; types are aligned before averaging",
-        reference="Xie, Xiong & Yang, Federated Node Classification over Graphs with Latent Link-type Heterogeneity, WWW 2023",
+        reference=(
+            "Xie, Xiong & Yang, Federated Node Classification over Graphs with Latent Link-type Heterogeneity, WWW 2023"
+        ),
         config=FedLitConfig,
         tasks=("node",),
         init=init,

@@ -1,7 +1,7 @@
 """FedPer -- Arivazhagan et al., 2019, https://arxiv.org/abs/1912.00818.
 
-FedAvg on the base of the model; the last ``personal_layers`` layers are personal and never leave their client. With none it is FedAvg, with
-all of them Local. HiFGL's paper leaves the split open; the last layer is our choice there too.
+FedAvg on the base of the model; the last ``personal_layers`` layers are personal and never leave their client. With
+none it is FedAvg, with all of them Local. HiFGL's paper leaves the split open; the last layer is our choice there too.
 """
 
 from __future__ import annotations
@@ -36,14 +36,18 @@ class FedPerConfig(FedAvgConfig):
         if isinstance(model, GraphModel):
             if self.personal_layers > 1:
                 raise ConfigError(
-                    f"personal_layers={self.personal_layers}: in models of graphs the convolutions are shared and the linear layers before "
+                    f"personal_layers={self.personal_layers}: in models of graphs the convolutions are shared and the "
+                    "linear layers before "
                     "and after them personal (1), or everything is shared (0)"
                 )
             # FedStar: the base is the convolutions.
             return ("pre.", "post.", "readout.") if self.personal_layers else super().personal_prefixes(model)
         groups = model.shared_groups
         if self.personal_layers > len(groups):
-            raise ConfigError(f"personal_layers={self.personal_layers}: this model has {len(groups)} layers; use fewer, or method local")
+            raise ConfigError(
+                f"personal_layers={self.personal_layers}: this model has {len(groups)} layers; use fewer, or method "
+                "local"
+            )
         return (*super().personal_prefixes(model), *groups[max(0, len(groups) - self.personal_layers) :])
 
 

@@ -1,8 +1,9 @@
-r"""FedPerGNN -- Wu et al., Nature Communications 2022, https://doi.org/10.1038/s41467-022-30714-9, for node classification.
+r"""FedPerGNN -- Wu et al., Nature Communications 2022, https://doi.org/10.1038/s41467-022-30714-9, for node
+classification.
 
-The original recommends items: users encrypt the items they know under a common key, a third party matches them and hands every user the
-anonymous embeddings of others who know the same items; gradients are clipped and noisy. HiFGL compares with it on citation graphs and does
-not say how (baselines spec, section 16). Here:
+The original recommends items: users encrypt the items they know under a common key, a third party matches them and
+hands every user the anonymous embeddings of others who know the same items; gradients are clipped and noisy. HiFGL
+compares with it on citation graphs and does not say how (baselines spec, section 16). Here:
 
     original                       here
     users                          silos
@@ -12,8 +13,8 @@ not say how (baselines spec, section 16). Here:
     clipped noisy gradients        clipped updates with Laplace noise (``clip``, ``epsilon``)
     pseudo-interacted items        none: a node's features have no items to hide among
 
-A silo's first layer sees its own edges only; its second layer sees all, with foreign neighbours as they were at the round's start. Factors
-of GCN are split between the two ends, so that no degree is sent.
+A silo's first layer sees its own edges only; its second layer sees all, with foreign neighbours as they were at the
+round's start. Factors of GCN are split between the two ends, so that no degree is sent.
 """
 
 from __future__ import annotations
@@ -67,16 +68,19 @@ class FedPerGNNConfig(FedAvgConfig):
         super().__post_init__()
         if self.backbone != "gcn" or len(self.hidden) != 1 or self.head or self.input_norm:
             raise ConfigError(
-                "fedpergnn is a GCN of two layers: set backbone=gcn, one hidden width, head=false, input_norm=false (or --preset hifgl)"
+                "fedpergnn is a GCN of two layers: set backbone=gcn, one hidden width, head=false, input_norm=false "
+                "(or --preset hifgl)"
             )
         if self.loss != "ce" or self.class_weight != "none" or self.dp_clip or self.fraction < 1.0:
             raise ConfigError(
-                "fedpergnn trains cross entropy at all clients with noise of its own (clip, epsilon): leave loss, class_weight, fraction "
+                "fedpergnn trains cross entropy at all clients with noise of its own (clip, epsilon): leave loss, "
+                "class_weight, fraction "
                 "and dp_clip as they are"
             )
         if self.clip < 0.0 or self.epsilon < 0.0 or (self.epsilon and not self.clip):
             raise ConfigError(
-                f"epsilon is that of updates clipped to clip: both at least 0, and clip above 0 with noise; got {self.clip}, {self.epsilon}"
+                f"epsilon is that of updates clipped to clip: both at least 0, and clip above 0 with noise; got "
+                f"{self.clip}, {self.epsilon}"
             )
         if self.clip and self.weighting != "uniform":
             raise ConfigError(f"clip protects clients that count the same: set weighting=uniform, got {self.weighting}")
@@ -146,7 +150,8 @@ class FedPerGNNClient(WeightedClient[ConfigT], Generic[ConfigT]):
         self.own: Matrix = sp.csr_matrix(gcn_norm(data.edge_index, data.num_nodes).astype(kind) @ x.astype(kind))
         columns = [(pair.source, pair.target_id, pair.along, pair.against) for pair in where.pairs.values()]
         near, far, along, against = (
-            np.concatenate([np.empty(0, np.int64), *part]) for part in (zip(*columns, strict=True) if columns else [()] * 4)
+            np.concatenate([np.empty(0, np.int64), *part])
+            for part in (zip(*columns, strict=True) if columns else [()] * 4)
         )
         self.boundary = np.unique(near[along > 0])
         self.wanted, place = np.unique(far[against > 0], return_inverse=True)
@@ -186,11 +191,24 @@ class FedPerGNNClient(WeightedClient[ConfigT], Generic[ConfigT]):
 
     def _tape(self, weights: Weights, rows: Tensor, masks: list[Tensor] | None = None) -> Tape:
         if rows.shape != (self.wanted.size, weights["layers.1.weight"].shape[0]):
-            raise ProtocolError(f"{self.party} wanted {self.wanted.size} rows, was sent {tuple(rows.shape)}: repeat the round")
-        tape = Tape("gcn", ("cached", "aggregate"), weights, self.own, self.factors, cached=self.own, inner=self.inner, masks=masks or ())
+            raise ProtocolError(
+                f"{self.party} wanted {self.wanted.size} rows, was sent {tuple(rows.shape)}: repeat the round"
+            )
+        tape = Tape(
+            "gcn",
+            ("cached", "aggregate"),
+            weights,
+            self.own,
+            self.factors,
+            cached=self.own,
+            inner=self.inner,
+            masks=masks or (),
+        )
         tape.receive(1, None)
         tape.receive(2, spmm(self.outer, rows.to(self.config.dtype).contiguous()))
-        tape.returned[2] = torch.zeros(self.data.num_nodes, rows.shape[1], dtype=self.config.dtype)  # constants: nothing comes back
+        tape.returned[2] = torch.zeros(
+            self.data.num_nodes, rows.shape[1], dtype=self.config.dtype
+        )  # constants: nothing comes back
         return tape
 
     @handler
@@ -217,7 +235,9 @@ class FedPerGNNClient(WeightedClient[ConfigT], Generic[ConfigT]):
         if self.config.clip:
             assert isinstance(self.state, NoisyState)
             update = {name: weights[name] - received for name, received in common.weights.items()}
-            release = self.config.mechanism.release_update(update, secret=self.state.secret, purpose=self.stream("noise").path)
+            release = self.config.mechanism.release_update(
+                update, secret=self.state.secret, purpose=self.stream("noise").path
+            )
             weights = {name: received + release.weights[name] for name, received in common.weights.items()}
         share = self.samples() / common.total
         return Update(scaled(weights, share), share)
@@ -230,8 +250,14 @@ class FedPerGNNClient(WeightedClient[ConfigT], Generic[ConfigT]):
 
     def _stepped(self, gradients: Weights) -> ModelState:
         config = self.config
-        weights, optimizer = stepped(self.state.weights, gradients, self.state.optimizer, optimizer=config.optimizer, lr=config.lr,
-                                     weight_decay=config.weight_decay)  # fmt: skip
+        weights, optimizer = stepped(
+            self.state.weights,
+            gradients,
+            self.state.optimizer,
+            optimizer=config.optimizer,
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+        )
         return replace(self.state, weights=weights, optimizer=optimizer)
 
     @handler
@@ -276,7 +302,9 @@ def match(offers: Mapping[str, Offer]) -> dict[str, Tensor]:
     for client in sorted(offers):
         missing = [value for value in offers[client].wanted.tolist() if value not in place]
         if missing:
-            raise ProtocolError(f"{client} has arcs from {len(missing)} nodes that nobody offers: make the edge lists symmetric")
+            raise ProtocolError(
+                f"{client} has arcs from {len(missing)} nodes that nobody offers: make the edge lists symmetric"
+            )
         routes[client] = torch.tensor([place[value] for value in offers[client].wanted.tolist()], dtype=torch.int64)
     return routes
 
@@ -285,7 +313,9 @@ def expand(state: ServerState, federation: Federation) -> PerClient[Expanded]:
     """Graph expansion: fresh values of boundary nodes, to whoever wanted them."""
     replies = federation.call(FedPerGNNClient.publish, Deployed(state.weights))
     rows = torch.cat([replies[client].rows for client in sorted(replies)])
-    return PerClient({client: Expanded(state.weights, state.total, rows[route]) for client, route in state.routes.items()})
+    return PerClient(
+        {client: Expanded(state.weights, state.total, rows[route]) for client, route in state.routes.items()}
+    )
 
 
 def train_round(state: ServerState, federation: Federation, config: FedPerGNNConfig) -> tuple[ServerState, Log]:
@@ -298,7 +328,9 @@ def evaluate(state: ServerState, federation: Federation, config: FedPerGNNConfig
     return federation.call(FedPerGNNClient.score, expand(state, federation))
 
 
-def privacy(state: ServerState, config: FedPerGNNConfig, rounds: int, clients: int, masked: bool) -> dict[str, Any] | None:
+def privacy(
+    state: ServerState, config: FedPerGNNConfig, rounds: int, clients: int, masked: bool
+) -> dict[str, Any] | None:
     """Laplace noise adds up over rounds. Embeddings of boundary nodes leave without any."""
     if not config.clip:
         return None
@@ -307,17 +339,28 @@ def privacy(state: ServerState, config: FedPerGNNConfig, rounds: int, clients: i
     if config.epsilon:
         warning = noise_warning(config.mechanism, values, clients)
     return {
-        "epsilon": config.epsilon * rounds if config.epsilon else None, "epsilon_round": config.epsilon or None, "delta": 0.0,
-        "unit": "client", "neighbours": "all data of one client replaced", "mechanism": "laplace", "clip": config.clip, "releases": rounds,
-        "values": values, "not_covered": "hidden values of boundary nodes, sent in the clear in every round", "warning": warning,
-    }  # fmt: skip
+        "epsilon": config.epsilon * rounds if config.epsilon else None,
+        "epsilon_round": config.epsilon or None,
+        "delta": 0.0,
+        "unit": "client",
+        "neighbours": "all data of one client replaced",
+        "mechanism": "laplace",
+        "clip": config.clip,
+        "releases": rounds,
+        "values": values,
+        "not_covered": "hidden values of boundary nodes, sent in the clear in every round",
+        "warning": warning,
+    }
 
 
 METHOD = register(
     Method(
         name="fedpergnn",
         summary="FedAvg on silos expanded by hidden values of foreign neighbours, matched by keyed hashes",
-        reference="Wu et al., A federated graph neural network framework for privacy-preserving personalization, Nat. Commun. 2022",
+        reference=(
+            "Wu et al., A federated graph neural network framework for privacy-preserving personalization, Nat. "
+            "Commun. 2022"
+        ),
         config=FedPerGNNConfig,
         tasks=("node",),
         init=init,

@@ -1,9 +1,11 @@
 """FedProx -- Li et al., MLSys 2020, https://arxiv.org/abs/1812.06127, Algorithm 2.
 
-FedAvg but for a proximal term in the clients' loss: ``(mu / 2) ||w - w_t||^2`` over the shared tensors, w_t the weights just received. Its
-gradient ``mu (w - w_t)`` is added in place, which is cheaper than and identical to differentiating the term.
+FedAvg but for a proximal term in the clients' loss: ``(mu / 2) ||w - w_t||^2`` over the shared tensors, w_t the weights
+just received. Its gradient ``mu (w - w_t)`` is added in place, which is cheaper than and identical to differentiating
+the term.
 
-# Differs from GCFL's and FedStar's code: they anchor the first round at the client's own first weights; here it is what was received.
+# Differs from GCFL's and FedStar's code: they anchor the first round at the client's own first weights; here it is what
+was received.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""FedSage -- Zhang et al., Subgraph Federated Learning with Missing Neighbor Generation, NeurIPS 2021: GraphSAGE with FedAvg.
+"""FedSage -- Zhang et al., Subgraph Federated Learning with Missing Neighbor Generation, NeurIPS 2021: GraphSAGE with
+FedAvg.
 
-FedAvg but for its backbone, which is GraphSAGE (Hamilton et al., NeurIPS 2017). No neighbours are generated: that would be FedSage+.
+FedAvg but for its backbone, which is GraphSAGE (Hamilton et al., NeurIPS 2017). No neighbours are generated: that would
+be FedSage+.
 """
 
 from __future__ import annotations

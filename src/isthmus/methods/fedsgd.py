@@ -1,4 +1,5 @@
-"""FedSGD -- McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629 (FedAvg with one step on the whole batch), as FedStruct runs it.
+"""FedSGD -- McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629 (FedAvg with one step on the whole batch),
+as FedStruct runs it.
 
     spec       here
     g_k        Step.gradients / Step.share   gradient of client k's mean loss at w_t
@@ -6,8 +7,8 @@
     g          the sum                       g = sum_k (n_k / n) g_k
     w_t        ServerState.weights
 
-One optimiser, at the server, steps on g. FedStruct's code steps an identical Adam at every party instead; the trajectory is the same, and
-one place cannot drift from another.
+One optimiser, at the server, steps on g. FedStruct's code steps an identical Adam at every party instead; the
+trajectory is the same, and one place cannot drift from another.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ class FedSGDClient(WeightedClient[WeightedConfig]):
 
 def init(view: View, config: WeightedConfig, common: Stream) -> ServerState:
     if not view.alike:
-        raise ConfigError("fedsgd steps one common model: clients with different features or classes cannot use it; try fedavg")
+        raise ConfigError(
+            "fedsgd steps one common model: clients with different features or classes cannot use it; try fedavg"
+        )
     weights = get_weights(config.first_model(view, common))
     return ServerState(weights, fresh_state(config.optimizer, weights), 0.0)
 
@@ -105,12 +108,21 @@ def evaluate(state: ServerState, federation: Federation, config: WeightedConfig)
     return federation.call(FedSGDClient.deploy, Deployed(state.weights))
 
 
-def privacy(state: ServerState, config: WeightedConfig, rounds: int, clients: int, masked: bool) -> dict[str, Any] | None:
+def privacy(
+    state: ServerState, config: WeightedConfig, rounds: int, clients: int, masked: bool
+) -> dict[str, Any] | None:
     """One release per step and client."""
     if not config.dp_clip:
         return None
-    return statement(clip=config.dp_clip, noise=config.dp_noise, delta=config.dp_delta, releases=rounds * config.local_epochs,
-                     values=num_values(state.weights), parties=clients, masked=masked)  # fmt: skip
+    return statement(
+        clip=config.dp_clip,
+        noise=config.dp_noise,
+        delta=config.dp_delta,
+        releases=rounds * config.local_epochs,
+        values=num_values(state.weights),
+        parties=clients,
+        masked=masked,
+    )
 
 
 def _clone(weights: Weights) -> dict[str, torch.Tensor]:
@@ -121,7 +133,9 @@ METHOD = register(
     Method(
         name="fedsgd",
         summary="clients send gradients, the server steps one common optimiser",
-        reference="McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017",
+        reference=(
+            "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017"
+        ),
         config=WeightedConfig,
         init=init,
         phases=(Phase("setup", count_round, rounds=1, setup=True), Phase("train", fedsgd_round)),

@@ -1,8 +1,9 @@
 """FedSpray -- Fu et al., Federated Graph Learning with Structure Proxy Alignment, KDD 2024.
 
-Every client keeps a GNN of its own. Besides, all clients train a small network that sees features only and, for each class, a *structure
-proxy*: a learnt stand-in for what the neighbourhood of a node of this class should look like. Its soft labels steady the personal GNNs
-where neighbours mislead, at nodes of a client's minority classes; the GNNs' predictions teach it in turn.
+Every client keeps a GNN of its own. Besides, all clients train a small network that sees features only and, for each
+class, a *structure proxy*: a learnt stand-in for what the neighbourhood of a node of this class should look like. Its
+soft labels steady the personal GNNs where neighbours mislead, at nodes of a client's minority classes; the GNNs'
+predictions teach it in turn.
 
     paper              here
     theta^k            SprayState.weights              personal GNN, never leaves
@@ -19,20 +20,25 @@ where neighbours mislead, at nodes of a client's minority classes; the GNNs' pre
 Where paper and reference code part ways (``--profile paper`` and ``reference`` pick one side of all):
 
     setting            paper            reference code
-    proxy_reset        all              unlabelled     training nodes' proxies restart from S[y_i], or go on from their last value
+    proxy_reset        all              unlabelled     training nodes' proxies restart from S[y_i], or go on from their
+                                                       last value
     projector_init     projector        classifier     what the local projector starts from in phase 2
-    kd_confidence      0                0.7            teach all nodes, or besides training nodes only those with max_j q_ij above it
+    kd_confidence      0                0.7            teach all nodes, or besides training nodes only those with max_j
+                                                       q_ij above it
     init               standard         uniform01      first weights of the GNN
-    proxy_start        gaussian         ramp           s_j drawn small, or 0.01 j in every coordinate with 0.1 for every s_i
+    proxy_start        gaussian         ramp           s_j drawn small, or 0.01 j in every coordinate with 0.1 for every
+                                                       s_i
 
-# Differs from the paper: a class nobody has training nodes of keeps its s_j; dividing by a_j = 0 would spread NaN to every node.
-# Differs from the paper: a client multiplies its part by a_j^k / a_j and N^k / N itself, so that the server needs only sums, and with
-# secure sums nobody reads a client's proxies or label counts. ``min_class_count`` also keeps back the proxies of classes of which the
-# client has few training nodes: the mean over one node is that node's proxy. `fedspray-published` sends both as published.
+# Differs from the paper: a class nobody has training nodes of keeps its s_j; dividing by a_j = 0 would spread NaN to
+every node. # Differs from the paper: a client multiplies its part by a_j^k / a_j and N^k / N itself, so that the server
+needs only sums, and with secure sums nobody reads a client's proxies or label counts. ``min_class_count`` also keeps
+back the proxies of classes of which the client has few training nodes: the mean over one node is that node's proxy.
+`fedspray-published` sends both as published.
 
-What remains visible with secure sums: a_j over all clients; of a class that one client alone has, that client's mean proxy; and the common
-encoder, an MLP trained on raw features, with all that can be read off such a model. Scores of evaluation are sent client by client, and
-they count test nodes of the client's majority class and of the others: that share of a label histogram is told whatever sums hide.
+What remains visible with secure sums: a_j over all clients; of a class that one client alone has, that client's mean
+proxy; and the common encoder, an MLP trained on raw features, with all that can be read off such a model. Scores of
+evaluation are sent client by client, and they count test nodes of the client's majority class and of the others: that
+share of a label histogram is told whatever sums hide.
 """
 
 from __future__ import annotations
@@ -191,16 +197,35 @@ class Stage:
     labelled: Inputs
     encoder: EncoderInputs
 
-    def teach(self, weights: Weights, optimizer: OptimizerState, common: Weights, classes: Tensor, proxies: Tensor,
-              dropout: DropoutSource | None, **memory: Any) -> TrainResult:  # fmt: skip
+    def teach(
+        self,
+        weights: Weights,
+        optimizer: OptimizerState,
+        common: Weights,
+        classes: Tensor,
+        proxies: Tensor,
+        dropout: DropoutSource | None,
+        **memory: Any,
+    ) -> TrainResult:
         """Phase 1: E steps on L_G = CE + lambda1 mean KL(p_i || yhat_i), p_i computed once."""
         config = self.config
         p, q = soft_labels(common, classes, proxies, self.encoder)
-        loss = distilled(p, teaching_weight(q, self.encoder, config.kd_confidence, config.lambda1), self.student, config.loss)
+        loss = distilled(
+            p, teaching_weight(q, self.encoder, config.kd_confidence, config.lambda1), self.student, config.loss
+        )
         return train_locally(
-            self.model, weights, optimizer, self.student, epochs=config.local_epochs, lr=config.lr, weight_decay=config.weight_decay,
-            optimizer=config.optimizer, loss=loss, dropout=dropout, **memory,
-        )  # fmt: skip
+            self.model,
+            weights,
+            optimizer,
+            self.student,
+            epochs=config.local_epochs,
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            optimizer=config.optimizer,
+            loss=loss,
+            dropout=dropout,
+            **memory,
+        )
 
     def align(self, weights: Weights, common: Weights, proxies: Tensor, moments: OptimizerState) -> EncoderResult:
         """Phase 2: E steps on L_F = CE(y_i, q_i) + lambda2 mean KL(yhat_i || p_i), yhat_i computed once."""
@@ -213,9 +238,19 @@ class Stage:
         predicted = logits.new_zeros(len(inputs.y), logits.shape[1])
         predicted[inputs.slot] = torch.softmax(logits, dim=-1)
         return train_encoder(
-            common, proxies, moments, inputs, predicted, epochs=config.local_epochs, lr=config.encoder_lr, proxy_lr=config.proxy_lr,
-            lambda2=config.lambda2, optimizer=config.optimizer, weight_decay=config.weight_decay, train_proxies=config.proxies,
-        )  # fmt: skip
+            common,
+            proxies,
+            moments,
+            inputs,
+            predicted,
+            epochs=config.local_epochs,
+            lr=config.encoder_lr,
+            proxy_lr=config.proxy_lr,
+            lambda2=config.lambda2,
+            optimizer=config.optimizer,
+            weight_decay=config.weight_decay,
+            train_proxies=config.proxies,
+        )
 
     def start(self, proxies: Tensor, classes: Tensor) -> Tensor:
         """s_i at the start of a round: s_j of its class, or where it was."""
@@ -229,9 +264,12 @@ class FedSprayCohort(ModelCohort):
         super().__init__(clients)
         stages = [client.stage for client in clients]
         self.stage = Stage(
-            self.config, self.model, stack_inputs([stage.student for stage in stages]), self.inputs,
+            self.config,
+            self.model,
+            stack_inputs([stage.student for stage in stages]),
+            self.inputs,
             stack_encoder_inputs([stage.encoder for stage in stages]),
-        )  # fmt: skip
+        )
         self.class_shares = torch.stack([client.class_shares for client in clients])
         self.proxies: Tensor
         self.moments: OptimizerState
@@ -241,7 +279,9 @@ class FedSprayCohort(ModelCohort):
         states = [client.state for client in self.clients]
         self.proxies = self.stacked([state.proxies for state in states])
         steps = tuple(step for state in states for step in state.encoder.steps)
-        first, second = (self.stacked_moments([getattr(state.encoder, part) for state in states]) for part in ("first", "second"))
+        first, second = (
+            self.stacked_moments([getattr(state.encoder, part) for state in states]) for part in ("first", "second")
+        )
         self.moments = OptimizerState(steps, first, second)
 
     def store(self) -> None:
@@ -265,24 +305,38 @@ class FedSprayCohort(ModelCohort):
 
     def stacked_moments(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         return {
-            name: self.stacked([part[name] for part in parts]) if name == PROXIES else torch.stack([part[name] for part in parts])
+            name: self.stacked([part[name] for part in parts])
+            if name == PROXIES
+            else torch.stack([part[name] for part in parts])
             for name in parts[0]
         }
 
     def local_update(self, common: Common) -> Stacked[Update]:
         if self.config.reset_optimizer:
             self.optimizer = fresh_state(self.config.optimizer, self.weights, clients=len(self.clients))
-            self.moments = OptimizerState((0,) * len(self.clients), _zeros(self.moments.first), _zeros(self.moments.second))
+            self.moments = OptimizerState(
+                (0,) * len(self.clients), _zeros(self.moments.first), _zeros(self.moments.second)
+            )
         proxies = self.stage.start(self.proxies, common.proxies)
         if self.config.lambda1:
-            taught = self.stage.teach(self.weights, self.optimizer, common.encoder, common.proxies, proxies, self.dropout(),
-                                      donate=True, workspace=self.workspace)  # fmt: skip
+            taught = self.stage.teach(
+                self.weights,
+                self.optimizer,
+                common.encoder,
+                common.proxies,
+                proxies,
+                self.dropout(),
+                donate=True,
+                workspace=self.workspace,
+            )
             self.weights, self.optimizer = taught.weights, taught.optimizer_state
         else:
             self.train_together(received={})
         result = self.stage.align(self.weights, common.encoder, proxies, self.moments)
         self.proxies, self.moments = result.proxies, result.optimizer_state
-        classes = class_means(result.proxies, self.stage.encoder, common.proxies.shape[0]) * spoken(self.class_shares, common).unsqueeze(2)
+        classes = class_means(result.proxies, self.stage.encoder, common.proxies.shape[0]) * spoken(
+            self.class_shares, common
+        ).unsqueeze(2)
         return Stacked(Update(self.scaled(result.weights, self.shares(common.total)), classes), self.parties)
 
 
@@ -309,7 +363,9 @@ class FedSprayClient(WeightedClient[ConfigT], Generic[ConfigT]):
     def fresh_moments(self, proxies: Tensor) -> OptimizerState:
         """Moments of the encoder and the proxies before their first step."""
         data, config = self.data, self.config
-        encoder = first_encoder(data.num_features, config.proxy_width, data.num_classes, Stream(0), classifier=config.classifier)
+        encoder = first_encoder(
+            data.num_features, config.proxy_width, data.num_classes, Stream(0), classifier=config.classifier
+        )
         return fresh_state(config.optimizer, {**_typed(encoder, config.dtype), PROXIES: proxies})
 
     @property
@@ -336,7 +392,9 @@ class FedSprayClient(WeightedClient[ConfigT], Generic[ConfigT]):
         config, state, stage = self.config, self.state, self.stage
         assert isinstance(state, SprayState)
         if config.reset_optimizer:
-            state = replace(state, optimizer=fresh_state(config.optimizer, state.weights), encoder=self.fresh_moments(state.proxies))
+            state = replace(
+                state, optimizer=fresh_state(config.optimizer, state.weights), encoder=self.fresh_moments(state.proxies)
+            )
         self.state = state
         proxies = stage.start(state.proxies, classes)
         if config.lambda1:
@@ -359,7 +417,10 @@ def spoken(class_shares: Tensor, common: Common) -> Tensor:
 def init(view: View, config: FedSprayConfig, common: Stream) -> ServerState:
     """omega_0 and S_0."""
     if not view.alike:
-        raise ConfigError("fedspray shares an encoder of features and a proxy per class: all clients need the same features and classes")
+        raise ConfigError(
+            "fedspray shares an encoder of features and a proxy per class: all clients need the same features and "
+            "classes"
+        )
     width, stream = config.proxy_width, common.child("encoder")
     encoder = first_encoder(view.num_features, width, view.num_classes, stream, classifier=config.classifier)
     proxies = first_proxies(view.num_classes, config, common.child("proxies"))
@@ -386,7 +447,9 @@ def census_round(state: ServerState, federation: Federation, config: FedSprayCon
 
 def fedspray_round(state: ServerState, federation: Federation, config: FedSprayConfig) -> tuple[ServerState, Log]:
     """Everybody learns in two phases; the server adds up."""
-    total = federation.sum(FedSprayClient.local_update, Common(state.encoder, state.proxies, state.total, state.class_shares))
+    total = federation.sum(
+        FedSprayClient.local_update, Common(state.encoder, state.proxies, state.total, state.class_shares)
+    )
     encoder = total.encoder  # omega = sum_k (N^k / N) omega^k
     return aligned(state, encoder, total.proxies, config)  # s_j = sum_k (a_j^k / a_j) s_j^k
 
@@ -410,7 +473,10 @@ def facts(state: ServerState, config: FedSprayConfig, scenario: Any) -> Mapping[
     clients = {}
     for client, data in scenario.parts.items():
         minority = minority_mask(data.y, data.train)
-        clients[client] = {"majority_class": majority_class(data.y, data.train), "minority_test_nodes": int((minority & data.test).sum())}
+        clients[client] = {
+            "majority_class": majority_class(data.y, data.train),
+            "minority_test_nodes": int((minority & data.test).sum()),
+        }
     silent = [j for j, share in enumerate(state.class_shares.tolist()) if share == 0.0] if config.proxies else []
     return {"clients": clients, "classes_without_proxy": silent}
 

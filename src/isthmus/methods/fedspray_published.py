@@ -1,8 +1,9 @@
 """FedSpray's messages as published: every client shows the server its label shares, its encoder and its class proxies.
 
-Same mathematics as `fedspray` (equal up to rounding while no class has fewer than ``min_class_count`` training nodes), another wall. Kept
-to show what it tells: a_j^k times the number of training nodes is the client's label histogram, and the proxy of a class with one training
-node is that node's own.
+Same mathematics as `fedspray` (equal up to rounding while no class has fewer than ``min_class_count`` training nodes),
+another wall. Kept
+to show what it tells: a_j^k times the number of training nodes is the client's label histogram, and the proxy of a
+class with one training node is that node's own.
 """
 
 from __future__ import annotations
@@ -74,17 +75,24 @@ def init(view: View, config: PublishedConfig, common: Stream) -> PublishedState:
 def census_round(state: PublishedState, federation: Federation, config: PublishedConfig) -> tuple[PublishedState, Log]:
     """N^k and a_j^k of everybody, once."""
     replies = federation.call(PublishedClient.census)
-    samples, shares = {k: reply.samples for k, reply in replies.items()}, {k: reply.class_shares for k, reply in replies.items()}
+    samples, shares = (
+        {k: reply.samples for k, reply in replies.items()},
+        {k: reply.class_shares for k, reply in replies.items()},
+    )
     total = sum(samples.values())
     if total <= 0.0:
         raise RunError("no client has a training node: choose a split with a training part")
-    return replace(state, total=total, class_shares=torch.stack(list(shares.values())).sum(0), samples=samples, shares=shares), {}
+    return replace(
+        state, total=total, class_shares=torch.stack(list(shares.values())).sum(0), samples=samples, shares=shares
+    ), {}
 
 
 def published_round(state: PublishedState, federation: Federation, config: PublishedConfig) -> tuple[ServerState, Log]:
     """Everybody learns; the server weights and adds up."""
     replies = federation.call(PublishedClient.upload, Download(state.encoder, state.proxies))
-    encoder = weighted_mean([reply.encoder for reply in replies.values()], [state.samples[k] / state.total for k in replies])
+    encoder = weighted_mean(
+        [reply.encoder for reply in replies.values()], [state.samples[k] / state.total for k in replies]
+    )
     weights = torch.stack([state.shares[k] for k in replies]) / state.class_shares.clamp(min=1e-300)  # a_j^k / a_j
     proxies = torch.stack([reply.proxies for reply in replies.values()])  # (K, C, d_s)
     return aligned(state, encoder, (proxies * weights.to(proxies.dtype).unsqueeze(2)).sum(0), config)

@@ -1,13 +1,16 @@
 """FedStar -- Tan et al., Federated Learning on Non-IID Graphs via Structural Knowledge Sharing, AAAI 2023.
 
-FedAvg on one of two encoders. Every node has a structure embedding s_v (degree, random walks) that a channel of its own processes; only
-that channel is common. Feature encoder and classifier stay with the client, so clients may differ in features, classes and graphs.
+FedAvg on one of two encoders. Every node has a structure embedding s_v (degree, random walks) that a channel of its own
+processes; only that channel is common. Feature encoder and classifier stay with the client, so clients may differ in
+features, classes and graphs.
 
     paper        here
     s_v          `isthmus.data.embeddings`           computed once by its owner, never sent
-    w_g          ``structure.`` of `TwoChannel`      embedding of s and structure convolutions: all that travels (14,592 numbers by default)
+    w_g          ``structure.`` of `TwoChannel`      embedding of s and structure convolutions: all that travels (14,592
+                                                     numbers by default)
     w_h          everything else
-    |D_m| / N    Update.share                        training graphs (nodes) of client m over all; ``weighting=uniform`` counts clients
+    |D_m| / N    Update.share                        training graphs (nodes) of client m over all;
+                                                     ``weighting=uniform`` counts clients
     L, H         len(hidden), hidden
     k_1, k_2     degrees, steps
 
@@ -18,11 +21,12 @@ that channel is common. Feature encoder and classifier stay with the client, so 
     convs        the convolutions of both channels: what the released code's filter for FedPer would pick on this model
     none         nothing, and no message passes
 
-``decoupled=false`` takes the second channel away: s_v is put beside the raw features of a plain single-channel model. Then ``all`` and
-``none`` are what can be shared. For node tasks the same model without pooling, as FedSpray's comparison has it; L is len(hidden) there too.
+``decoupled=false`` takes the second channel away: s_v is put beside the raw features of a plain single-channel model.
+Then ``all`` and ``none`` are what can be shared. For node tasks the same model without pooling, as FedSpray's
+comparison has it; L is len(hidden) there too.
 
-# Differs from the published code: exactly the averaged tensors are sent back. Its download routine copies every tensor of the server, so
-# that with ``fe`` the structure encoder would be reset to its first weights in every round.
+# Differs from the published code: exactly the averaged tensors are sent back. Its download routine copies every tensor
+of the server, so that with ``fe`` the structure encoder would be reset to its first weights in every round.
 Optimiser state stays with the client while the server overwrites weights, as published.
 """
 
@@ -62,7 +66,8 @@ class FedStarConfig(FedAvgConfig):
         decoupled: False puts s_v beside the features of a single-channel model.
         se: Structure embedding: ``dse+rwse``, ``dse``, ``rwse`` or ``ones``.
         degrees, steps: k_1 and k_2, sizes of the two embeddings.
-        first_weights: ``own``: the structure encoder starts the same everywhere, of the rest each client draws its own, as published.
+        first_weights: ``own``: the structure encoder starts the same everywhere, of the rest each client draws its own,
+            as published.
     """
 
     backbone: str = "gin"
@@ -79,16 +84,22 @@ class FedStarConfig(FedAvgConfig):
         super().__post_init__()
         for name in ("degrees", "steps"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}; se=dse or se=rwse leaves one of the two out")
+                raise ConfigError(
+                    f"{name} must be at least 1, got {getattr(self, name)}; se=dse or se=rwse leaves one of the two out"
+                )
         if not self.decoupled and self.sharing not in ("all", "none"):
-            raise ConfigError(f"decoupled=false has no channels to tell apart: use sharing=all or none, not {self.sharing}")
+            raise ConfigError(
+                f"decoupled=false has no channels to tell apart: use sharing=all or none, not {self.sharing}"
+            )
         if self.sharing == "none" and (self.fraction < 1.0 or self.dp_clip):
             raise ConfigError("sharing=none sends nothing: leave fraction and dp_clip out")
         if self.decoupled:
             if self.init != "standard":
                 raise ConfigError(f"the two channels draw first weights of their own: leave init out, got {self.init}")
             if given := [name for name in ("input_norm", "head", *OPTIONS) if getattr(self, name) not in (None, False)]:
-                raise ConfigError(f"the two channels are as the paper has them, without {', '.join(given)}: leave that out")
+                raise ConfigError(
+                    f"the two channels are as the paper has them, without {', '.join(given)}: leave that out"
+                )
             self.build_channels(num_features=1, num_classes=2, pooled=True, stream=Stream(0), common=Stream(0))
 
     @property
@@ -96,19 +107,33 @@ class FedStarConfig(FedAvgConfig):
         """Width of s."""
         return embedding_width(self.se, self.degrees, self.steps)
 
-    def build_channels(self, *, num_features: int, num_classes: int, pooled: bool, stream: Stream, common: Stream) -> TwoChannel:
+    def build_channels(
+        self, *, num_features: int, num_classes: int, pooled: bool, stream: Stream, common: Stream
+    ) -> TwoChannel:
         """The two-channel model."""
         model = TwoChannel(
-            self.backbone, self.structure_backbone, num_features=num_features, num_classes=num_classes, num_structure=self.num_structure,
-            hidden=self.hidden, dropout=self.dropout, pooled=pooled, stream=stream, common=common,
-        )  # fmt: skip
+            self.backbone,
+            self.structure_backbone,
+            num_features=num_features,
+            num_classes=num_classes,
+            num_structure=self.num_structure,
+            hidden=self.hidden,
+            dropout=self.dropout,
+            pooled=pooled,
+            stream=stream,
+            common=common,
+        )
         return model.to(self.dtype)
 
     def first_model(self, view: View, common: Stream) -> Backbone | GraphModel:
         start = common.child("init")
         if self.decoupled:
             return self.build_channels(
-                num_features=view.num_features, num_classes=view.num_classes, pooled=view.task == "graph", stream=start, common=start
+                num_features=view.num_features,
+                num_classes=view.num_classes,
+                pooled=view.task == "graph",
+                stream=start,
+                common=start,
             )
         build = self.build_graphs if view.task == "graph" else self.build
         return build(num_features=view.num_features + self.num_structure, num_classes=view.num_classes, stream=start)
@@ -133,7 +158,9 @@ class FedStarClient(FedAvgClient[FedStarConfig]):
 
     def setup(self) -> None:
         config, data = self.config, self.data
-        s = structure_embedding(data, config.se, config.degrees, config.steps)  # depends on the edges alone: once, not per round
+        s = structure_embedding(
+            data, config.se, config.degrees, config.steps
+        )  # depends on the edges alone: once, not per round
         common = self.common.child("init")
         own = common if config.first_weights == "common" else self.stream("init")
         graphs = isinstance(data, GraphSetData)
@@ -177,7 +204,9 @@ def evaluate(state: ServerState, federation: Federation, config: FedStarConfig) 
 
 
 def facts(state: ServerState, config: FedStarConfig, scenario: Any) -> Mapping[str, Any]:
-    """What was shared, and how full each degree class is: a client with all nodes in the last one learns nothing from DSE."""
+    """What was shared, and how full each degree class is: a client with all nodes in the last one learns nothing from
+    DSE.
+    """
     told: dict[str, Any] = {"shared_tensors": {name: list(tensor.shape) for name, tensor in state.weights.items()}}
     if scenario is not None and "dse" in config.se:
         told["degree_classes"] = {

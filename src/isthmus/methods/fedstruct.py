@@ -1,25 +1,28 @@
-"""FedStruct -- Aliakbari, Östman & Graell i Amat, ICLR 2025, "Decoupled Subgraph Federated Learning", https://arxiv.org/abs/2402.19163.
+"""FedStruct -- Aliakbari, Östman & Graell i Amat, ICLR 2025, "Decoupled Subgraph Federated Learning",
+https://arxiv.org/abs/2402.19163.
 
     paper                   here
     q_v = h_v + z_v         E1: `structure/client.py`, and `isthmus.nn.loss.Shifted` in training
     h = fGNN(X_i, E_i)      the backbone on the client's own nodes and edges: dgcn (as in the paper's tables) or sage
     z = Abar g(S)           E2: `isthmus.nn.structure`; Abar^[i] from `structure/powers.py`
     theta_f, theta_s        weights ``feature.*`` and ``structure.*``
-    S (n x d_s)             `structure/features.py`; of HOP2VEC in `ServerState.nsf`, or a replica in every client's `FedStructState.nsf`
+    S (n x d_s)             `structure/features.py`; of HOP2VEC in `ServerState.nsf`, or a replica in every client's
+                            `FedStructState.nsf`
     |Vt|, 1/|Vt| sum_i      `WeightedConfig.weighting` = train; `nodes` is the reference code's weighting (12.3)
     G_S                     `NsfStep.gradient`
 
-Training is FedSGD: one averaged gradient per round, one Adam step at the server. The reference code steps an identical Adam at every party
-(12.2); the trajectory is the same. S of HOP2VEC is held by the server (``nsf_at=server``) or replicated (``nsf_at=clients``, the paper's
-5.3: every client steps its copy on the same gradient and says the copy's fingerprint, so that a drift stops the run). Both give the same
-bits.
+Training is FedSGD: one averaged gradient per round, one Adam step at the server. The reference code steps an identical
+Adam at every party (12.2); the trajectory is the same. S of HOP2VEC is held by the server (``nsf_at=server``) or
+replicated (``nsf_at=clients``, the paper's 5.3: every client steps its copy on the same gradient and says the copy's
+fingerprint, so that a drift stops the run). Both give the same bits.
 
-# Differs from the paper: Adam in place of plain gradient descent, as its code does; plain descent with ``optimizer=sgd``.
-# Differs from the paper: protocol=hardened is the default (`structure/powers.py`), protocol=published is as printed. Accuracy differs by
-# how powers are cut only; without pruning both give the same Abar. Numbering of columns and S's start are then secrets of their owners, so
-# two hardened runs of one seed differ, as two runs with noise do; a resumed run goes on with the same secrets.
-# Differs from the paper: in the direct form S has a learning rate of its own and no weight decay. With the printed ones S hardly moves
-# and nothing is gained from structure (spec 13.14).
+# Differs from the paper: Adam in place of plain gradient descent, as its code does; plain descent with
+``optimizer=sgd``. # Differs from the paper: protocol=hardened is the default (`structure/powers.py`),
+protocol=published is as printed. Accuracy differs by how powers are cut only; without pruning both give the same
+Abar. Numbering of columns and S's start are then secrets of their owners, so two hardened runs of one seed differ, as
+two runs with noise do; a resumed run goes on with the same secrets. # Differs from the paper: in the direct form S has
+a learning rate of its own and no weight decay. With the printed ones S hardly moves and nothing is gained from
+structure (spec 13.14).
 """
 
 from __future__ import annotations
@@ -73,7 +76,9 @@ class ServerState(Record):
 
 def init(view: View, config: FedStructConfig, common: Stream) -> ServerState:
     if not view.alike:
-        raise ConfigError("fedstruct classifies nodes of one graph: clients must have the same features and classes; try fedavg")
+        raise ConfigError(
+            "fedstruct classifies nodes of one graph: clients must have the same features and classes; try fedavg"
+        )
     weights = first_weights(config, get_weights(config.first_model(view, common)), view.num_classes, common)
     nothing = OptimizerState((0,), {}, {})
     return ServerState(weights, fresh_state(config.optimizer, weights), 0.0, Structured(0, 0, 0, 0.0, 0), None, nothing)
@@ -145,12 +150,22 @@ def sheet(config: FedStructConfig) -> tuple[Disclosure, ...]:
     if config.learns_nsf and not config.replicated:
         lines.append(Disclosure("features", "client", "server", NsfBlock))
     else:
-        lines += [Disclosure("features", "client", "client", NsfBlock), Disclosure("features", "client", "server", Fingerprint)]
+        lines += [
+            Disclosure("features", "client", "client", NsfBlock),
+            Disclosure("features", "client", "server", Fingerprint),
+        ]
     lines.append(Disclosure("train", "server", "client", Task))
     lines.append(Disclosure("train", "client", "server", Step if config.algorithm == "fedsgd" else Averaged, "summed"))
     if config.replicated:
-        lines += [Disclosure("train", "server", "client", NsfStep), Disclosure("train", "client", "server", Fingerprint)]
-    return (*lines, Disclosure("evaluation", "server", "client", Ready), Disclosure("evaluation", "client", "server", Evaluation))
+        lines += [
+            Disclosure("train", "server", "client", NsfStep),
+            Disclosure("train", "client", "server", Fingerprint),
+        ]
+    return (
+        *lines,
+        Disclosure("evaluation", "server", "client", Ready),
+        Disclosure("evaluation", "client", "server", Evaluation),
+    )
 
 
 METHOD = register(

@@ -1,4 +1,5 @@
-r"""GCFL -- Xie, Ma, Xiong & Yang, Federated Graph Classification over Non-IID Graphs, NeurIPS 2021, https://arxiv.org/abs/2106.13423.
+r"""GCFL -- Xie, Ma, Xiong & Yang, Federated Graph Classification over Non-IID Graphs, NeurIPS 2021,
+https://arxiv.org/abs/2106.13423.
 
 FedAvg within clusters of clients; a cluster is cut in two where its clients pull apart.
 
@@ -10,15 +11,17 @@ FedAvg within clusters of clients; a cluster is cut in two where its clients pul
     delta_max        max_norm                max over the cluster of || Delta theta_i ||
     eps_1, eps_2     eps1, eps2              split where delta_mean < eps_1 and delta_max > eps_2 ...
                      warmup, 2               ... after these rounds, in clusters of more than two
-    alpha_ij         1 + cos(Delta theta_i, Delta theta_j)    edges of the graph whose minimum cut (Stoer-Wagner) divides the cluster
+    alpha_ij         1 + cos(Delta theta_i, Delta theta_j)    edges of the graph whose minimum cut (Stoer-Wagner)
+                                                              divides the cluster
 
-The thresholds depend on rate, steps and number of shared values: with other models they may never or always be met, so both norms of every
-cluster are in the log of evaluated rounds, and those of every cut in the result. Clients send their shared weights rather than the
-difference: the server knows where they started, and a cluster that is never cut is then FedAvg (nodes) or FedPer (graphs) bit for bit.
-On graphs the convolutions are shared; on nodes all layers (``share_input_norm`` as in FedAvg).
+The thresholds depend on rate, steps and number of shared values: with other models they may never or always be met, so
+both norms of every cluster are in the log of evaluated rounds, and those of every cut in the result. Clients send their
+shared weights rather than the
+difference: the server knows where they started, and a cluster that is never cut is then FedAvg (nodes) or FedPer
+(graphs) bit for bit. On graphs the convolutions are shared; on nodes all layers (``share_input_norm`` as in FedAvg).
 
-# Differs from the published code: it reports for each client the best test accuracy over all cached cluster models, which looks at the test
-# set. Here a client is scored with the model of the cluster it ends in.
+# Differs from the published code: it reports for each client the best test accuracy over all cached cluster models,
+which looks at the test # set. Here a client is scored with the model of the cluster it ends in.
 """
 
 from __future__ import annotations
@@ -147,7 +150,9 @@ def gcfl_round(state: ServerState, federation: Federation, config: GCFLConfig) -
     return cluster_and_average(state, replies, config, affinities)
 
 
-def cluster_and_average(state: StateT, replies: Mapping[PartyId, Any], config: GCFLConfig, affinities: Any) -> tuple[StateT, Log]:
+def cluster_and_average(
+    state: StateT, replies: Mapping[PartyId, Any], config: GCFLConfig, affinities: Any
+) -> tuple[StateT, Log]:
     """The server's half of a round: cut clusters, then theta_c += sum_i (n_i / n_c) Delta theta_i in each.
 
     Args:
@@ -175,7 +180,9 @@ def cluster_and_average(state: StateT, replies: Mapping[PartyId, Any], config: G
             idle = not any(reply.samples for reply in mine.values())  # cut off without a sample: it stays where it was
             weights.append(shared if idle else average(mine))
     log["clusters"] = float(len(clusters))
-    after = replace(state, round=state.round + 1, clusters=tuple(clusters), weights=tuple(weights), splits=splits, norms=norms)
+    after = replace(
+        state, round=state.round + 1, clusters=tuple(clusters), weights=tuple(weights), splits=splits, norms=norms
+    )
     return after, log
 
 
@@ -190,8 +197,11 @@ def average(replies: Mapping[PartyId, Any]) -> Weights:
 
 
 def minimum_cut(cluster: Cluster, matrix: Tensor) -> list[Cluster]:
-    """The two sides of the cheapest cut of the complete graph (Stoer & Wagner, 1997), the one with the first client first."""
-    # Pairs that cost nothing are left out: with edges of capacity 0 igraph finds the value of a free cut, but other sides.
+    """The two sides of the cheapest cut of the complete graph (Stoer & Wagner, 1997), the one with the first client
+    first.
+    """
+    # Pairs that cost nothing are left out: with edges of capacity 0 igraph finds the value of a free cut, but other
+    # sides.
     pairs = [(i, j) for i in range(len(cluster)) for j in range(i) if matrix[i, j] > 0.0]
     graph = igraph.Graph(n=len(cluster), edges=pairs)
     sides: Sequence[Sequence[int]] = graph.mincut(capacity=[float(matrix[i, j]) for i, j in pairs]).partition
@@ -205,7 +215,13 @@ def _update(weights: Weights, shared: Weights) -> Tensor:
 
 def per_client(state: ServerState, kind: type[Any]) -> PerClient[Any]:
     """Each client's cluster model."""
-    return PerClient({client: kind(shared) for cluster, shared in zip(state.clusters, state.weights, strict=True) for client in cluster})
+    return PerClient(
+        {
+            client: kind(shared)
+            for cluster, shared in zip(state.clusters, state.weights, strict=True)
+            for client in cluster
+        }
+    )
 
 
 def evaluate(state: ServerState, federation: Federation, config: GCFLConfig) -> Replies[Evaluation]:
@@ -217,12 +233,20 @@ def facts(state: ServerState, config: GCFLConfig, scenario: Any) -> Mapping[str,
     """The clusters a run ended with, when they were cut, and how far their clients had pulled apart."""
     clusters = [list(cluster) for cluster in state.clusters]
     never = f"one cluster, never cut (eps1 {config.eps1}, eps2 {config.eps2}, not before round {config.warmup + 1})"
-    cuts = [f"{at} (mean {mean:.3f}, largest {largest:.3f})" for at, (mean, largest) in zip(state.splits, state.norms, strict=True)]
+    cuts = [
+        f"{at} (mean {mean:.3f}, largest {largest:.3f})"
+        for at, (mean, largest) in zip(state.splits, state.norms, strict=True)
+    ]
     told = f"{len(clusters)} clusters, cut in round {', '.join(cuts)}" if cuts else never
     norms = [list(pair) for pair in state.norms]
     return {
-        "summary": told, "clusters": clusters, "splits": list(state.splits), "norms": norms, "eps1": config.eps1, "eps2": config.eps2,
-    }  # fmt: skip
+        "summary": told,
+        "clusters": clusters,
+        "splits": list(state.splits),
+        "norms": norms,
+        "eps1": config.eps1,
+        "eps2": config.eps2,
+    }
 
 
 METHOD = register(

@@ -1,4 +1,5 @@
-"""GCFL+ -- Xie, Ma, Xiong & Yang, NeurIPS 2021, https://arxiv.org/abs/2106.13423: GCFL that cuts by the course of gradient norms.
+"""GCFL+ -- Xie, Ma, Xiong & Yang, NeurIPS 2021, https://arxiv.org/abs/2106.13423: GCFL that cuts by the course of
+gradient norms.
 
     paper      here
     g_i^t      LocalSeries.gradient_norm    norm of the shared layers' gradient at client i's last step of round t
@@ -120,7 +121,6 @@ def similarity(series: list[tuple[float, ...]], *, standardise: bool) -> Tensor:
     rows: list[list[float]] = values.tolist()
     distance = torch.tensor([[dtw(a, b) for b in rows] for a in rows], dtype=torch.float64)
     return distance.max() - distance
-
 
 
 METHOD = register(

@@ -1,18 +1,23 @@
-r"""FedGGR's server module W_S: from all nodes' embeddings E a graph, and from graph and E the global embeddings of all nodes.
+r"""FedGGR's server module W_S: from all nodes' embeddings E a graph, and from graph and E the global embeddings of all
+nodes.
 
     spec 2.3   here
     E          embeddings (N, p), clients one after another in sorted order
     w1, w2     ``generator.0``, ``generator.1``   MLP-D, ones at the start
     A*         `isthmus.nn.learned_graph.Adjacency`
-    f_phi      ``gnn.0.*``, ``gnn.1.*``           :math:`Z_{glob} = A^* (\mathrm{drop}(\mathrm{relu}(A^* (E W_1 + b_1))) W_2 + b_2)`
-    -          ``denoiser.0.*``, ``denoiser.1.*`` a second GCN over the same A*, SLAPS' self-supervision; only where it is asked for
+    f_phi      ``gnn.0.*``, ``gnn.1.*``           :math:`Z_{glob} = A^* (\mathrm{drop}(\mathrm{relu}(A^* (E W_1 + b_1)))
+                                                  W_2 + b_2)`
+    -          ``denoiser.0.*``, ``denoiser.1.*`` a second GCN over the same A*, SLAPS' self-supervision; only where it
+               is asked for
 
-The channel says what the graph is: ``learned`` (the method), ``knn`` (that of E itself, its generator never trained), ``embeddings`` (no
+The channel says what the graph is: ``learned`` (the method), ``knn`` (that of E itself, its generator never trained),
+``embeddings`` (no
 edges: an MLP of E), ``zeros`` (no information: Z_glob = 0). The last three are controls.
 
-Self-supervision (SLAPS' denoising auto-encoder, not part of FedGGR): labels reach few edges of a learned graph. Hide a share of the
-entries of E, let the denoiser guess them from the neighbours, and add the error to the loss: a good graph joins nodes that tell about
-each other.
+Self-supervision (SLAPS' denoising auto-encoder, not part of FedGGR): labels reach few edges of a learned graph. Hide a
+share of the
+entries of E, let the denoiser guess them from the neighbours, and add the error to the loss: a good graph joins nodes
+that tell about each other.
 """
 
 from __future__ import annotations
@@ -62,7 +67,9 @@ class GlobalModule:
     def first_weights(self, width: int, hidden: int, out: int, stream: Stream, dtype: torch.dtype) -> dict[str, Tensor]:
         """p, hidden and F_g -> weights; MLP-D starts as the identity on non-negative embeddings."""
         if min(width, hidden, out) < 1:
-            raise ConfigError(f"widths must be at least 1, got embedding_width {width}, server_hidden {hidden}, global_width {out}")
+            raise ConfigError(
+                f"widths must be at least 1, got embedding_width {width}, server_hidden {hidden}, global_width {out}"
+            )
         generator = stream.torch()
         weights = {name: torch.ones(width) for name in GENERATOR}
         for name, last in (("gnn", out), *([("denoiser", width)] if self.hidden_share else [])):
@@ -96,21 +103,29 @@ class GlobalModule:
             return None
         return Adjacency.of(pattern_of(neighbours), generate(embeddings, *(weights[name] for name in GENERATOR)))
 
-    def rows(self, weights: Weights, embeddings: Tensor, graph: Adjacency | None, dropout: DropoutSource | None = None) -> Tensor:
+    def rows(
+        self, weights: Weights, embeddings: Tensor, graph: Adjacency | None, dropout: DropoutSource | None = None
+    ) -> Tensor:
         """Z_glob (N, F_g), over the graph of `adjacency`."""
         if self.channel == "zeros":
             return torch.zeros(embeddings.shape[0], weights["gnn.1.weight"].shape[1], dtype=embeddings.dtype)
         return self._gcn("gnn", weights, _dropped(embeddings, dropout, self.input_dropout), graph, dropout)
 
-    def guess_error(self, weights: Weights, embeddings: Tensor, graph: Adjacency | None, dropout: DropoutSource) -> Tensor:
-        """Squared error of the denoiser on hidden entries, in units of the variance of E: 1 is what the mean of E would reach."""
+    def guess_error(
+        self, weights: Weights, embeddings: Tensor, graph: Adjacency | None, dropout: DropoutSource
+    ) -> Tensor:
+        """Squared error of the denoiser on hidden entries, in units of the variance of E: 1 is what the mean of E would
+        reach.
+        """
         count, width = embeddings.shape
         seen = dropout.mask((count,), count, width, self.hidden_share, embeddings.dtype) > 0
         guess = self._gcn("denoiser", weights, embeddings * seen, graph, dropout)
         error = torch.where(seen, 0.0, (guess - embeddings) ** 2).sum() / (~seen).sum().clamp(min=1)
         return error / embeddings.var(correction=0).clamp(min=torch.finfo(embeddings.dtype).tiny)
 
-    def _gcn(self, name: str, weights: Weights, h: Tensor, graph: Adjacency | None, dropout: DropoutSource | None) -> Tensor:
+    def _gcn(
+        self, name: str, weights: Weights, h: Tensor, graph: Adjacency | None, dropout: DropoutSource | None
+    ) -> Tensor:
         for i in (0, 1):
             h = h @ weights[f"{name}.{i}.weight"] + weights[f"{name}.{i}.bias"]
             h = h if graph is None else graph @ h
@@ -128,7 +143,9 @@ _PATTERNS: MutableMapping[Tensor, Pattern] = WeakTensorKeyDictionary()
 
 
 def pattern_of(neighbours: Tensor) -> Pattern:
-    """The pattern of these neighbours, worked out once for as long as the tensor lives: they stay the same over many rounds."""
+    """The pattern of these neighbours, worked out once for as long as the tensor lives: they stay the same over many
+    rounds.
+    """
     if neighbours not in _PATTERNS:
         _PATTERNS[neighbours] = Pattern.of(neighbours)
     return _PATTERNS[neighbours]

@@ -1,11 +1,12 @@
 """What a graph learned by FedGGR's server is like, and how much of the lost edges it found again.
 
-    fact                     meaning
-    cross_share              share of its edges whose ends have different owners; ``by_chance`` is that of a random graph
-    homophily                share of its edges whose ends have the same class; ``cross_homophily`` of those between owners
-    deleted_recall           share of the edges lost with the partition that are in it; ``by_chance`` is that of a random graph
-    deleted_precision        share of its edges between owners that are lost ones
-    degree_*                 neighbours of a node after symmetrisation: a node others choose often has many more than k
+fact                     meaning
+cross_share              share of its edges whose ends have different owners; ``by_chance`` is that of a random graph
+homophily                share of its edges whose ends have the same class; ``cross_homophily`` of those between owners
+deleted_recall           share of the edges lost with the partition that are in it; ``by_chance`` is that of a random
+                         graph
+deleted_precision        share of its edges between owners that are lost ones
+degree_*                 neighbours of a node after symmetrisation: a node others choose often has many more than k
 """
 
 from __future__ import annotations
@@ -38,9 +39,14 @@ def graph_facts(neighbours: Tensor, sizes: Sequence[int], scenario: Scenario | N
     inside = sum(size * (size - 1) / 2 for size in sizes)
     degrees = pattern.degrees().double()
     told: dict[str, Any] = {
-        "edges": pattern.num_pairs, "cross_share": _share(cross), "cross_share_by_chance": 1.0 - inside / everything,
-        **{f"degree_{name}": float(degrees.quantile(q)) for name, q in (("min", 0.0), ("median", 0.5), ("p95", 0.95), ("max", 1.0))},
-    }  # fmt: skip
+        "edges": pattern.num_pairs,
+        "cross_share": _share(cross),
+        "cross_share_by_chance": 1.0 - inside / everything,
+        **{
+            f"degree_{name}": float(degrees.quantile(q))
+            for name, q in (("min", 0.0), ("median", 0.5), ("p95", 0.95), ("max", 1.0))
+        },
+    }
     if scenario is None:
         return told
     node_id = torch.cat([scenario.parts[client].node_id for client in sorted(scenario.parts)])
@@ -51,12 +57,14 @@ def graph_facts(neighbours: Tensor, sizes: Sequence[int], scenario: Scenario | N
     lost = torch.unique(ends[:, owner[ends[0]] != owner[ends[1]]], dim=1)
     found = torch.isin(pairs[0] * count + pairs[1], lost[0] * count + lost[1])
     return told | {
-        "homophily": edge_homophily(pairs, y), "cross_homophily": edge_homophily(pairs[:, cross], y),
-        "deleted_edges": lost.shape[1], "deleted_homophily": edge_homophily(lost, y),
+        "homophily": edge_homophily(pairs, y),
+        "cross_homophily": edge_homophily(pairs[:, cross], y),
+        "deleted_edges": lost.shape[1],
+        "deleted_homophily": edge_homophily(lost, y),
         "deleted_recall": int(found.sum()) / lost.shape[1] if lost.shape[1] else None,
         "deleted_recall_by_chance": pattern.num_pairs / everything,
         "deleted_precision": _share(found[cross]),
-    }  # fmt: skip
+    }
 
 
 def _share(mask: Tensor) -> float | None:

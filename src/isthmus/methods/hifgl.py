@@ -7,16 +7,19 @@ r"""HiFGL -- Guo, Yao, Yang & Liu, KDD 2024: devices, silos and a server, with s
     grad theta_i              Devices.gradients, a sum over the silo's devices only
     theta = mean_i theta_i    train_round
 
-A round (Algorithm 1): the server sends theta to silos, they to their devices; every layer sums over neighbours; labelled devices form their
-loss; gradients go back over the same edges; a silo steps with the sum over its devices; the server averages.
+A round (Algorithm 1): the server sends theta to silos, they to their devices; every layer sums over neighbours;
+labelled devices form their loss; gradients go back over the same edges; a silo steps with the sum over its devices; the
+server averages.
 
-# Differs from the paper: the exact gradient goes back through messages (its Algorithm 1 treats them as constants, which leaves all but the
-# last layer untrained); shares are spread over holders so that nobody can open a message; gradients are summed before a silo sees them;
-# GCN has self-loops, as everywhere. ``secmp=published`` keeps the printed protocol, for comparison and for attacks.
+# Differs from the paper: the exact gradient goes back through messages (its Algorithm 1 treats them as constants, which
+leaves all but the last layer untrained); shares are spread over holders so that nobody can open a message; gradients
+are summed before a silo sees them; # GCN has self-loops, as everywhere. ``secmp=published`` keeps the printed protocol,
+for comparison and for attacks.
 
-What remains visible (hardened): the two ends of an edge know each other; a device learns the sum over its neighbours, once for raw features
-and in every round for hidden ones; holders learn a power of two above each device's number of neighbours; a silo learns the sum of its
-devices' gradients and how many are labelled; the server learns sums over silos (with ``secure_sum=true`` nothing else of their updates).
+What remains visible (hardened): the two ends of an edge know each other; a device learns the sum over its neighbours,
+once for raw features and in every round for hidden ones; holders learn a power of two above each device's number of
+neighbours; a silo learns the sum of its devices' gradients and how many are labelled; the server learns sums over silos
+(with ``secure_sum=true`` nothing else of their updates).
 A device that cheats could pad its own sums and so single out a neighbour: parties are honest but curious.
 """
 
@@ -56,7 +59,7 @@ from isthmus.methods.hifgl_messages import (
     Sizes,
     SlotBoxes,
     Update,
-)  # fmt: skip
+)
 from isthmus.methods.hifgl_parties import Devices, Silo, box_context, held_sums, open_slots, register_of, silo_of
 from isthmus.methods.registry import Log, Method, Phase, register
 from isthmus.nn.optim import OptimizerState, fresh_state, stepped
@@ -92,15 +95,19 @@ class ServerState(Record):
 
 def init(view: View, config: HiFGLConfig, common: Stream) -> ServerState:
     if not view.alike:
-        raise ConfigError("hifgl classifies nodes of one graph: clients must have the same features and classes; try fedavg")
+        raise ConfigError(
+            "hifgl classifies nodes of one graph: clients must have the same features and classes; try fedavg"
+        )
     config.check_holders(view.clients)
     weights = get_weights(config.build(view.num_features, view.num_classes, common.child("init")))
     personal = tuple(f"layers.{layer - 1}." for layer in config.personal(len(config.hidden) + 1))
     shared = {name: tensor for name, tensor in weights.items() if not (personal and name.startswith(personal))}
-    return ServerState(0, shared, fresh_state(config.optimizer, shared), 0.0, 0.0, {}, {}, view.num_features, view.num_classes)
+    return ServerState(
+        0, shared, fresh_state(config.optimizer, shared), 0.0, 0.0, {}, {}, view.num_features, view.num_classes
+    )
 
 
-# -- setup ---------------------------------------------------------------------------------------------------------------------------
+# -- setup -----------------------------------------------------------------------------------------
 
 
 def setup_round(state: ServerState, federation: Federation, config: HiFGLConfig) -> tuple[ServerState, Log]:
@@ -142,7 +149,7 @@ def exchange_keys(state: ServerState, federation: Federation, config: HiFGLConfi
     return replace(state, keys=held, sizes=sizes)
 
 
-# -- one exchange --------------------------------------------------------------------------------------------------------------------
+# -- one exchange ----------------------------------------------------------------------------------
 
 
 def pass_messages(state: ServerState, federation: Federation, config: HiFGLConfig, order: Pass) -> None:
@@ -165,7 +172,9 @@ def pass_messages(state: ServerState, federation: Federation, config: HiFGLConfi
             devices.call(Devices.open_held)
 
 
-def forward(state: ServerState, federation: Federation, config: HiFGLConfig, round: int, *, evaluation: bool = False) -> None:
+def forward(
+    state: ServerState, federation: Federation, config: HiFGLConfig, round: int, *, evaluation: bool = False
+) -> None:
     for layer, width in config.forward_widths(state.features, state.classes).items():
         pass_messages(state, federation, config, Pass(round, layer, False, evaluation, 0, width))
 
@@ -176,7 +185,7 @@ def backward(state: ServerState, federation: Federation, config: HiFGLConfig, ro
         pass_messages(state, federation, config, Pass(round, layer, True, False, 0, width))
 
 
-# -- rounds --------------------------------------------------------------------------------------------------------------------------
+# -- rounds ----------------------------------------------------------------------------------------
 
 
 def rate(config: HiFGLConfig, round: int) -> float:
@@ -232,43 +241,76 @@ def evaluate(state: ServerState, federation: Federation, config: HiFGLConfig) ->
     return federation.call(Silo.evaluation)
 
 
-# -- what is shown to whom -----------------------------------------------------------------------------------------------------------
+# -- what is shown to whom -------------------------------------------------------------------------
 
 
 def _lines(phase: str, *rows: tuple[str, str, type]) -> tuple[Disclosure, ...]:
     return tuple(Disclosure(phase, sender, receiver, message) for sender, receiver, message in rows)
 
 
-_HARDENED = (("server", "device", Pass), ("server", "client", Pass), ("device", "device", ShareRows), ("client", "device", HeldSums))
-_PUBLISHED = (("server", "device", Pass), ("device", "device", CodedRows), ("device", "client", CodedSums), ("client", "device", Decoded))
+_HARDENED = (
+    ("server", "device", Pass),
+    ("server", "client", Pass),
+    ("device", "device", ShareRows),
+    ("client", "device", HeldSums),
+)
+_PUBLISHED = (
+    ("server", "device", Pass),
+    ("device", "device", CodedRows),
+    ("device", "client", CodedSums),
+    ("client", "device", Decoded),
+)
 _PLAIN = (("server", "device", Pass), ("device", "device", PlainRows))
 
 
-def _sheet(setup: tuple[tuple[str, str, type], ...], passing: tuple[tuple[str, str, type], ...]) -> tuple[Disclosure, ...]:
+def _sheet(
+    setup: tuple[tuple[str, str, type], ...], passing: tuple[tuple[str, str, type], ...]
+) -> tuple[Disclosure, ...]:
     """Hierarchical mode, T = 1."""
     return (
         *_lines("setup", ("device", "client", Labelled), *setup, *passing),
         Disclosure("setup", "client", "server", Sizes, "summed"),
-        *_lines("train", ("server", "client", Common), ("client", "device", Down), *passing, ("device", "client", DeviceGradients)),
+        *_lines(
+            "train",
+            ("server", "client", Common),
+            ("client", "device", Down),
+            *passing,
+            ("device", "client", DeviceGradients),
+        ),
         Disclosure("train", "client", "server", Update, "summed"),
-        *_lines("evaluation", ("server", "client", Common), ("client", "device", Down), *passing, ("device", "client", Evaluation),
-                ("client", "server", Evaluation)),
-    )  # fmt: skip
+        *_lines(
+            "evaluation",
+            ("server", "client", Common),
+            ("client", "device", Down),
+            *passing,
+            ("device", "client", Evaluation),
+            ("client", "server", Evaluation),
+        ),
+    )
 
 
 SHEETS = {
-    "hardened": _sheet((("client", "server", HolderKey), ("server", "device", HolderKeys), ("device", "device", EdgeKeys),
-                        ("device", "client", SlotBoxes)), _HARDENED),
+    "hardened": _sheet(
+        (
+            ("client", "server", HolderKey),
+            ("server", "device", HolderKeys),
+            ("device", "device", EdgeKeys),
+            ("device", "client", SlotBoxes),
+        ),
+        _HARDENED,
+    ),
     "published": _sheet((("device", "client", MaskRequest), ("client", "device", Masks)), _PUBLISHED),
     "plain": _sheet((), _PLAIN),
-}  # fmt: skip
+}
 """Disclosure sheets by protocol; the method's own is the hardened one."""
 
 METHOD = register(
     Method(
         name="hifgl",
         summary="devices, silos, server: exact GNN over all edges by secret message passing",
-        reference="Guo et al., HiFGL: A Hierarchical Framework for Cross-silo Cross-device Federated Graph Learning, KDD 2024",
+        reference=(
+            "Guo et al., HiFGL: A Hierarchical Framework for Cross-silo Cross-device Federated Graph Learning, KDD 2024"
+        ),
         config=HiFGLConfig,
         tasks=("node",),
         init=init,

@@ -1,4 +1,6 @@
-"""Knobs of HiFGL, and what follows from them alone: who holds shares, how each layer goes, what numbers look like on the wire."""
+"""Knobs of HiFGL, and what follows from them alone: who holds shares, how each layer goes, what numbers look like on
+the wire.
+"""
 
 from __future__ import annotations
 
@@ -36,23 +38,29 @@ class HiFGLConfig:
     Args:
         backbone: ``gcn`` or ``sage``, split so that neither end of an edge learns the other's degree (spec 3.1).
         hidden, dropout: Widths of the hidden layers; share of hidden values dropped in training.
-        lr, lr_decay, lr_step, weight_decay, optimizer: Of a step; the rate is multiplied by ``lr_decay`` every ``lr_step`` rounds.
+        lr, lr_decay, lr_step, weight_decay, optimizer: Of a step; the rate is multiplied by ``lr_decay`` every
+            ``lr_step`` rounds.
         local_epochs: Steps of a silo per round. All of them use the messages of the round's start (spec 11.4).
-        algorithm: Over silos: ``fedavg``, ``fedprox``, ``fedper``, or ``fedsgd`` (one optimiser, at the server, as in the reference code).
+        algorithm: Over silos: ``fedavg``, ``fedprox``, ``fedper``, or ``fedsgd`` (one optimiser, at the server, as in
+            the reference code).
         mu: Weight of FedProx's term. With one local step it has no effect.
         personal_layers: FedPer's layers, from the output back, that stay with their silo.
         weighting: Silos count the same (``uniform``, the paper) or by their labelled devices (``train``).
-        mode: ``hierarchical``; ``cross-silo``: no devices, only edges between silos are protected; ``cross-device``: no silos.
+        mode: ``hierarchical``; ``cross-silo``: no devices, only edges between silos are protected; ``cross-device``: no
+            silos.
         secmp: ``hardened``, ``published`` (leaks, see spec 11.2), ``plain`` (no protection).
         threshold: T: share holders besides the target.
-        one_neighbour: Devices with fewer than ``k_min`` neighbours would learn single values from sums: they ``drop`` them, or all sources
-            add noise (``dp``), or it is accepted (``allow``).
-        message_clip, message_noise, dp_delta: For ``dp``: L2 clip per message, noise in units of it, delta of the statement.
-        first_layer: Raw features once (``raw``), or projected ones in every round (``project``); ``auto`` takes what sends less over
-            ``horizon`` rounds.
-        prime, fraction_bits, bound, max_degree: Fixed point in a field: values up to ``bound``, sums of up to ``max_degree`` of them.
+        one_neighbour: Devices with fewer than ``k_min`` neighbours would learn single values from sums: they ``drop``
+            them, or all sources add noise (``dp``), or it is accepted (``allow``).
+        message_clip, message_noise, dp_delta: For ``dp``: L2 clip per message, noise in units of it, delta of the
+            statement.
+        first_layer: Raw features once (``raw``), or projected ones in every round (``project``); ``auto`` takes what
+            sends less over ``horizon`` rounds.
+        prime, fraction_bits, bound, max_degree: Fixed point in a field: values up to ``bound``, sums of up to
+            ``max_degree`` of them.
         columns: Features per message while raw ones travel.
-        min_cohort: Fewest devices of a silo whose gradients may be summed (a silo that is a single device is that device).
+        min_cohort: Fewest devices of a silo whose gradients may be summed (a silo that is a single device is that
+            device).
     """
 
     backbone: str = "gcn"
@@ -91,16 +99,23 @@ class HiFGLConfig:
             raise unknown("backbone of hifgl", self.backbone, KINDS)
         for name in (*_POSITIVE, *_COUNTS):
             if not getattr(self, name) >= 1 if name in _COUNTS else not getattr(self, name) > 0.0:
-                raise ConfigError(f"{name} must be {'at least 1' if name in _COUNTS else 'above 0'}, got {getattr(self, name)}")
+                raise ConfigError(
+                    f"{name} must be {'at least 1' if name in _COUNTS else 'above 0'}, got {getattr(self, name)}"
+                )
         for name in ("weight_decay", "mu", "message_noise", "personal_layers"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
         if not 0.0 < self.dp_delta < 1.0:
             raise ConfigError(f"dp_delta must lie in (0, 1), got {self.dp_delta}")
         if self.mode == "cross-device" and self.threshold > 1:
-            raise ConfigError(f"cross-device has two share holders, the device and the server: threshold must be 1, got {self.threshold}")
+            raise ConfigError(
+                f"cross-device has two share holders, the device and the server: threshold must be 1, got "
+                f"{self.threshold}"
+            )
         if self.mode != "hierarchical" and self.secmp == "published":
-            raise ConfigError("the published protocol needs devices, silos and server: use mode=hierarchical, or secmp=hardened")
+            raise ConfigError(
+                "the published protocol needs devices, silos and server: use mode=hierarchical, or secmp=hardened"
+            )
         if self.mode == "cross-device" and self.algorithm != "fedsgd":
             object.__setattr__(self, "algorithm", "fedsgd")  # there is no silo that could step
         self.build(1, 2, Stream(0))
@@ -124,29 +139,43 @@ class HiFGLConfig:
 
     def build(self, num_features: int, num_classes: int, stream: Stream) -> Backbone:
         """The first model: the one every method of the same seed starts from."""
-        model = build_backbone(self.kind, num_features=num_features, num_classes=num_classes, hidden=self.hidden, dropout=self.dropout,
-                               input_norm=False, head=False, stream=stream)  # fmt: skip
+        model = build_backbone(
+            self.kind,
+            num_features=num_features,
+            num_classes=num_classes,
+            hidden=self.hidden,
+            dropout=self.dropout,
+            input_norm=False,
+            head=False,
+            stream=stream,
+        )
         return model.to(self.dtype)
 
-    # -- holders -------------------------------------------------------------------------------------------------------------------
+    # -- holders -----------------------------------------------------------------------------------
 
     def holders(self, silo: str, silos: Sequence[str]) -> tuple[str, ...]:
-        """Who holds shares 2 .. T + 1 of messages to devices of ``silo``: silo, server, the silos after it (11.3, 11.6)."""
+        """Who holds shares 2 .. T + 1 of messages to devices of ``silo``: silo, server, the silos after it (11.3,
+        11.6).
+        """
         if self.mode == "cross-device":
             return (SERVER,)
         ordered = sorted(silos)
         at = ordered.index(silo)
         others = ordered[at + 1 :] + ordered[:at]
-        first = [SERVER] if self.mode == "cross-silo" else [silo, SERVER]  # a silo that is the target cannot hold a second share
+        first = (
+            [SERVER] if self.mode == "cross-silo" else [silo, SERVER]
+        )  # a silo that is the target cannot hold a second share
         return tuple([*first, *others][: self.threshold])
 
     def check_holders(self, silos: Sequence[str]) -> None:
         have = len(self.holders(silos[0], silos))
         if self.secmp == "hardened" and have < self.threshold:
             needed = f"threshold {self.threshold} needs {self.threshold + 1} share holders"
-            raise ConfigError(f"{needed}, {self.mode} with {len(silos)} silos has {have + 1}: use threshold={have} or more silos")
+            raise ConfigError(
+                f"{needed}, {self.mode} with {len(silos)} silos has {have + 1}: use threshold={have} or more silos"
+            )
 
-    # -- layers --------------------------------------------------------------------------------------------------------------------
+    # -- layers ------------------------------------------------------------------------------------
 
     def sizes(self, num_features: int, num_classes: int) -> list[tuple[int, int]]:
         """Input and output width of each layer."""
@@ -170,7 +199,9 @@ class HiFGLConfig:
         return tuple(ways)
 
     def _raw_once(self, features: int, width: int) -> bool:
-        """The cost model: raw features once, or a projected forward, backward and evaluation exchange in every round."""
+        """The cost model: raw features once, or a projected forward, backward and evaluation exchange in every
+        round.
+        """
         return self.first_layer == "raw" or (self.first_layer == "auto" and features <= 3 * width * self.horizon)
 
     def parts(self, num_features: int) -> int:
@@ -180,20 +211,29 @@ class HiFGLConfig:
     def forward_widths(self, num_features: int, num_classes: int) -> dict[int, int]:
         """Width of the exchange of each layer that has one in every round."""
         sizes, ways = self.sizes(num_features, num_classes), self.ways(num_features, num_classes)
-        return {layer: min(sizes[layer - 1]) if way == "project" else sizes[layer - 1][0]
-                for layer, way in enumerate(ways, 1) if way != "cached"}  # fmt: skip
+        return {
+            layer: min(sizes[layer - 1]) if way == "project" else sizes[layer - 1][0]
+            for layer, way in enumerate(ways, 1)
+            if way != "cached"
+        }
 
     def backward_widths(self, num_features: int, num_classes: int) -> dict[int, int]:
         """The same backward, in the order of the exchanges."""
         ways, widths = self.ways(num_features, num_classes), self.forward_widths(num_features, num_classes)
         sizes = self.sizes(num_features, num_classes)
-        return {layer: sizes[layer - 1][1] if ways[layer - 1] == "project" else widths[layer]
-                for layer in range(len(ways), 0, -1) if needs_return(ways, layer)}  # fmt: skip
+        return {
+            layer: sizes[layer - 1][1] if ways[layer - 1] == "project" else widths[layer]
+            for layer in range(len(ways), 0, -1)
+            if needs_return(ways, layer)
+        }
 
     def widths(self, num_features: int, num_classes: int) -> list[int]:
-        return [*self.forward_widths(num_features, num_classes).values(), *self.backward_widths(num_features, num_classes).values()]
+        return [
+            *self.forward_widths(num_features, num_classes).values(),
+            *self.backward_widths(num_features, num_classes).values(),
+        ]
 
-    # -- wire ----------------------------------------------------------------------------------------------------------------------
+    # -- wire --------------------------------------------------------------------------------------
 
     def to_wire(self, values: Elements) -> Tensor:
         """Field elements as they travel: 4 bytes each where the prime has 31 bits, else 8."""

@@ -24,7 +24,9 @@ def releases(config: HiFGLConfig, features: int, classes: int, rounds: int) -> i
 
 
 def privacy(state: Any, config: HiFGLConfig, rounds: int, clients: int, masked: bool) -> dict[str, Any] | None:
-    """The statement of ``one_neighbour=dp`` (spec 11.7): replace-one sensitivity 2C, all releases of a device added up as zCDP."""
+    """The statement of ``one_neighbour=dp`` (spec 11.7): replace-one sensitivity 2C, all releases of a device added up
+    as zCDP.
+    """
     if config.one_neighbour != "dp":
         return None
     count = releases(config, state.features, state.classes, rounds)
@@ -35,22 +37,34 @@ def privacy(state: Any, config: HiFGLConfig, rounds: int, clients: int, masked: 
     if sigma > 0:
         warning = noise_warning(config.mechanism, width)
     return {
-        "epsilon": None if rho is None else zcdp_epsilon(rho, config.dp_delta), "delta": config.dp_delta, "unit": "device",
-        "neighbours": "all values of one device replaced", "mechanism": "gaussian at the source", "clip": clip,
-        "noise": config.message_noise, "releases": count, "values": width, "rho": rho,
-        "not_covered": "summed gradients and counts of evaluation, which carry no noise", "warning": warning,
-    }  # fmt: skip
+        "epsilon": None if rho is None else zcdp_epsilon(rho, config.dp_delta),
+        "delta": config.dp_delta,
+        "unit": "device",
+        "neighbours": "all values of one device replaced",
+        "mechanism": "gaussian at the source",
+        "clip": clip,
+        "noise": config.message_noise,
+        "releases": count,
+        "values": width,
+        "rho": rho,
+        "not_covered": "summed gradients and counts of evaluation, which carry no noise",
+        "warning": warning,
+    }
 
 
 def facts(state: Any, config: HiFGLConfig, scenario: Scenario | None) -> dict[str, Any]:
     """Costs by the cost model, and in a simulation what only an onlooker knows of the partition."""
     features, classes = state.features, state.classes
     told: dict[str, Any] = {
-        "secmp": config.secmp, "mode": config.mode, "algorithm": config.algorithm, "one_neighbour": config.one_neighbour,
-        "threshold": config.threshold, "layers": list(config.ways(features, classes)),
+        "secmp": config.secmp,
+        "mode": config.mode,
+        "algorithm": config.algorithm,
+        "one_neighbour": config.one_neighbour,
+        "threshold": config.threshold,
+        "layers": list(config.ways(features, classes)),
         "forward_widths": list(config.forward_widths(features, classes).values()),
         "backward_widths": list(config.backward_widths(features, classes).values()),
-    }  # fmt: skip
+    }
     if scenario is None:
         return told
     owner = torch.empty(scenario.whole.num_nodes, dtype=torch.int64)
@@ -72,7 +86,8 @@ def neighbours(edge_index: Tensor, count: int) -> Tensor:
 
 
 def cost(config: HiFGLConfig, features: int, classes: int, degree: Tensor) -> dict[str, Any]:
-    """Bytes by link, every device apart (in a simulation, mail inside a silo is not on the ledger, and devices of a silo share a model).
+    """Bytes by link, every device apart (in a simulation, mail inside a silo is not on the ledger, and devices of a
+    silo share a model).
 
     ``..._round``: of one training round, evaluation apart. ``..._setup``: keys, and raw features if they travel.
     """
@@ -90,7 +105,8 @@ def cost(config: HiFGLConfig, features: int, classes: int, degree: Tensor) -> di
     parameters = sum((matrices * inner + 1) * outer for inner, outer in config.sizes(features, classes))
     silos = 0 if config.mode == "cross-device" else 2 * parameters * number
     return {
-        "directed_edges": edges, "slots": slots if hardened else None,
+        "directed_edges": edges,
+        "slots": slots if hardened else None,
         "device_device_round": edges * numbers * per_edge * size,
         "holder_device_round": nodes * numbers * config.threshold * element if hardened else 0,
         "model_device_round": 2 * nodes * parameters * number,  # the model down, a gradient up
@@ -98,4 +114,4 @@ def cost(config: HiFGLConfig, features: int, classes: int, degree: Tensor) -> di
         "device_device_setup": edges * (raw * per_edge * size + (config.threshold * box if hardened else 0)),
         "device_holder_setup": slots * config.threshold * box if hardened else 0,
         "holder_device_setup": nodes * raw * config.threshold * element if hardened else 0,
-    }  # fmt: skip
+    }

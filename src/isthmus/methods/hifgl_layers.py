@@ -1,7 +1,8 @@
-r"""HiFGL's layers at the devices of one silo: neighbour-agnostic GCN and GraphSAGE, forward and exact backward (spec 3.1, 11.4).
+r"""HiFGL's layers at the devices of one silo: neighbour-agnostic GCN and GraphSAGE, forward and exact backward (spec
+3.1, 11.4).
 
-A layer needs from others only sums over neighbours. Which arcs exist, how values are scaled on either side, and what is done with a sum
-once it arrives stands here; how sums come about without showing their parts is `isthmus.privacy.secmp`.
+A layer needs from others only sums over neighbours. Which arcs exist, how values are scaled on either side, and what is
+done with a sum once it arrives stands here; how sums come about without showing their parts is `isthmus.privacy.secmp`.
 
     spec                     here
     h_v^(l-1), p_v^(l)       Tape.inputs[l], Tape.outputs[l]
@@ -11,8 +12,9 @@ once it arrives stands here; how sums come about without showing their parts is 
     delta_u^(l)              Tape.deltas[l]
     eps_v                    the sum a backward exchange gives
 
-A layer goes in one of three ways. ``aggregate``: values travel, then W; ``project``: W first, so that the narrower thing travels, and the
-gradient too (exact as well: A (h W) = (A h) W); ``cached``: the first layer's sums of raw features never change, so they travel once.
+A layer goes in one of three ways. ``aggregate``: values travel, then W; ``project``: W first, so that the narrower
+thing travels, and the gradient too (exact as well: A (h W) = (A h) W); ``cached``: the first layer's sums of raw
+features never change, so they travel once.
 """
 
 from __future__ import annotations
@@ -89,7 +91,8 @@ class Neighbourhood:
 
     Args:
         pairs: By peer, sorted; with ``inside=False`` without the silo itself.
-        inner: Arcs between own devices that are summed at once, row = target; None where they go through SecMP like all others.
+        inner: Arcs between own devices that are summed at once, row = target; None where they go through SecMP like all
+            others.
         loops: (n,), self-loops.
         arcs: (n,), arcs into each device, loops apart.
         neighbours, listeners: (n,), different devices whose values (gradients) reach it through SecMP.
@@ -163,7 +166,8 @@ def _pairs(ids: Rows, columns: Sequence[tuple[Rows, Rows, Rows, Rows]]) -> Pairs
 
 
 def scales(kind: str, where: Neighbourhood, k_min: int) -> Scales:
-    r"""Factors of `kind` (``gcn``: :math:`1/\sqrt{\tilde d}` on both sides, ``sage``: a mean) with devices of fewer than ``k_min``
+    r"""Factors of `kind` (``gcn``: :math:`1/\sqrt{\tilde d}` on both sides, ``sage``: a mean) with devices of fewer
+    than ``k_min``
     neighbours hearing nothing: such a device goes on as if it had none, but others hear it as before."""
     hears, told = where.neighbours >= k_min, where.listeners >= k_min
     inner = np.zeros(where.count) if where.inner is None else np.asarray(where.inner.sum(axis=1)).ravel()
@@ -180,7 +184,7 @@ def scales(kind: str, where: Neighbourhood, k_min: int) -> Scales:
     return Scales(*(torch.from_numpy(np.asarray(part, dtype=np.float64)).reshape(-1, 1) for part in parts))
 
 
-# -- one pass ------------------------------------------------------------------------------------------------------------------------
+# -- one pass --------------------------------------------------------------------------------------
 
 
 class Tape:
@@ -194,8 +198,18 @@ class Tape:
         inner: Sums that need no protection, as a matrix (row = target).
     """
 
-    def __init__(self, kind: str, ways: Sequence[Way], weights: Weights, x: Matrix, factors: Scales, *, cached: Matrix | None = None,
-                 inner: sp.csr_matrix | None = None, masks: Sequence[Tensor | None] = ()) -> None:  # fmt: skip
+    def __init__(
+        self,
+        kind: str,
+        ways: Sequence[Way],
+        weights: Weights,
+        x: Matrix,
+        factors: Scales,
+        *,
+        cached: Matrix | None = None,
+        inner: sp.csr_matrix | None = None,
+        masks: Sequence[Tensor | None] = (),
+    ) -> None:
         self.kind, self.ways, self.weights, self.factors = kind, tuple(ways), weights, factors
         self.cached, self.inner, self.masks = cached, inner, tuple(masks)
         self.layers = len(self.ways)
@@ -309,7 +323,16 @@ class Tape:
 
     def again(self, weights: Weights) -> Tape:
         """Forward with other weights on the sums this pass received: a further local step of the same round."""
-        tape = Tape(self.kind, self.ways, weights, self.inputs[1], self.factors, cached=self.cached, inner=self.inner, masks=self.masks)
+        tape = Tape(
+            self.kind,
+            self.ways,
+            weights,
+            self.inputs[1],
+            self.factors,
+            cached=self.cached,
+            inner=self.inner,
+            masks=self.masks,
+        )
         tape.received, tape.returned = self.received, self.returned
         for layer in range(1, self.layers + 1):
             tape.receive(layer, None)

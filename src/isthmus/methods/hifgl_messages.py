@@ -28,12 +28,14 @@ class Pass(Message):
         return Exchange(self.round, self.layer, self.backward, self.evaluation, self.part)
 
 
-# -- model and gradients -------------------------------------------------------------------------------------------------------------
+# -- model and gradients ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Common(Message):
-    """server -> silo: theta, and what steps are weighted by: all labelled devices, silos that have some, all silos; the rate."""
+    """server -> silo: theta, and what steps are weighted by: all labelled devices, silos that have some, all silos; the
+    rate.
+    """
 
     weights: Model[Weights]
     labelled: Count[float]
@@ -77,14 +79,16 @@ class Sizes(Message):
 
 @dataclass(frozen=True)
 class Update(Message):
-    """silo -> server, summed: the silo's share of the new weights, or its part of the gradient; loss and clipped numbers of its devices."""
+    """silo -> server, summed: the silo's share of the new weights, or its part of the gradient; loss and clipped
+    numbers of its devices.
+    """
 
     weights: Model[Weights]
     loss: Count[float]
     clipped: Count[float]
 
 
-# -- hardened ------------------------------------------------------------------------------------------------------------------------
+# -- hardened --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,8 @@ class HolderKeys(Message):
 
 @dataclass(frozen=True)
 class EdgeKeys(Message):
-    """devices -> devices, once: for each pair of neighbours one sealed key per holder, (E, T, 80) bytes the receiver cannot open.
+    """devices -> devices, once: for each pair of neighbours one sealed key per holder, (E, T, 80) bytes the receiver
+    cannot open.
 
     The two ends of an edge know each other; the ids make sure that they agree which edges there are.
     """
@@ -115,7 +120,9 @@ class EdgeKeys(Message):
 
 @dataclass(frozen=True)
 class SlotBoxes(Message):
-    """devices -> holders, once: sealed keys under made-up handles, shuffled and filled up to powers of two (``sizes``)."""
+    """devices -> holders, once: sealed keys under made-up handles, shuffled and filled up to powers of two
+    (``sizes``).
+    """
 
     sizes: Count[Tensor]
     boxes: Ciphertext[Tensor]
@@ -135,7 +142,7 @@ class HeldSums(Message):
     rows: Share[Tensor]
 
 
-# -- published -----------------------------------------------------------------------------------------------------------------------
+# -- published -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -173,7 +180,7 @@ class Decoded(Message):
     rows: Embedding[Tensor]
 
 
-# -- plain ---------------------------------------------------------------------------------------------------------------------------
+# -- plain -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

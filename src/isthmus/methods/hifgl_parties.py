@@ -1,10 +1,13 @@
 """The parties of HiFGL: the devices of a silo (vectorised), and the silo.
 
-A silo object is built from identities alone; features, labels and edges are with its devices, at the address ``<silo>/devices``. All
-devices of a silo run in one object: what passes between two devices of one silo is an array in it and no message, and what a silo's
-devices know, they know together. Everything that leaves the object is a message. Where the simulation stands in for separate hosts:
+A silo object is built from identities alone; features, labels and edges are with its devices, at the address
+``<silo>/devices``. All
+devices of a silo run in one object: what passes between two devices of one silo is an array in it and no message, and
+what a silo's devices know, they know together. Everything that leaves the object is a message. Where the simulation
+stands in for separate hosts:
 
-- sums of gradients over the devices of a silo are formed in the object. Separate devices form them by `isthmus.privacy.masks`;
+- sums of gradients over the devices of a silo are formed in the object. Separate devices form them by
+  `isthmus.privacy.masks`;
 - mail between devices of one silo does not show in the ledger (``facts`` counts it);
 - a device that fails takes its group with it: the round is lost and repeated, no sum is formed without it.
 """
@@ -50,7 +53,7 @@ from isthmus.methods.hifgl_messages import (
     Sizes,
     SlotBoxes,
     Update,
-)  # fmt: skip
+)
 from isthmus.methods.learners import PARTS, node_groups
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.optim import OptimizerState, fresh_state, stepped
@@ -72,7 +75,7 @@ def box_context(holder: str) -> bytes:
     return f"isthmus/hifgl/{holder}".encode()
 
 
-# -- devices -------------------------------------------------------------------------------------------------------------------------
+# -- devices ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -107,11 +110,17 @@ class Devices(Client[HiFGLConfig, DeviceState]):
         self.where: Neighbourhood = neighbourhood(data, silo_of(self.party), inside=config.mode != "cross-silo")
         self.terms = max(1, self.where.terms)
         if self.terms > config.max_degree:
-            raise DataError(f"{self.party}: a device has {self.terms} arcs, sums are made for {config.max_degree}: raise max_degree")
+            raise DataError(
+                f"{self.party}: a device has {self.terms} arcs, sums are made for {config.max_degree}: raise max_degree"
+            )
         self.ways = config.ways(data.num_features, data.num_classes)
-        self.factors: Scales = scales(config.kind, self.where, config.k_min if config.one_neighbour == "drop" else 0).to(config.dtype)
+        self.factors: Scales = scales(
+            config.kind, self.where, config.k_min if config.one_neighbour == "drop" else 0
+        ).to(config.dtype)
         kind: Any = np.float64 if config.dtype == torch.float64 else np.float32
-        self.x: Matrix = from_torch_csr(data.x).astype(kind) if data.x.layout == torch.sparse_csr else data.x.to(config.dtype)
+        self.x: Matrix = (
+            from_torch_csr(data.x).astype(kind) if data.x.layout == torch.sparse_csr else data.x.to(config.dtype)
+        )
         self.inner = None if self.where.inner is None else self.where.inner.astype(kind)
         self.sums = SecretSums(config.format, config.threshold)
         self._joined_keys: tuple[Any, np.ndarray[Any, Any]] = None, np.empty(0, np.uint8)
@@ -141,7 +150,9 @@ class Devices(Client[HiFGLConfig, DeviceState]):
         for peer, pair in self.where.pairs.items():
             made = fresh_keys(pair.count, self.config.threshold)
             keys[peer] = torch.from_numpy(made)
-            mail[devices_of(peer)] = EdgeKeys(torch.from_numpy(pair.source_id), torch.from_numpy(pair.target_id), self._boxes(peer, made))
+            mail[devices_of(peer)] = EdgeKeys(
+                torch.from_numpy(pair.source_id), torch.from_numpy(pair.target_id), self._boxes(peer, made)
+            )
         self.state = replace(self.state, keys=keys)
         return mail
 
@@ -162,17 +173,22 @@ class Devices(Client[HiFGLConfig, DeviceState]):
         for peer, pair in self.where.pairs.items():
             sent = mail.get(devices_of(peer))
             wrong = sent is None or not (
-                np.array_equal(sent.source.numpy(), pair.sender_id) and np.array_equal(sent.target.numpy(), pair.receiver_id)
+                np.array_equal(sent.source.numpy(), pair.sender_id)
+                and np.array_equal(sent.target.numpy(), pair.receiver_id)
             )
             if wrong:
-                raise DataError(f"{self.party} and {devices_of(peer)} do not agree on the edges between them: both ends must list an edge; "
-                                "make the edge lists symmetric")  # fmt: skip
+                raise DataError(
+                    f"{self.party} and {devices_of(peer)} do not agree on the edges between them: both ends must list "
+                    "an edge; "
+                    "make the edge lists symmetric"
+                )
             assert sent is not None
             boxes.append(sent.boxes)
         strangers = set(mail) - {devices_of(peer) for peer in self.where.pairs}
         if strangers:
             raise DataError(
-                f"{', '.join(sorted(strangers))} sent keys for edges that {self.party} does not list: make the edge lists symmetric"
+                f"{', '.join(sorted(strangers))} sent keys for edges that {self.party} does not list: make the edge "
+                "lists symmetric"
             )
         self.scratch.boxes = torch.cat(boxes) if boxes else None
 
@@ -185,8 +201,13 @@ class Devices(Client[HiFGLConfig, DeviceState]):
         padding = fresh_keys(slots.padding.size, config.threshold)
         own = self._boxes(silo, padding)
         everything = own if self.scratch.boxes is None else torch.cat([self.scratch.boxes, own])
-        self.state = replace(self.state, padding=torch.from_numpy(padding), padded=torch.from_numpy(slots.padding),
-                             handle=torch.from_numpy(slots.handle), holders=holders)  # fmt: skip
+        self.state = replace(
+            self.state,
+            padding=torch.from_numpy(padding),
+            padded=torch.from_numpy(slots.padding),
+            handle=torch.from_numpy(slots.handle),
+            holders=holders,
+        )
         order, sizes = torch.from_numpy(slots.order), torch.from_numpy(slots.sizes)
         return {holder: SlotBoxes(sizes, everything[order, j].contiguous()) for j, holder in enumerate(holders)}
 
@@ -194,7 +215,9 @@ class Devices(Client[HiFGLConfig, DeviceState]):
     def take_no_boxes(self, mail: Mapping[PartyId, SlotBoxes]) -> None:
         """Devices hold share 1 and no boxes; all of them went to the server."""
         if mail:
-            raise ProtocolError(f"{self.party} was sent boxes of {', '.join(sorted(mail))}, which are for share holders")
+            raise ProtocolError(
+                f"{self.party} was sent boxes of {', '.join(sorted(mail))}, which are for share holders"
+            )
 
     # model
 
@@ -209,8 +232,16 @@ class Devices(Client[HiFGLConfig, DeviceState]):
         self.scratch.weight, self.scratch.clipped = down.weight, 0
         masks = self._dropout(down.weights) if down.training else ()
         cached = self.state.first.get("sums")
-        self.scratch.tape = Tape(self.config.kind, self.ways, down.weights, self.x, self.factors, inner=self.inner, masks=masks,
-                                 cached=None if cached is None else self._cached)  # fmt: skip
+        self.scratch.tape = Tape(
+            self.config.kind,
+            self.ways,
+            down.weights,
+            self.x,
+            self.factors,
+            inner=self.inner,
+            masks=masks,
+            cached=None if cached is None else self._cached,
+        )
         if self.ways[0] == "cached" and cached is not None:
             self.scratch.tape.receive(1, None)
 
@@ -222,7 +253,9 @@ class Devices(Client[HiFGLConfig, DeviceState]):
             matrix: Matrix = from_torch_csr(stored) if stored.layout == torch.sparse_csr else stored
             self._kept = (
                 stored,
-                matrix.astype(np.float64) if isinstance(matrix, sp.csr_matrix) and self.config.dtype == torch.float64 else matrix,
+                matrix.astype(np.float64)
+                if isinstance(matrix, sp.csr_matrix) and self.config.dtype == torch.float64
+                else matrix,
             )
         return self._kept[1]
 
@@ -231,7 +264,10 @@ class Devices(Client[HiFGLConfig, DeviceState]):
             return []
         source = DropoutSource([self.stream("dropout").torch()])
         widths = [weights[f"layers.{i}.bias"].shape[0] for i in range(len(self.ways) - 1)]
-        return [source.mask([self.where.count], self.where.count, width, self.config.dropout, self.config.dtype) for width in widths]
+        return [
+            source.mask([self.where.count], self.where.count, width, self.config.dropout, self.config.dtype)
+            for width in widths
+        ]
 
     @handler
     def differentiate(self) -> None:
@@ -280,7 +316,8 @@ class Devices(Client[HiFGLConfig, DeviceState]):
         if getattr(self.scratch, "share_one", None) is not None:
             missing, layer = ", ".join(self.state.holders), self.scratch.order.layer
             raise ProtocolError(
-                f"{self.party} has no sums of the share holders {missing} in layer {layer}: repeat the round with all of them"
+                f"{self.party} has no sums of the share holders {missing} in layer {layer}: repeat the round with all "
+                "of them"
             )
 
     def _values(self, order: Pass) -> Tensor:
@@ -298,7 +335,9 @@ class Devices(Client[HiFGLConfig, DeviceState]):
         return self._noisy(order, tape.back_message(order.layer) if order.backward else tape.message(order.layer))
 
     def _noisy(self, order: Pass, values: Tensor) -> Tensor:
-        """``one_neighbour=dp``: clipped, with Gaussian noise, before anything leaves; the same to all neighbours, so one release."""
+        """``one_neighbour=dp``: clipped, with Gaussian noise, before anything leaves; the same to all neighbours, so
+        one release.
+        """
         if self.config.one_neighbour != "dp":
             return values
         purpose = (self.party, order.round, order.layer, int(order.backward), int(order.evaluation))
@@ -325,7 +364,9 @@ class Devices(Client[HiFGLConfig, DeviceState]):
         features = dense(self.x)
         whole = self.factors.target * torch.cat(self.scratch.parts, dim=1) + self.factors.own * features
         if self.inner is not None:
-            whole = whole + self.factors.inner * torch.from_numpy(np.asarray(self.inner @ (self.factors.source * features).numpy()))
+            whole = whole + self.factors.inner * torch.from_numpy(
+                np.asarray(self.inner @ (self.factors.source * features).numpy())
+            )
         matrix = sp.csr_matrix(whole.numpy())
         sparse = matrix.nnz < 0.25 * whole.numel() and self.config.dtype == torch.float32
         self.state = replace(self.state, first={"sums": to_torch_csr(matrix) if sparse else whole})
@@ -337,7 +378,10 @@ class Devices(Client[HiFGLConfig, DeviceState]):
             sent = mail.get(devices_of(peer))
             if sent is None or sent.rows.shape[axis] != pair.count:
                 found = 0 if sent is None else sent.rows.shape[axis]
-                sent_few = f"{devices_of(peer)} sent {found} of {pair.count} messages to {self.party} in layer {self.scratch.order.layer}"
+                sent_few = (
+                    f"{devices_of(peer)} sent {found} of {pair.count} messages to {self.party} in layer "
+                    f"{self.scratch.order.layer}"
+                )
                 raise ProtocolError(f"{sent_few}: a device dropped out; repeat the round when it is back")
             rows.append(sent.rows)
         return torch.cat(rows, dim=axis) if rows else None
@@ -351,7 +395,9 @@ class Devices(Client[HiFGLConfig, DeviceState]):
         for peer, pair in self.where.pairs.items():
             times = torch.from_numpy(pair.against if order.backward else pair.along)
             rows = values[torch.from_numpy(pair.source)]
-            mail[devices_of(peer)] = PlainRows(rows if bool((times == 1).all()) else rows * times[:, None].to(rows.dtype))
+            mail[devices_of(peer)] = PlainRows(
+                rows if bool((times == 1).all()) else rows * times[:, None].to(rows.dtype)
+            )
         return mail
 
     @handler
@@ -384,7 +430,9 @@ class Devices(Client[HiFGLConfig, DeviceState]):
 
     @cached_property
     def _sources(self) -> tuple[np.ndarray[Any, Any], ...]:
-        """Own row of every message that leaves in one exchange, peer after peer, and how often it counts forward and backward."""
+        """Own row of every message that leaves in one exchange, peer after peer, and how often it counts forward and
+        backward.
+        """
         pairs = self.where.pairs.values()
         return tuple(np.concatenate([getattr(pair, name) for pair in pairs]) for name in ("source", "along", "against"))
 
@@ -431,7 +479,8 @@ class Devices(Client[HiFGLConfig, DeviceState]):
         for holder in self.state.holders:
             if holder not in others or others[holder].shape != (self.where.count, order.width + 1):
                 raise ProtocolError(
-                    f"{self.party} has no sums of the share holders {holder} in layer {order.layer}: repeat the round with all holders"
+                    f"{self.party} has no sums of the share holders {holder} in layer {order.layer}: repeat the round "
+                    "with all holders"
                 )
             shares.append(self.sums.field.check(self.config.from_wire(others[holder][handle]), "sums of shares"))
         opened = self.sums.open(self.scratch.share_one, shares, self.terms, order.exchange.nonce())
@@ -443,7 +492,9 @@ class Devices(Client[HiFGLConfig, DeviceState]):
     @handler
     def ask_masks(self) -> Mapping[PartyId, MaskRequest]:
         """Every source asks the silo of its target for mu."""
-        return {peer: MaskRequest(torch.from_numpy(np.unique(pair.source_id))) for peer, pair in self.where.pairs.items()}
+        return {
+            peer: MaskRequest(torch.from_numpy(np.unique(pair.source_id))) for peer, pair in self.where.pairs.items()
+        }
 
     @handler
     def take_masks(self, mail: Mapping[PartyId, Masks]) -> None:
@@ -457,7 +508,9 @@ class Devices(Client[HiFGLConfig, DeviceState]):
         for peer, pair in self.where.pairs.items():
             times = pair.against if order.backward else pair.along
             mu = PublicMasks(self.sums.code, self.config.from_wire(self.state.masks[peer]))
-            mail[devices_of(peer)] = CodedRows(self.config.to_wire(mu.encode(gather(self.sums.field, encoded.values, pair.source, times))))
+            mail[devices_of(peer)] = CodedRows(
+                self.config.to_wire(mu.encode(gather(self.sums.field, encoded.values, pair.source, times)))
+            )
         return mail
 
     @handler
@@ -497,7 +550,7 @@ class Devices(Client[HiFGLConfig, DeviceState]):
         return Evaluation({part: tally(logits, self.data.y, mask) for part, mask in self._masks.items()})
 
 
-# -- silo ----------------------------------------------------------------------------------------------------------------------------
+# -- silo ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -515,7 +568,8 @@ def register_of(data: NodeData) -> Register:
 
 @dataclass(frozen=True)
 class SiloState(Record):
-    """What a silo remembers: its model and optimiser, how many of its devices are labelled, and what it needs to hold shares.
+    """What a silo remembers: its model and optimiser, how many of its devices are labelled, and what it needs to hold
+    shares.
 
     Args:
         keys, sizes: By silo whose devices it holds shares for: (slots, 32) and (H,).
@@ -538,10 +592,14 @@ class Silo(Client[HiFGLConfig, SiloState]):
         self.sums = SecretSums(self.config.format, self.config.threshold)
 
     def initial_state(self) -> SiloState:
-        weights = get_weights(self.config.build(self.register.num_features, self.register.num_classes, self.common.child("init")))
+        weights = get_weights(
+            self.config.build(self.register.num_features, self.register.num_classes, self.common.child("init"))
+        )
         masks = torch.zeros(0, 0, dtype=torch.int64)
         if self.config.secmp == "published":
-            widest = max([self.config.columns, *self.config.widths(self.register.num_features, self.register.num_classes)])
+            widest = max(
+                [self.config.columns, *self.config.widths(self.register.num_features, self.register.num_classes)]
+            )
             masks = self.config.to_wire(self.sums.field.random((self.config.threshold, widest)))
         return SiloState(weights, fresh_state(self.config.optimizer, weights), 0, {}, {}, masks)
 
@@ -619,8 +677,9 @@ class Silo(Client[HiFGLConfig, SiloState]):
         return self.state.labelled / common.labelled if self.config.weighting == "train" else 1.0 / common.members
 
     def _loss_weight(self) -> float:
-        """Of one labelled device: silos count by ``weighting``, devices of a silo the same. In units of 1 / (all labelled), so that
-        gradients on the wire are about 1 whatever the size of the graph and fixed point loses nothing."""
+        """Of one labelled device: silos count by ``weighting``, devices of a silo the same. In units of 1 / (all
+        labelled), so that gradients on the wire are about 1 whatever the size of the graph and fixed point loses
+        nothing."""
         common: Common = self.scratch.common
         if not self.state.labelled:
             return 0.0
@@ -636,13 +695,21 @@ class Silo(Client[HiFGLConfig, SiloState]):
         self.scratch.clipped = getattr(self.scratch, "clipped", 0) + sent.clipped
         if self.config.algorithm == "fedsgd":
             return
-        factor = common.members / common.labelled if self.config.weighting != "train" else 1.0 / max(1, self.state.labelled)
+        factor = (
+            common.members / common.labelled if self.config.weighting != "train" else 1.0 / max(1, self.state.labelled)
+        )
         grads = {name: tensor * factor for name, tensor in sent.gradients.items()}
         if self.config.algorithm == "fedprox" and self.config.mu:
             for name, received in self.scratch.received.items():
                 grads[name] = grads[name] + self.config.mu * (self.state.weights[name] - received)
-        weights, optimizer = stepped(self.state.weights, grads, self.state.optimizer, optimizer=self.config.optimizer, lr=common.lr,
-                                     weight_decay=self.config.weight_decay)  # fmt: skip
+        weights, optimizer = stepped(
+            self.state.weights,
+            grads,
+            self.state.optimizer,
+            optimizer=self.config.optimizer,
+            lr=common.lr,
+            weight_decay=self.config.weight_decay,
+        )
         self.state = replace(self.state, weights=weights, optimizer=optimizer)
 
     @handler
@@ -674,7 +741,8 @@ def open_slots(box: BoxHolder, mail: Mapping[PartyId, SlotBoxes]) -> tuple[dict[
     for devices, sent in sorted(mail.items()):
         if int(sent.sizes.sum()) != sent.boxes.shape[0] or (sent.sizes.numel() and int(sent.sizes.min()) < 1):
             raise ProtocolError(
-                f"{devices} passed on {sent.boxes.shape[0]} boxes for {int(sent.sizes.sum())} slots: repeat the exchange of keys"
+                f"{devices} passed on {sent.boxes.shape[0]} boxes for {int(sent.sizes.sum())} slots: repeat the "
+                "exchange of keys"
             )
         keys[silo_of(devices)] = torch.from_numpy(box.open(sent.boxes.numpy()))
         sizes[silo_of(devices)] = sent.sizes
@@ -687,5 +755,8 @@ def held_sums(
     """A holder's part of one exchange."""
     nonce = order.exchange.nonce()
     return {
-        devices_of(silo): HeldSums(config.to_wire(sums.held(keys[silo].numpy(), sizes[silo].numpy(), order.width, nonce))) for silo in keys
+        devices_of(silo): HeldSums(
+            config.to_wire(sums.held(keys[silo].numpy(), sizes[silo].numpy(), order.width, nonce))
+        )
+        for silo in keys
     }

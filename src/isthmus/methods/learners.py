@@ -1,4 +1,6 @@
-"""What a client learns on: its nodes, or its graphs. One interface for both, so that a classic method is written once."""
+"""What a client learns on: its nodes, or its graphs. One interface for both, so that a classic method is written
+once.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from isthmus.metrics.groups import minority_mask
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.graph_models import GraphModel
-from isthmus.nn.graph_train import batch_gradients, graph_gradients, predict_batch, predict_graphs, train_batch, train_graphs
+from isthmus.nn.graph_train import (
+    batch_gradients,
+    graph_gradients,
+    predict_batch,
+    predict_graphs,
+    train_batch,
+    train_graphs,
+)
 from isthmus.nn.inputs import Inputs, build_inputs
 from isthmus.nn.optim import OptimizerState
 from isthmus.nn.options import ALIASES
@@ -69,8 +78,14 @@ class Learner(Protocol):
     @property
     def num_train(self) -> int: ...
 
-    def train(self, weights: Weights, state: OptimizerState, streams: Streams, extra: ExtraGradient | None,
-              frozen: Collection[str]) -> TrainResult: ...  # fmt: skip
+    def train(
+        self,
+        weights: Weights,
+        state: OptimizerState,
+        streams: Streams,
+        extra: ExtraGradient | None,
+        frozen: Collection[str],
+    ) -> TrainResult: ...
 
     def gradients(self, weights: Weights, streams: Streams) -> dict[str, Tensor]:
         """Gradient of the mean training loss; zero without training samples."""
@@ -103,16 +118,34 @@ class NodeLearner:
         weight[: self.num_samples] = train.to(weight.dtype) / max(1, self.num_train)
         return _balanced(replace(everything, weight=weight), self.data, self.config)
 
-    def train(self, weights: Weights, state: OptimizerState, streams: Streams, extra: ExtraGradient | None,
-              frozen: Collection[str]) -> TrainResult:  # fmt: skip
+    def train(
+        self,
+        weights: Weights,
+        state: OptimizerState,
+        streams: Streams,
+        extra: ExtraGradient | None,
+        frozen: Collection[str],
+    ) -> TrainResult:
         config = self.config
         return train_locally(
-            self.model, weights, state, self.inputs, epochs=config.local_epochs, lr=config.lr, weight_decay=config.weight_decay,
-            optimizer=config.optimizer, loss=config.loss, extra_gradient=extra, frozen=frozen, dropout=dropout_source(config, [streams]),
-        )  # fmt: skip
+            self.model,
+            weights,
+            state,
+            self.inputs,
+            epochs=config.local_epochs,
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            optimizer=config.optimizer,
+            loss=config.loss,
+            extra_gradient=extra,
+            frozen=frozen,
+            dropout=dropout_source(config, [streams]),
+        )
 
     def gradients(self, weights: Weights, streams: Streams) -> dict[str, Tensor]:
-        return gradients(self.model, weights, self.inputs, loss=self.config.loss, dropout=dropout_source(self.config, [streams]))[0]
+        return gradients(
+            self.model, weights, self.inputs, loss=self.config.loss, dropout=dropout_source(self.config, [streams])
+        )[0]
 
     def logits(self, weights: Weights) -> Tensor:
         return predict(self.model, weights, self.everything)
@@ -127,7 +160,9 @@ def need_features(data: GraphSetData | NodeData) -> None:
 class GraphLearner:
     """Graph classification on the client's own graphs, mini-batches."""
 
-    def __init__(self, data: GraphSetData, model: GraphModel, config: Hyper, extra: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(
+        self, data: GraphSetData, model: GraphModel, config: Hyper, extra: Mapping[str, Tensor] | None = None
+    ) -> None:
         self.model, self.config = model, config
         self.y, self.num_samples, self.num_train = data.y, data.num_graphs, data.num_train
         self.masks: dict[str, Tensor] = {part: getattr(data, part) for part in PARTS}
@@ -137,30 +172,57 @@ class GraphLearner:
             counts = torch.bincount(data.y[data.train], minlength=data.num_classes).clamp(min=1)
             self.sample_weight = (1.0 / counts.to(config.dtype))[data.y]
 
-    def train(self, weights: Weights, state: OptimizerState, streams: Streams, extra: ExtraGradient | None,
-              frozen: Collection[str]) -> TrainResult:  # fmt: skip
+    def train(
+        self,
+        weights: Weights,
+        state: OptimizerState,
+        streams: Streams,
+        extra: ExtraGradient | None,
+        frozen: Collection[str],
+    ) -> TrainResult:
         config = self.config
         return train_graphs(
-            self.model, weights, state, self.pack, self.masks["train"], epochs=config.local_epochs, batch_size=config.batch_size,
-            lr=config.lr, weight_decay=config.weight_decay, optimizer=config.optimizer, loss=config.loss, extra_gradient=extra,
-            frozen=frozen, generator=streams("shuffle").torch(), dropout=dropout_source(config, [streams]),
+            self.model,
+            weights,
+            state,
+            self.pack,
+            self.masks["train"],
+            epochs=config.local_epochs,
+            batch_size=config.batch_size,
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            optimizer=config.optimizer,
+            loss=config.loss,
+            extra_gradient=extra,
+            frozen=frozen,
+            generator=streams("shuffle").torch(),
+            dropout=dropout_source(config, [streams]),
             sample_weight=self.sample_weight,
-        )  # fmt: skip
+        )
 
     def gradients(self, weights: Weights, streams: Streams) -> dict[str, Tensor]:
         return graph_gradients(
-            self.model, weights, self.pack, self.masks["train"], loss=self.config.loss, dropout=dropout_source(self.config, [streams]),
+            self.model,
+            weights,
+            self.pack,
+            self.masks["train"],
+            loss=self.config.loss,
+            dropout=dropout_source(self.config, [streams]),
             sample_weight=self.sample_weight,
-        )[0]  # fmt: skip
+        )[0]
 
     def logits(self, weights: Weights) -> Tensor:
         return predict_graphs(self.model, weights, self.pack)
 
 
 class NodeBatchLearner:
-    """Node classification with a model made for sets of graphs, which does not pool: the client's graph is one batch."""
+    """Node classification with a model made for sets of graphs, which does not pool: the client's graph is one
+    batch.
+    """
 
-    def __init__(self, data: NodeData, model: GraphModel, config: Hyper, extra: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(
+        self, data: NodeData, model: GraphModel, config: Hyper, extra: Mapping[str, Tensor] | None = None
+    ) -> None:
         self.model, self.config = model, config
         self.y, self.num_samples, self.num_train = data.y, data.num_nodes, data.num_train
         self.masks: dict[str, Tensor] = {part: getattr(data, part) for part in PARTS} | node_groups(data)
@@ -170,18 +232,39 @@ class NodeBatchLearner:
             self.share /= torch.bincount(data.y[data.train], minlength=data.num_classes).clamp(min=1)[self.batch.y]
         self.share /= self.share.sum().clamp(min=torch.finfo(config.dtype).tiny)
 
-    def train(self, weights: Weights, state: OptimizerState, streams: Streams, extra: ExtraGradient | None,
-              frozen: Collection[str]) -> TrainResult:  # fmt: skip
+    def train(
+        self,
+        weights: Weights,
+        state: OptimizerState,
+        streams: Streams,
+        extra: ExtraGradient | None,
+        frozen: Collection[str],
+    ) -> TrainResult:
         config = self.config
         return train_batch(
-            self.model, weights, state, self.batch, self.share, epochs=config.local_epochs, lr=config.lr,
-            weight_decay=config.weight_decay, optimizer=config.optimizer, loss=config.loss, extra_gradient=extra, frozen=frozen,
+            self.model,
+            weights,
+            state,
+            self.batch,
+            self.share,
+            epochs=config.local_epochs,
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            optimizer=config.optimizer,
+            loss=config.loss,
+            extra_gradient=extra,
+            frozen=frozen,
             dropout=dropout_source(config, [streams]),
-        )  # fmt: skip
+        )
 
     def gradients(self, weights: Weights, streams: Streams) -> dict[str, Tensor]:
         return batch_gradients(
-            self.model, weights, self.batch, self.share, loss=self.config.loss, dropout=dropout_source(self.config, [streams])
+            self.model,
+            weights,
+            self.batch,
+            self.share,
+            loss=self.config.loss,
+            dropout=dropout_source(self.config, [streams]),
         )
 
     def logits(self, weights: Weights) -> Tensor:
@@ -190,7 +273,10 @@ class NodeBatchLearner:
 
 def dropout_source(config: Hyper, streams: Collection[Streams]) -> DropoutSource | None:
     """One generator per client, from its own stream; None where nothing is dropped."""
-    if config.dropout == 0.0 and ALIASES.get(config.backbone, config.backbone) not in ("gat", "gprgnn"):  # these two drop elsewhere too
+    if config.dropout == 0.0 and ALIASES.get(config.backbone, config.backbone) not in (
+        "gat",
+        "gprgnn",
+    ):  # these two drop elsewhere too
         return None
     return DropoutSource([each("dropout").torch() for each in streams])
 
@@ -200,9 +286,18 @@ def node_groups(data: NodeData) -> dict[str, Tensor]:
     minority = minority_mask(data.y, data.train)
     known = data.y >= 0
     degree = torch.bincount(data.edge_index[1], minlength=data.num_nodes)
-    groups = {"test:minority": minority, "test:majority": ~minority & known if bool(data.train.any()) else torch.zeros_like(minority)}
+    groups = {
+        "test:minority": minority,
+        "test:majority": ~minority & known if bool(data.train.any()) else torch.zeros_like(minority),
+    }
     for low, high in DEGREES:
-        name = f"test:degree {low}" if high == low else f"test:degree {low}+" if high is None else f"test:degree {low}-{high}"
+        name = (
+            f"test:degree {low}"
+            if high == low
+            else f"test:degree {low}+"
+            if high is None
+            else f"test:degree {low}-{high}"
+        )
         groups[name] = (degree >= low) & (degree <= high) if high is not None else degree >= low
     return {name: mask & data.test for name, mask in groups.items()}
 

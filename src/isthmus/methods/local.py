@@ -1,7 +1,8 @@
 """Local (also Isolate, SelfTrain): every client trains its own model on its own data. No message passes.
 
-The lower reference of every comparison. It gets the budget of the federated runs: ``rounds * local_epochs`` epochs. All clients start from
-the same weights, drawn from the run's common stream, so that FedAvg with one client is this method bit for bit.
+The lower reference of every comparison. It gets the budget of the federated runs: ``rounds * local_epochs`` epochs. All
+clients start from the same weights, drawn from the run's common stream, so that FedAvg with one client is this method
+bit for bit.
 """
 
 from __future__ import annotations

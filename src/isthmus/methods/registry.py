@@ -1,7 +1,8 @@
 """What a method is, and where methods are found.
 
-A method is one file that ends in ``register(Method(...))``. Every module of this package is imported, so a file dropped in here is all it
-takes; others' methods come through the Python entry point group ``isthmus.methods`` (an entry point names the module to import).
+A method is one file that ends in ``register(Method(...))``. Every module of this package is imported, so a file dropped
+in here is all it takes; others' methods come through the Python entry point group ``isthmus.methods`` (an entry point
+names the module to import).
 """
 
 from __future__ import annotations
@@ -54,23 +55,26 @@ class Method:
         summary: One line for ``isthmus methods``.
         reference: Citation.
         config: Frozen dataclass of its knobs.
-        init: ``(view, config, stream) -> server state``; the state is a frozen :class:`Record`, all that is remembered between rounds.
+        init: ``(view, config, stream) -> server state``; the state is a frozen :class:`Record`, all that is remembered
+            between rounds.
         phases: In order.
         evaluate: ``(state, federation, config) -> {client: Evaluation}``; may use messages.
         roles: A class per role; ``client`` always.
         discloses: The disclosure sheet, stated in advance; of the default config where it depends on that.
         sheet: ``(config) -> disclosure sheet`` of a method whose messages depend on its config.
         tasks: What it can learn: ``node`` (one graph, its nodes shared out), ``graph`` (sets of graphs), or both.
-        preset: Paper whose settings apply by default; None for a baseline (by task: fedstruct for nodes, fedstar for graphs).
+        preset: Paper whose settings apply by default; None for a baseline (by task: fedstruct for nodes, fedstar for
+            graphs).
         cross_edges: Clients may know their cross edges. Otherwise the engine never hands them over.
         pooled: The method trains on the union of all data at one place (a reference, not a federation).
         needs_single_updates: The server must see each client's message, so secure sums are refused.
         shared_values: How many numbers of a model are shared: ``(state) -> count``.
-        privacy: What differential privacy a run has: ``(first state, config, rounds, clients, masked sums) -> result["privacy"]``, or None
-            where it has none. A ``warning`` in it goes to the log.
-        facts: What a finished run should tell besides scores, by name: ``(kept server state, config, scenario) -> result["facts"]``, values
-            as JSON has them; ``summary`` is a line for people, printed with the result. ``scenario`` is the whole scenario in a simulation,
-            for what only an onlooker can know (which edges were lost), and None between organisations.
+        privacy: What differential privacy a run has: ``(first state, config, rounds, clients, masked sums) ->
+            result["privacy"]``, or None where it has none. A ``warning`` in it goes to the log.
+        facts: What a finished run should tell besides scores, by name: ``(kept server state, config, scenario) ->
+            result["facts"]``, values as JSON has them; ``summary`` is a line for people, printed with the result.
+            ``scenario`` is the whole scenario in a simulation, for what only an onlooker can know (which edges were
+            lost), and None between organisations.
     """
 
     name: str

@@ -61,7 +61,8 @@ class TrainConfig:
         precision: Of weights and features.
         init: First weights as each layer's authors draw them, or every number of a node model, biases too, from U(0, 1)
             (``uniform01``, FedSpray's reference code).
-        first_weights: ``common`` to all clients, or every client draws its ``own`` (of what is not received before the first step).
+        first_weights: ``common`` to all clients, or every client draws its ``own`` (of what is not received before the
+            first step).
     """
 
     backbone: str = "gcn"
@@ -109,9 +110,16 @@ class TrainConfig:
     def build(self, *, num_features: int, num_classes: int, stream: Stream) -> Backbone:
         """The model; same stream, same first weights."""
         model = build_backbone(
-            self.backbone, num_features=num_features, num_classes=num_classes, hidden=self.hidden, dropout=self.dropout,
-            input_norm=self.input_norm, head=self.head, stream=stream, **self.options,
-        )  # fmt: skip
+            self.backbone,
+            num_features=num_features,
+            num_classes=num_classes,
+            hidden=self.hidden,
+            dropout=self.dropout,
+            input_norm=self.input_norm,
+            head=self.head,
+            stream=stream,
+            **self.options,
+        )
         if self.init == "uniform01":
             uniform01_(model, stream)
         return model.to(self.dtype)
@@ -125,11 +133,18 @@ class TrainConfig:
         """The model of a graph task; weights that do not depend on the client's data are the same at every client."""
         for name in ("input_norm", "head"):
             if getattr(self, name):
-                raise ConfigError(f"{name}=true is for node tasks: graph models have a linear map before and after; set {name}=false")
+                raise ConfigError(
+                    f"{name}=true is for node tasks: graph models have a linear map before and after; set {name}=false"
+                )
         model = build_graph_model(
-            self.backbone, num_features=num_features, num_classes=num_classes, hidden=self.hidden, dropout=self.dropout, stream=stream,
+            self.backbone,
+            num_features=num_features,
+            num_classes=num_classes,
+            hidden=self.hidden,
+            dropout=self.dropout,
+            stream=stream,
             **self.options,
-        )  # fmt: skip
+        )
         return model.to(self.dtype)
 
     def first_model(self, view: View, common: Stream) -> Backbone | GraphModel:
@@ -143,7 +158,8 @@ class WeightedConfig(TrainConfig):
     """Training whose results are averaged over clients.
 
     Args:
-        weighting: What a client's weight n_k counts: ``train`` nodes, all ``nodes``, or every client the same (``uniform``).
+        weighting: What a client's weight n_k counts: ``train`` nodes, all ``nodes``, or every client the same
+            (``uniform``).
         dp_clip: L2 norm to which each client clips what it sends in training; 0 = no differential privacy.
         dp_noise: Standard deviation of the Gaussian noise each client adds, in units of ``dp_clip``.
         dp_delta: The delta for which the result states epsilon.
@@ -165,7 +181,9 @@ class WeightedConfig(TrainConfig):
             raise ConfigError("dp_noise counts in units of dp_clip: set dp_clip above 0 too, e.g. dp_clip=1")
         # n_k would itself tell about the data, and scale noise down where a client counts little.
         if self.dp_clip and self.weighting != "uniform":
-            raise ConfigError(f"dp_clip protects clients that count the same: set weighting=uniform, got {self.weighting}")
+            raise ConfigError(
+                f"dp_clip protects clients that count the same: set weighting=uniform, got {self.weighting}"
+            )
 
     @property
     def one_by_one(self) -> bool:
@@ -186,7 +204,9 @@ class ModelState(Record):
 
 @dataclass(frozen=True)
 class NoisyState(ModelState):
-    """The same, and the secret its noise comes from: kept in the party's own checkpoints, so that a replayed round adds the same noise."""
+    """The same, and the secret its noise comes from: kept in the party's own checkpoints, so that a replayed round adds
+    the same noise.
+    """
 
     secret: bytes
 
@@ -207,7 +227,9 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
         self.learner: Learner
         need_features(data)
         if isinstance(data, GraphSetData):
-            model = self.config.build_graphs(num_features=data.num_features, num_classes=data.num_classes, stream=stream)
+            model = self.config.build_graphs(
+                num_features=data.num_features, num_classes=data.num_classes, stream=stream
+            )
             self.learner = GraphLearner(data, model, self.config)
         else:
             backbone = self.config.build(num_features=data.num_features, num_classes=data.num_classes, stream=stream)
@@ -233,15 +255,21 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
         return self.state.weights
 
     def allowed(self, received: Weights) -> Weights:
-        """What was received, unless it names weights that this client keeps to itself: what is named would be sent back."""
+        """What was received, unless it names weights that this client keeps to itself: what is named would be sent
+        back.
+        """
         if extra := sorted(set(received) - set(self.may_share())):
             names = ", ".join(extra)
-            raise ProtocolError(f"the server names weights that never leave this client ({names}): both sides need the same settings")
+            raise ProtocolError(
+                f"the server names weights that never leave this client ({names}): both sides need the same settings"
+            )
         return received
 
     def train(self, weights: Weights, received: Weights) -> ModelState:
         """The client's epochs of this round from ``weights``; ``received`` is the part that came from the server."""
-        result = self.learner.train(weights, self.state.optimizer, self.stream, self.extra_gradient(received), self.frozen())
+        result = self.learner.train(
+            weights, self.state.optimizer, self.stream, self.extra_gradient(received), self.frozen()
+        )
         return replace(self.state, weights=result.weights, optimizer=result.optimizer_state)
 
     def logits(self) -> Tensor:
@@ -278,14 +306,18 @@ class WeightedClient(ModelClient[WeightedT], Generic[WeightedT]):
 
     def samples(self) -> float:
         """n_k."""
-        return float({"train": self.learner.num_train, "nodes": self.learner.num_samples, "uniform": 1}[self.config.weighting])
+        return float(
+            {"train": self.learner.num_train, "nodes": self.learner.num_samples, "uniform": 1}[self.config.weighting]
+        )
 
     def initial_state(self) -> ModelState:
         state = super().initial_state()
         return NoisyState(state.weights, state.optimizer, secrets.token_bytes(32)) if self.config.dp_noise else state
 
     def released(self, update: Weights) -> Weights:
-        """What may leave of an update or a gradient where ``dp_clip`` is set: clipped over all its tensors, with noise."""
+        """What may leave of an update or a gradient where ``dp_clip`` is set: clipped over all its tensors, with
+        noise.
+        """
         secret = self.state.secret if isinstance(self.state, NoisyState) else None
         mechanism = Mechanism(self.config.dp_clip, self.config.dp_noise)
         return mechanism.release_update(update, secret=secret, purpose=self.stream("noise").path).weights
@@ -304,7 +336,9 @@ def total_samples(federation: Federation) -> float:
 
 
 class ModelCohort(Cohort[Any]):
-    """Clients with the same model, trained together: weights and moments stacked (K, ...), one block-diagonal product for all."""
+    """Clients with the same model, trained together: weights and moments stacked (K, ...), one block-diagonal product
+    for all.
+    """
 
     MAX_PADDING = 4.0
 
@@ -343,15 +377,27 @@ class ModelCohort(Cohort[Any]):
         return dropout_source(self.config, [client.stream for client in self.clients])
 
     def train_together(self, received: Weights) -> None:
-        """One round of local epochs at every client, from ``received`` where given and from its own weights elsewhere."""
+        """One round of local epochs at every client, from ``received`` where given and from its own weights
+        elsewhere.
+        """
         config, first = self.config, self.clients[0]
         own = {name: tensor for name, tensor in self.weights.items() if name not in received}
         result = train_locally(
-            self.model, {name: own.get(name, received.get(name)) for name in self.weights}, self.optimizer, self.inputs,  # type: ignore[misc]
-            epochs=config.local_epochs, lr=config.lr, weight_decay=config.weight_decay, optimizer=config.optimizer, loss=config.loss,
-            extra_gradient=first.extra_gradient(received), frozen=first.frozen(), dropout=self.dropout(), donate=True,
+            self.model,
+            {name: own.get(name, received.get(name)) for name in self.weights},
+            self.optimizer,
+            self.inputs,  # type: ignore[misc]
+            epochs=config.local_epochs,
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            optimizer=config.optimizer,
+            loss=config.loss,
+            extra_gradient=first.extra_gradient(received),
+            frozen=first.frozen(),
+            dropout=self.dropout(),
+            donate=True,
             workspace=self.workspace,
-        )  # fmt: skip
+        )
         self.weights, self.optimizer = result.weights, result.optimizer_state
 
     def evaluate(self) -> Stacked[Evaluation]:
@@ -385,14 +431,21 @@ class _StackedEvaluation:
     def __init__(self, clients: Sequence[ModelClient[Any]]) -> None:
         learners: Any = [client.learner for client in clients]
         self.inputs = stack_inputs([learner.everything for learner in learners])
-        self.owner = torch.repeat_interleave(torch.arange(len(clients)), torch.tensor([learner.num_samples for learner in learners]))
+        self.owner = torch.repeat_interleave(
+            torch.arange(len(clients)), torch.tensor([learner.num_samples for learner in learners])
+        )
         self.y = torch.cat([learner.y for learner in learners])
-        self.rows = {part: torch.cat([learner.masks[part] for learner in learners]).nonzero().flatten() for part in learners[0].masks}
+        self.rows = {
+            part: torch.cat([learner.masks[part] for learner in learners]).nonzero().flatten()
+            for part in learners[0].masks
+        }
         self.clients = len(clients)
 
     def score(self, model: Backbone, weights: Weights) -> Evaluation:
         logits = predict(model, weights, self.inputs)
-        loss = torch.nn.functional.cross_entropy(logits, self.y.clamp(min=0), reduction="none")  # unlabelled nodes (-1) are in no part
+        loss = torch.nn.functional.cross_entropy(
+            logits, self.y.clamp(min=0), reduction="none"
+        )  # unlabelled nodes (-1) are in no part
         right = (logits.argmax(1) == self.y).long()
         parts: dict[str, Any] = {}
         for part, rows in self.rows.items():

@@ -42,7 +42,9 @@ def auroc(y: ArrayLike, score: ArrayLike) -> float | None:
 
 
 def auprc(y: ArrayLike, score: ArrayLike) -> float | None:
-    """Average precision: sum over thresholds of precision times recall gained; equal scores share a threshold. None without positives."""
+    """Average precision: sum over thresholds of precision times recall gained; equal scores share a threshold. None
+    without positives.
+    """
     curve = _curve(y, score)
     if curve is None:
         return None
@@ -61,7 +63,9 @@ def recall_at_k(y: ArrayLike, score: ArrayLike, k: int) -> float | None:
 
 
 def recall_at_precision(y: ArrayLike, score: ArrayLike, precision: float) -> float | None:
-    """Largest recall of a threshold whose precision is at least the given one; 0 if no threshold reaches it. None without positives."""
+    """Largest recall of a threshold whose precision is at least the given one; 0 if no threshold reaches it. None
+    without positives.
+    """
     if not 0.0 < precision <= 1.0:
         raise ConfigError(f"recall at precision needs a precision in (0, 1], got {precision}")
     curve = _curve(y, score)

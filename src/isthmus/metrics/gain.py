@@ -10,7 +10,9 @@ from torch import Tensor
 
 
 def graph_information_gain(accuracy: float, local_mlp: float, global_gnn: float) -> float | None:
-    """``(ACC - ACC(Local-MLP)) / (ACC(Global) - ACC(Local-MLP))``: 0 = no graph, 1 = the whole graph; may lie outside. None if equal."""
+    """``(ACC - ACC(Local-MLP)) / (ACC(Global) - ACC(Local-MLP))``: 0 = no graph, 1 = the whole graph; may lie outside.
+    None if equal.
+    """
     return (accuracy - local_mlp) / (global_gnn - local_mlp) if global_gnn != local_mlp else None
 
 
@@ -29,7 +31,9 @@ class Scored:
 
 @dataclass(frozen=True)
 class Gain:
-    """Graph information gain of a row, and what counts as 0 and as 1 in it, e.g. ``local (mlp)`` and ``central (gcn)``."""
+    """Graph information gain of a row, and what counts as 0 and as 1 in it, e.g. ``local (mlp)`` and ``central
+    (gcn)``.
+    """
 
     value: float | None
     zero: str
@@ -39,7 +43,8 @@ class Gain:
 def gains(rows: Sequence[Scored]) -> list[Gain | None]:
     """Gain of each row, in order; None where the rows hold no local and no pooled run to measure it by.
 
-    0 is Local-MLP, as HiFGL defines it, or where there is none Local with the row's backbone; 1 is the pooled run with the row's backbone.
+    0 is Local-MLP, as HiFGL defines it, or where there is none Local with the row's backbone; 1 is the pooled run with
+    the row's backbone.
     """
     locals_, pooled = ([row for row in rows if row.method in names] for names in (("local",), ("central", "global")))
     blind = [row for row in locals_ if row.backbone == "mlp"]

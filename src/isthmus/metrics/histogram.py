@@ -1,8 +1,9 @@
 """Ranking scores from counts that can be added up.
 
-AUROC and AUPRC need the order of all scores, but no party may send its scores and labels one by one. Each sends, per class, how many of its
-samples of that class and of the others fall into each of B bins of the predicted log-odds; bins of different parties add up. With
-B = 4,096 equal steps of log-odds the result differs from the exact one only by ties inside a bin (the tests bound it).
+AUROC and AUPRC need the order of all scores, but no party may send its scores and labels one by one. Each sends, per
+class, how many of its samples of that class and of the others fall into each of B bins of the predicted log-odds; bins
+of different parties add up. With B = 4,096 equal steps of log-odds the result differs from the exact one only by ties
+inside a bin (the tests bound it).
 
     confusion    (C, C)      row = true class
     histogram    (C, 2, B)   [c, 0] samples of class c, [c, 1] all others, by predicted log-odds of c

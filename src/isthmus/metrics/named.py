@@ -1,11 +1,11 @@
 """Scores by name, for ``--metric``. All of them: the higher, the better.
 
-    accuracy             right answers over all answers
-    balanced_accuracy    mean over classes of the share found
-    macro_f1             mean over classes of F1
-    auroc, auprc         of class 1 in a two-class task, mean over classes in others
-    recall@K             share of class 1 among the K highest scores, e.g. recall@100
-    recall@pP            largest recall of class 1 at precision P or better, e.g. recall@p0.9
+accuracy             right answers over all answers
+balanced_accuracy    mean over classes of the share found
+macro_f1             mean over classes of F1
+auroc, auprc         of class 1 in a two-class task, mean over classes in others
+recall@K             share of class 1 among the K highest scores, e.g. recall@100
+recall@pP            largest recall of class 1 at precision P or better, e.g. recall@p0.9
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ NAMES = ("accuracy", "auprc", "auroc", "balanced_accuracy", "macro_f1", "recall@
 
 @dataclass(frozen=True)
 class NamedMetric:
-    """A score formed from counts that add up over clients: ``of(confusion, histogram)``, see `isthmus.metrics.histogram`."""
+    """A score formed from counts that add up over clients: ``of(confusion, histogram)``, see
+    `isthmus.metrics.histogram`.
+    """
 
     name: str
     of: Callable[[Tensor, Tensor], float | None]
@@ -63,5 +65,8 @@ def _recall(name: str, *, k: int = 0, precision: float = 0.0) -> NamedMetric:
 
 def _positive(histogram: Tensor) -> Tensor:
     if histogram.shape[0] != 2:
-        raise ConfigError(f"recall at a threshold is for two-class tasks; this one has {histogram.shape[0]} classes: use macro_f1 or auprc")
+        raise ConfigError(
+            f"recall at a threshold is for two-class tasks; this one has {histogram.shape[0]} classes: use macro_f1 or "
+            "auprc"
+        )
     return histogram[1]

@@ -1,8 +1,8 @@
 """Distance of short series of numbers.
 
-Dynamic time warping (Sakoe & Chiba, 1978), as GCFL+ compares clients with it: the cheapest way to walk through both series at once, point
-cost the squared difference, root of the sum. Own code: series have five to ten numbers, and the packages that offer it bring compilers
-or tens of megabytes along.
+Dynamic time warping (Sakoe & Chiba, 1978), as GCFL+ compares clients with it: the cheapest way to walk through both
+series at once, point cost the squared difference, root of the sum. Own code: series have five to ten numbers, and the
+packages that offer it bring compilers or tens of megabytes along.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ def spread(values: Sequence[float | None]) -> Spread | None:
 
 
 def mean_of_client_stds(scores: Sequence[Sequence[float]]) -> float | None:
-    """Mean over clients of each client's *sample* std (ddof 1) over repeats, as FedStar prints it; ``scores[client][repeat]``.
+    """Mean over clients of each client's *sample* std (ddof 1) over repeats, as FedStar prints it;
+    ``scores[client][repeat]``.
 
     Not the spread of the averaged score, which is several times smaller: report both.
     """
@@ -39,7 +40,9 @@ def mean_of_client_stds(scores: Sequence[Sequence[float]]) -> float | None:
 
 
 def client_stds(runs: Sequence[Sequence[Mapping[str, Any]]], key: str) -> float | None:
-    """`mean_of_client_stds` of ``key`` in the rows that results have per client, run by run; None where a client lacks it in some run."""
+    """`mean_of_client_stds` of ``key`` in the rows that results have per client, run by run; None where a client lacks
+    it in some run.
+    """
     columns = [{row["client"]: row.get(key) for row in rows} for rows in runs]
     scores: list[list[Any]] = [[column.get(client) for column in columns] for client in columns[0]] if columns else []
     return None if any(score is None for row in scores for score in row) else mean_of_client_stds(scores)

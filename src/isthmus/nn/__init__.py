@@ -1,9 +1,9 @@
 """Backbones and the one local training loop.
 
-    build_backbone -> model           a shape of computation and its first weights
-    build_inputs(data, model, mask)   constant inputs of one client; stack_inputs joins many into a cohort
-    train_locally, gradients          a client's (or a cohort's) share of a round
-    predict                           logits
+build_backbone -> model           a shape of computation and its first weights
+build_inputs(data, model, mask)   constant inputs of one client; stack_inputs joins many into a cohort
+train_locally, gradients          a client's (or a cohort's) share of a round
+predict                           logits
 """
 
 from isthmus.nn.backbone import Backbone

@@ -4,15 +4,17 @@ r"""An auto-encoder of node features: what FedGGR's clients compress their nodes
     E = \hat A\,\mathrm{relu}(\hat A X W_1 + b_1) W_2 + b_2, \qquad
     X' = \hat A\,\mathrm{relu}(\hat A E W_3 + b_3) W_4 + b_4, \qquad \mathcal L = \tfrac1n \lVert X - X' \rVert_F^2
 
-Encoder and decoder are two-layer GCNs; with ``hops = 0`` they see no neighbours (:math:`\hat A = I`). Despite its usual name (GAE) it
-reconstructs features, not edges. The loss is the mean squared error times the number of features: Adam does not care, but its epsilon
-does where features are sparse and the error per number is tiny.
+Encoder and decoder are two-layer GCNs; with ``hops = 0`` they see no neighbours (:math:`\hat A = I`). Despite its usual
+name (GAE) it reconstructs features, not edges. The loss is the mean squared error times the number of features: Adam
+does not care, but its epsilon does where features are sparse and the error per number is tiny.
 
 X' is as large as the features made dense. It is never formed: with :math:`G = \hat A\,\mathrm{relu}(\cdot)` (n, d),
 
-.. math:: \lVert G W + 1 b^\top - X \rVert^2 = \lVert X \rVert^2 - 2 \langle G, X W^\top \rangle + \langle G^\top G\, W, W \rangle + \dots
+.. math:: \lVert G W + 1 b^\top - X \rVert^2 = \lVert X \rVert^2 - 2 \langle G, X W^\top \rangle + \langle G^\top G\, W,
+W \rangle + \dots
 
-so loss and gradients need products of the sparse X with d columns and of d x d matrices with W: for CiteSeer 30 times less work, exactly.
+so loss and gradients need products of the sparse X with d columns and of d x d matrices with W: for CiteSeer 30 times
+less work, exactly.
 Shapes: x (n, F); W_1 (F, hidden), W_2 (hidden, p), W_3 (p, hidden), W_4 (hidden, F).
 """
 
@@ -39,10 +41,15 @@ from isthmus.seeds import Stream
 from isthmus.tensors import Weights
 
 
-def first_autoencoder(num_features: int, hidden: int, width: int, stream: Stream, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def first_autoencoder(
+    num_features: int, hidden: int, width: int, stream: Stream, dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
     """First weights, Glorot and zero."""
     if min(num_features, hidden, width) < 1:
-        raise ConfigError(f"widths of the auto-encoder must be at least 1, got features {num_features}, hidden {hidden}, embedding {width}")
+        raise ConfigError(
+            f"widths of the auto-encoder must be at least 1, got features {num_features}, hidden {hidden}, embedding "
+            f"{width}"
+        )
     generator = stream.torch()
     weights: dict[str, Tensor] = {}
     widths = num_features, hidden, width, hidden, num_features
@@ -128,8 +135,8 @@ def train_autoencoder(
 def project(task: FeatureTask, width: int, common: Stream, dtype: torch.dtype = torch.float32) -> Tensor:
     r"""A public random projection in place of an encoder: rows of :math:`\hat A^2 X R`, each of length sqrt(p). (n, p)
 
-    R is Gaussian and the same for everybody, so all clients' rows lie in one space, and cosines are kept up to 1 / sqrt(p) (Johnson and
-    Lindenstrauss, 1984). Nothing is trained. Whoever knows R can decode, as with an auto-encoder.
+    R is Gaussian and the same for everybody, so all clients' rows lie in one space, and cosines are kept up to 1 /
+    sqrt(p) (Johnson and Lindenstrauss, 1984). Nothing is trained. Whoever knows R can decode, as with an auto-encoder.
     """
     features = int(task.total.shape[0])
     matrix = torch.randn(features, width, generator=common.child("projection").torch()).to(dtype)
@@ -151,7 +158,9 @@ class _SquaredError(torch.autograd.Function):
     r""":math:`\lVert G W + 1 b^\top - X \rVert^2` of the module docstring, and its gradients."""
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, g: Tensor, weight: Tensor, bias: Tensor, task: FeatureTask) -> Tensor:
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, g: Tensor, weight: Tensor, bias: Tensor, task: FeatureTask
+    ) -> Tensor:
         x = task.target
         if isinstance(x, Tensor):
             x_weight, x_g = x @ weight.mT, (x.mT @ g).mT
@@ -162,7 +171,12 @@ class _SquaredError(torch.autograd.Function):
         gram_weight = gram @ weight
         weight_sums = weight.mT @ sums
         count = g.shape[0]
-        parts = (-2 * (g * x_weight).sum(), -2 * (bias * task.total).sum(), (gram_weight * weight).sum(), 2 * (bias * weight_sums).sum())
+        parts = (
+            -2 * (g * x_weight).sum(),
+            -2 * (bias * task.total).sum(),
+            (gram_weight * weight).sum(),
+            2 * (bias * weight_sums).sum(),
+        )
         loss = sum((part.double() for part in parts), start=count * bias.double().square().sum()) + task.square
         ctx.save_for_backward(
             2 * (g @ (weight @ weight.mT) + weight @ bias - x_weight),

@@ -1,7 +1,7 @@
 """The common frame of node backbones: [input norm], layers with ReLU and dropout between them, [linear head].
 
-Without head the last layer puts out the classes. With head a linear classifier comes on top of the last layer (FedStruct's GNN): ReLU
-and dropout stand between the layers, nothing after the last one.
+Without head the last layer puts out the classes. With head a linear classifier comes on top of the last layer
+(FedStruct's GNN): ReLU and dropout stand between the layers, nothing after the last one.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Common(TypedDict):
 class Backbone(nn.Module):
     """A node classifier over constant `Inputs`.
 
-    The weights may have a leading client dimension (K, ...), given by ``torch.func.functional_call``; then every client of the inputs uses
-    its own.
+    The weights may have a leading client dimension (K, ...), given by ``torch.func.functional_call``; then every client
+    of the inputs uses its own.
 
     Args:
         num_features: F.
@@ -55,8 +55,8 @@ class Backbone(nn.Module):
 
     layer_type: ClassVar[type[Layer]]
     activate_head: ClassVar[bool] = False
-    """Whether ReLU and dropout stand before the linear head too. Not on top of convolutions (FedStruct, 12.7: nothing after the last one);
-    on top of linear layers, where a linear head would add nothing without."""
+    """Whether ReLU and dropout stand before the linear head too. Not on top of convolutions (FedStruct, 12.7: nothing
+    after the last one); on top of linear layers, where a linear head would add nothing without."""
 
     def __init__(
         self,
@@ -73,7 +73,9 @@ class Backbone(nn.Module):
         if not 0.0 <= dropout < 1.0:
             raise ConfigError(f"dropout must lie in [0, 1), got {dropout}")
         if min((num_features, num_classes, *hidden)) < 1:
-            raise ConfigError(f"widths must be at least 1, got features {num_features}, hidden {tuple(hidden)}, classes {num_classes}")
+            raise ConfigError(
+                f"widths must be at least 1, got features {num_features}, hidden {tuple(hidden)}, classes {num_classes}"
+            )
         if head and not hidden:
             raise ConfigError("a linear head needs at least one hidden layer; give hidden widths or set head=false")
         generator = stream.torch()
@@ -109,8 +111,8 @@ class Backbone(nn.Module):
 
     @property
     def shared_groups(self) -> tuple[str, ...]:
-        """Prefixes of parameter names, layer by layer from input to output. FedPer's base is all but the last; FedStruct's reference
-        code keeps the first one at home where it is ``input_norm.``."""
+        """Prefixes of parameter names, layer by layer from input to output. FedPer's base is all but the last;
+        FedStruct's reference code keeps the first one at home where it is ``input_norm.``."""
         norm = () if self.input_norm is None else (f"{NORM}.",)
         head = () if self.head is None else ("head.",)
         return (*norm, *(f"layers.{i}." for i in range(len(self.layers))), *head)
@@ -134,7 +136,9 @@ class Backbone(nn.Module):
             for name, term in zip(self.first_terms, self.layer_type.terms, strict=True)
         }
 
-    def forward(self, inputs: Inputs, dropout: DropoutSource | None = None, products: Mapping[str, Tensor] | None = None) -> Tensor:
+    def forward(
+        self, inputs: Inputs, dropout: DropoutSource | None = None, products: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
         """Logits of the output rows, padding included. (K p_last, C)
 
         Args:

@@ -14,7 +14,9 @@ from isthmus.tensors import Weights, check_same_names
 
 
 def stack_weights(items: Sequence[Weights]) -> dict[str, Tensor]:
-    """Weights of K clients with a leading client dimension. No copy where they are `unstack_weights` of one stack, in order."""
+    """Weights of K clients with a leading client dimension. No copy where they are `unstack_weights` of one stack, in
+    order.
+    """
     for item in items[1:]:
         check_same_names(items[0], item)
     return {name: _join([item[name] for item in items]) for name in items[0]}

@@ -3,8 +3,8 @@ https://arxiv.org/abs/2402.19163), after Dong et al., WWW 2021, https://arxiv.or
 
 .. math:: H = \hat A^{L}\, \mathrm{MLP}(X), \qquad \hat A = \tilde D^{-1} (A + I), \text{ row = source}
 
-L is ``hops``. The power is never formed: L sparse products on as many columns as there are classes. Only rows that training
-nodes reach take part.
+L is ``hops``. The power is never formed: L sparse products on as many columns as there are classes. Only rows that
+training nodes reach take part.
 Shapes: x (n, F), edges (2, E) -> logits (n, C); MLP weights (in, out), initialised as ``torch.nn.Linear``.
 """
 
@@ -65,7 +65,9 @@ class Decoupled(Backbone):
         """Logits of the output rows from the MLP's output. (K p_0, C) -> (K p_last, C)"""
         raise NotImplementedError
 
-    def forward(self, inputs: Inputs, dropout: DropoutSource | None = None, products: Mapping[str, Tensor] | None = None) -> Tensor:
+    def forward(
+        self, inputs: Inputs, dropout: DropoutSource | None = None, products: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
         products = self.products(inputs) if products is None else products
         h = add_bias(products["layers.0.weight"], self.layers[0].bias)  # type: ignore[arg-type]
         others = [*self.layers[1:], *(() if self.head is None else (self.head,))]

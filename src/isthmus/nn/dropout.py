@@ -1,7 +1,7 @@
 """Dropout whose draws belong to a client.
 
-Srivastava et al., JMLR 2014. Every client draws from its own generator, for its own rows only: a cohort of K clients draws exactly what
-the K clients draw one by one, so the two agree with dropout too.
+Srivastava et al., JMLR 2014. Every client draws from its own generator, for its own rows only: a cohort of K clients
+draws exactly what the K clients draw one by one, so the two agree with dropout too.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ _LEVELS = 2**16
 
 
 class DropoutSource:
-    """One generator per client of the inputs, in the same order; pass it to ``forward`` in training, None in evaluation.
+    """One generator per client of the inputs, in the same order; pass it to ``forward`` in training, None in
+    evaluation.
 
-    A mask element takes 16 random bits: four times as fast as a float each, and dropout draws as many numbers as a layer has outputs.
-    The drop rate is thereby rounded to a multiple of 2^-16; kept values are scaled by the rounded rate, so the mean is kept exactly.
+    A mask element takes 16 random bits: four times as fast as a float each, and dropout draws as many numbers as a
+    layer has outputs. The drop rate is thereby rounded to a multiple of 2^-16; kept values are scaled by the rounded
+    rate, so the mean is kept exactly.
     """
 
     def __init__(self, generators: Sequence[torch.Generator]) -> None:
@@ -40,7 +42,9 @@ class DropoutSource:
             (K * padded, width)
         """
         if len(rows) != len(self.generators):
-            raise ConfigError(f"dropout needs one generator per client: {len(self.generators)} given, {len(rows)} clients")
+            raise ConfigError(
+                f"dropout needs one generator per client: {len(self.generators)} given, {len(rows)} clients"
+            )
         words = -(-width // 4)
         bits = torch.zeros(len(rows) * padded, words, dtype=torch.int64)
         for k, (count, generator) in enumerate(zip(rows, self.generators, strict=True)):
@@ -48,10 +52,14 @@ class DropoutSource:
         return scaled_mask(bits.view(torch.int16), width, _threshold(rate), self.scale(rate), dtype)
 
     def bits(self, rows: int, width: int, rate: float) -> tuple[Tensor, int]:
-        """`mask` of a single client before it is one: a value is kept where its 16 bits (rows, >= width) reach the threshold."""
+        """`mask` of a single client before it is one: a value is kept where its 16 bits (rows, >= width) reach the
+        threshold.
+        """
         if len(self.generators) != 1:
             raise ConfigError(f"dropout needs one generator per client: {len(self.generators)} given, 1 client")
-        drawn = torch.empty(rows, -(-width // 4), dtype=torch.int64).random_(-(2**63), None, generator=self.generators[0])
+        drawn = torch.empty(rows, -(-width // 4), dtype=torch.int64).random_(
+            -(2**63), None, generator=self.generators[0]
+        )
         return drawn.view(torch.int16), _threshold(rate)
 
     @staticmethod

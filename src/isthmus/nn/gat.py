@@ -4,8 +4,9 @@ r"""GAT -- Veličković et al., ICLR 2018, https://arxiv.org/abs/1710.10903.
     e_{vu} = \mathrm{LeakyReLU}_{0.2}(a_{src}^\top W h_u + a_{dst}^\top W h_v), \qquad
     \alpha_{vu} = \mathrm{softmax}_{u \in N(v) \cup \{v\}}(e_{vu}), \qquad h_v' = \textstyle\sum_u \alpha_{vu} W h_u + b
 
-N(v) are the sources of arcs into v; every node has exactly one self-loop; a repeated arc counts as often as it occurs. Heads are put side
-by side, in the layer that puts out the classes they are averaged. Glorot weights, zero bias: PyG's ``GATConv``.
+N(v) are the sources of arcs into v; every node has exactly one self-loop; a repeated arc counts as often as it occurs.
+Heads are put side by side, in the layer that puts out the classes they are averaged. Glorot weights, zero bias: PyG's
+``GATConv``.
 Shapes: x (n, F), edges (2, E) -> logits (n, C); W (in, heads * out), a (heads, out).
 """
 
@@ -68,7 +69,9 @@ class GATLayer(Layer):
 
     terms: ClassVar[dict[str, bool]] = {"weight": False}
 
-    def __init__(self, in_channels: int, out_channels: int, generator: torch.Generator, *, heads: int = 1, average: bool = False) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, generator: torch.Generator, *, heads: int = 1, average: bool = False
+    ) -> None:
         super().__init__()
         self.heads, self.average = heads, average
         self.weight = nn.Parameter(torch.empty(in_channels, heads * out_channels))
@@ -143,7 +146,9 @@ class GAT(Backbone):
     def propagation(self, edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
         return listening(edge_index, num_nodes)
 
-    def forward(self, inputs: Inputs, dropout: DropoutSource | None = None, products: Mapping[str, Tensor] | None = None) -> Tensor:
+    def forward(
+        self, inputs: Inputs, dropout: DropoutSource | None = None, products: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
         products = self.products(inputs) if products is None else products
         h = products["layers.0.weight"]
         for i, layer in enumerate(self.layers):
@@ -159,7 +164,13 @@ class GAT(Backbone):
 
 
 def _edge_mask(
-    matrix: sp.csr_matrix, inputs: Inputs, level: int, heads: int, rate: float, dropout: DropoutSource, dtype: torch.dtype
+    matrix: sp.csr_matrix,
+    inputs: Inputs,
+    level: int,
+    heads: int,
+    rate: float,
+    dropout: DropoutSource,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Dropout of attention weights: every client draws for its own arcs only. (E, heads)"""
     bounds = matrix.indptr[:: inputs.padded[level]]  # first arc of every client
@@ -174,16 +185,29 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx, z: Tensor, scores: Tensor, own: Tensor, matrix: Arcs, mask: Tensor | None
+        ctx: torch.autograd.function.FunctionCtx,
+        z: Tensor,
+        scores: Tensor,
+        own: Tensor,
+        matrix: Arcs,
+        mask: Tensor | None,
     ) -> Tensor:
         z, scores, own = (tensor.detach().contiguous() for tensor in (z, scores, own))
         alpha = torch.empty(len(matrix.indices), scores.shape[1], dtype=z.dtype)
         out = torch.zeros(own.shape[0], z.shape[1], dtype=z.dtype)
         kept = alpha if mask is None else mask
         _attend(
-            matrix.indptr, matrix.indices, matrix.data, z.numpy(), scores.numpy(), own.numpy(), alpha.numpy(), kept.numpy(),
-            mask is not None, out.numpy(),
-        )  # fmt: skip
+            matrix.indptr,
+            matrix.indices,
+            matrix.data,
+            z.numpy(),
+            scores.numpy(),
+            own.numpy(),
+            alpha.numpy(),
+            kept.numpy(),
+            mask is not None,
+            out.numpy(),
+        )
         ctx.matrix, ctx.masked = matrix, mask is not None  # type: ignore[attr-defined]
         ctx.save_for_backward(z, scores, own, alpha, kept)
         return out
@@ -194,15 +218,32 @@ class _Attention(torch.autograd.Function):
         matrix: Arcs = ctx.matrix  # type: ignore[attr-defined]
         found = torch.zeros_like(z), torch.zeros_like(scores), torch.zeros_like(own)
         _attend_grad(
-            matrix.indptr, matrix.indices, z.numpy(), scores.numpy(), own.numpy(), alpha.numpy(), kept.numpy(),
-            ctx.masked, grads[0].contiguous().numpy(), *(tensor.numpy() for tensor in found),  # type: ignore[attr-defined]
-        )  # fmt: skip
+            matrix.indptr,
+            matrix.indices,
+            z.numpy(),
+            scores.numpy(),
+            own.numpy(),
+            alpha.numpy(),
+            kept.numpy(),
+            ctx.masked,
+            grads[0].contiguous().numpy(),
+            *(tensor.numpy() for tensor in found),  # type: ignore[attr-defined]
+        )
         return *found, None, None
 
 
 @compiled
 def _attend(
-    indptr: Array, indices: Array, count: Array, z: Array, scores: Array, own: Array, alpha: Array, mask: Array, masked: bool, out: Array
+    indptr: Array,
+    indices: Array,
+    count: Array,
+    z: Array,
+    scores: Array,
+    own: Array,
+    alpha: Array,
+    mask: Array,
+    masked: bool,
+    out: Array,
 ) -> None:
     heads = scores.shape[1]
     width = z.shape[1] // heads
@@ -230,9 +271,19 @@ def _attend(
 
 @compiled
 def _attend_grad(
-    indptr: Array, indices: Array, z: Array, scores: Array, own: Array, alpha: Array, mask: Array, masked: bool,
-    grad: Array, z_grad: Array, scores_grad: Array, own_grad: Array,
-) -> None:  # fmt: skip
+    indptr: Array,
+    indices: Array,
+    z: Array,
+    scores: Array,
+    own: Array,
+    alpha: Array,
+    mask: Array,
+    masked: bool,
+    grad: Array,
+    z_grad: Array,
+    scores_grad: Array,
+    own_grad: Array,
+) -> None:
     # One thread: rows add to the gradients of their sources.
     heads = scores.shape[1]
     width = z.shape[1] // heads

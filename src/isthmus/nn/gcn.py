@@ -39,7 +39,9 @@ class GCNLayer(Layer):
         return add_bias(propagate_and_map(h, own["weight"], inputs, level), own["bias"])
 
     @staticmethod
-    def run_grads(own: Weights, h: Tensor, grad: Tensor, inputs: Inputs, level: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def run_grads(
+        own: Weights, h: Tensor, grad: Tensor, inputs: Inputs, level: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         h_grad, weight_grad = propagate_and_map_grads(h, own["weight"], grad, inputs, level)
         return h_grad, {"weight": weight_grad, "bias": bias_grad(grad, own["bias"])}
 

@@ -2,8 +2,8 @@ r"""GIN -- Xu, Hu, Leskovec & Jegelka, ICLR 2019, https://arxiv.org/abs/1810.008
 
 .. math:: h_v' = \mathrm{ReLU}\big((h_v + \textstyle\sum_{u \in N(v)} h_u) W + b\big) W_{outer} + b_{outer}
 
-PyG's ``GINConv`` with eps = 0 and a two-layer perceptron; N(v) are the sources of arcs into v, counted as often as they occur. ReLU and
-dropout between layers. For graph tasks see `isthmus.nn.graph_models`.
+PyG's ``GINConv`` with eps = 0 and a two-layer perceptron; N(v) are the sources of arcs into v, counted as often as they
+occur. ReLU and dropout between layers. For graph tasks see `isthmus.nn.graph_models`.
 Shapes: x (n, F), edges (2, E) -> logits (n, C); W (in, out), W_outer (out, out), initialised as ``torch.nn.Linear``.
 """
 
@@ -63,7 +63,9 @@ class GIN(Backbone):
         return GINLayer(in_channels, out_channels, generator)
 
     def propagation(self, edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
-        return sp.csr_matrix(adjacency(edge_index.flip(0), num_nodes) + sp.eye(num_nodes, format="csr", dtype=np.float32))
+        return sp.csr_matrix(
+            adjacency(edge_index.flip(0), num_nodes) + sp.eye(num_nodes, format="csr", dtype=np.float32)
+        )
 
     @property
     def later(self) -> tuple[tuple[str, Layer], ...]:
@@ -71,7 +73,9 @@ class GIN(Backbone):
         first: Layer = self.layers[0]  # type: ignore[assignment]
         return (("layers.0.", first), *super().later)
 
-    def forward(self, inputs: Inputs, dropout: DropoutSource | None = None, products: Mapping[str, Tensor] | None = None) -> Tensor:
+    def forward(
+        self, inputs: Inputs, dropout: DropoutSource | None = None, products: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
         products = self.products(inputs) if products is None else products
         h = GINLayer.finish(dict(self.layers[0].named_parameters()), products["layers.0.weight"])
         for i in range(1, len(self.layers)):

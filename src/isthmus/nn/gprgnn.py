@@ -4,7 +4,8 @@ r"""GPR-GNN -- Chien, Peng, Li & Milenkovic, ICLR 2021, https://arxiv.org/abs/20
 
     paper      here
     K          hops
-    alpha      alpha    of the start: :math:`\gamma_k = \alpha (1 - \alpha)^k`, :math:`\gamma_K = (1 - \alpha)^K` (personalised PageRank)
+    alpha      alpha    of the start: :math:`\gamma_k = \alpha (1 - \alpha)^k`, :math:`\gamma_K = (1 - \alpha)^K`
+                        (personalised PageRank)
     dprate     dprate   share of H dropped before propagation in training
     gamma      ``gamma`` (K + 1,), learnable; negative ones make the filter high-pass
 

@@ -1,22 +1,33 @@
-r"""Graph classifiers: every backbone in the frame of FedStar's baselines (Tan et al., AAAI 2023, section "Baselines"), also GCFL's.
+r"""Graph classifiers: every backbone in the frame of FedStar's baselines (Tan et al., AAAI 2023, section "Baselines"),
+also GCFL's.
 
 .. math::
     h^{(0)} = x W_{pre} + b_{pre}, \quad h^{(l)} = \mathrm{Dropout}(\mathrm{ReLU}(\mathrm{conv}_l(h^{(l-1)}))), \quad
-    u = \mathrm{Dropout}(\mathrm{ReLU}(\mathrm{post}(\textstyle\sum_{v} z_v))), \quad \mathrm{logits} = \mathrm{readout}(u)
+    u = \mathrm{Dropout}(\mathrm{ReLU}(\mathrm{post}(\textstyle\sum_{v} z_v))), \quad \mathrm{logits} =
+    \mathrm{readout}(u)
 
-    name     one layer                                                        z                                          reference
-    gin      :math:`\mathrm{ReLU}((h_v + \sum_u h_u) W_1 + b_1) W_2 + b_2`    :math:`h^{(L)}`                            Xu, 2019, eps 0
-    gcn      :math:`\hat A h W + b`                                           :math:`h^{(L)}`                            Kipf, 2017
-    sage     :math:`\mathrm{mean}_u(h_u) W_{nb} + h_v W_{root} + b`           :math:`h^{(L)}`                            Hamilton, 2017
-    gat      :math:`\sum_u \alpha_{vu} h_u W + b`                             :math:`h^{(L)}`                            Veličković, 2018
-    mlp      :math:`h W + b`                                                  :math:`h^{(L)}`                            blind to edges
-    gprgnn   :math:`h W + b`                                                  :math:`\sum_k \gamma_k \hat A^k h^{(L)}`   Chien, 2021
-    dgcn     :math:`h W + b`                                                  :math:`(\tilde D^{-1} (A + I))^K h^{(L)}`  Dong, 2021
-    sgc      :math:`\hat A^K h W + b`, once; no ReLU, no dropout behind it    :math:`h^{(1)}`                            Wu, 2019
+    name     one layer                                                        z
+             reference
+    gin      :math:`\mathrm{ReLU}((h_v + \sum_u h_u) W_1 + b_1) W_2 + b_2`    :math:`h^{(L)}`
+             Xu, 2019, eps 0
+    gcn      :math:`\hat A h W + b`                                           :math:`h^{(L)}`
+             Kipf, 2017
+    sage     :math:`\mathrm{mean}_u(h_u) W_{nb} + h_v W_{root} + b`           :math:`h^{(L)}`
+             Hamilton, 2017
+    gat      :math:`\sum_u \alpha_{vu} h_u W + b`                             :math:`h^{(L)}`
+             Veličković, 2018
+    mlp      :math:`h W + b`                                                  :math:`h^{(L)}`
+             blind to edges
+    gprgnn   :math:`h W + b`                                                  :math:`\sum_k \gamma_k \hat A^k h^{(L)}`
+             Chien, 2021
+    dgcn     :math:`h W + b`                                                  :math:`(\tilde D^{-1} (A + I))^K h^{(L)}`
+             Dong, 2021
+    sgc      :math:`\hat A^K h W + b`, once; no ReLU, no dropout behind it    :math:`h^{(1)}`
+             Wu, 2019
 
-Each as PyG's layer of that name, first weights too. ``pre`` and ``readout`` depend on the client's features and classes, so clients with
-different data share the rest. Every sub-module draws from its own stream: what clients have in common starts equal whatever their
-features are.
+Each as PyG's layer of that name, first weights too. ``pre`` and ``readout`` depend on the client's features and
+classes, so clients with different data share the rest. Every sub-module draws from its own stream: what clients have in
+common starts equal whatever their features are.
 Shapes: batch of B graphs with m nodes; W (in, out), b (out,).
 """
 
@@ -169,7 +180,9 @@ class SGConv(Conv):
 class GATConv(Conv):
     """Attention over the neighbours and the node itself; heads side by side."""
 
-    def __init__(self, in_channels: int, out_channels: int, generator: torch.Generator, *, heads: int, attention_dropout: float) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, generator: torch.Generator, *, heads: int, attention_dropout: float
+    ) -> None:
         super().__init__()
         self.attention_dropout = attention_dropout
         self.attention = GATLayer(in_channels, out_channels // heads, generator, heads=heads)
@@ -209,13 +222,17 @@ class GraphModel(nn.Module):
     """
 
     shape_bound: ClassVar[tuple[str, ...]] = ("pre.", "readout.")
-    """Prefixes of parameters whose shape depends on the client's features or classes: clients with different data cannot share them."""
+    """Prefixes of parameters whose shape depends on the client's features or classes: clients with different data
+    cannot share them.
+    """
     cohort: ClassVar[bool] = False
     """Clients of a graph task train one by one: mini-batches of different graphs leave nothing to stack."""
     linear: ClassVar[bool] = False
     """Whether convolutions are followed by nothing, instead of ReLU and dropout."""
 
-    def __init__(self, *, num_features: int, num_classes: int, hidden: Sequence[int], dropout: float, stream: Stream) -> None:
+    def __init__(
+        self, *, num_features: int, num_classes: int, hidden: Sequence[int], dropout: float, stream: Stream
+    ) -> None:
         super().__init__()
         if not 0.0 <= dropout < 1.0:
             raise ConfigError(f"dropout must lie in [0, 1), got {dropout}")
@@ -227,7 +244,9 @@ class GraphModel(nn.Module):
         self.dropout = dropout
         self.pre = Affine(num_features, hidden[0], stream.child("pre").torch())
         widths = pairwise(self.widths(hidden))
-        self.convs = nn.ModuleList(self.make_conv(a, b, stream.child("convs", i).torch()) for i, (a, b) in enumerate(widths))
+        self.convs = nn.ModuleList(
+            self.make_conv(a, b, stream.child("convs", i).torch()) for i, (a, b) in enumerate(widths)
+        )
         self.post = Affine(hidden[-1], hidden[-1], stream.child("post").torch())
         self.readout = Affine(hidden[-1], num_classes, stream.child("readout").torch())
 
@@ -321,7 +340,8 @@ class GraphGAT(GraphModel):
 
 
 class GraphSGC(GraphModel):
-    """Propagated features, mapped once; of several hidden widths the first is that of ``pre`` and the last that of the map.
+    """Propagated features, mapped once; of several hidden widths the first is that of ``pre`` and the last that of the
+    map.
 
     Args:
         hops: K, at least 1.
@@ -367,7 +387,8 @@ class GraphGPRGNN(GraphMLP):
     Args:
         hops: K, at least 0.
         alpha: Return probability of the first weights, in [0, 1].
-        dprate: Share of the last hidden values dropped before propagation in training, in [0, 1); there in place of ``dropout``.
+        dprate: Share of the last hidden values dropped before propagation in training, in [0, 1); there in place of
+            ``dropout``.
     """
 
     def __init__(self, *, hops: int = 10, alpha: float = 0.1, dprate: float = 0.5, **common: Unpack[Common]) -> None:
@@ -431,7 +452,14 @@ def build_graph_model(
     """
     kind = _find(name)
     check_options(name, options, graph_model_options(name))
-    return kind(num_features=num_features, num_classes=num_classes, hidden=tuple(hidden), dropout=dropout, stream=stream, **options)
+    return kind(
+        num_features=num_features,
+        num_classes=num_classes,
+        hidden=tuple(hidden),
+        dropout=dropout,
+        stream=stream,
+        **options,
+    )
 
 
 def _find(name: str) -> type[GraphModel]:

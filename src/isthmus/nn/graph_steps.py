@@ -1,8 +1,10 @@
-r"""Loss and gradients of GIN graph models written out: one channel (`GraphGIN`) or two with GCN beside it (`TwoChannel`).
+r"""Loss and gradients of GIN graph models written out: one channel (`GraphGIN`) or two with GCN beside it
+(`TwoChannel`).
 
-The same arithmetic as their ``forward`` with autograd, for the two models that FedStar's tables train most. What it saves: both channels
-lie side by side in one array, so that neighbours are summed for both in one pass and [h | g] W is one product; bias, ReLU and dropout
-are one pass, and so is their way back; nothing is kept or copied that the way back does not need.
+The same arithmetic as their ``forward`` with autograd, for the two models that FedStar's tables train most. What it
+saves: both channels lie side by side in one array, so that neighbours are summed for both in one pass and [h | g] W is
+one product; bias, ReLU and dropout are one pass, and so is their way back; nothing is kept or copied that the way back
+does not need.
 
     layer   forward                                             way back, from the gradient of [h | g]
     first   z = P [x|1] ([pre] W) + P [s|1] ([emb] W) + b       gradients of both factors of the small matrices
@@ -93,7 +95,7 @@ def gradients(
     return {name: grads[name] for name in weights}, float(value)
 
 
-# -- layers ----------------------------------------------------------------------------------------------------------------------
+# -- layers ----------------------------------------------------------------------------------------
 
 
 def _first(weights: Weights, batch: Batch, dropout: DropoutSource | None, rate: float, two: bool) -> _Layer:
@@ -116,7 +118,9 @@ def _first(weights: Weights, batch: Batch, dropout: DropoutSource | None, rate: 
     return _Layer(None, z, out, None)
 
 
-def _later(weights: Weights, i: int, before: Tensor, batch: Batch, dropout: DropoutSource | None, rate: float, two: bool) -> _Layer:
+def _later(
+    weights: Weights, i: int, before: Tensor, batch: Batch, dropout: DropoutSource | None, rate: float, two: bool
+) -> _Layer:
     summed = times(batch.pair("sum").forward, before)  # P [h | g]
     z = summed @ weights[f"convs.{i}.inner.weight"]
     out = _empty(z, _wide(weights, i, two))
@@ -146,7 +150,15 @@ def _bend(z: Tensor, bias: Tensor, out: Tensor) -> None:
 
 
 def _later_back(
-    weights: Weights, grads: dict[str, Tensor], i: int, layer: _Layer, before: Tensor, grad: Tensor, batch: Batch, scale: float, two: bool
+    weights: Weights,
+    grads: dict[str, Tensor],
+    i: int,
+    layer: _Layer,
+    before: Tensor,
+    grad: Tensor,
+    batch: Batch,
+    scale: float,
+    two: bool,
 ) -> Tensor:
     """The gradient of [h | g] before layer i."""
     assert layer.summed is not None
@@ -163,7 +175,9 @@ def _later_back(
     return back
 
 
-def _first_back(weights: Weights, grads: dict[str, Tensor], layer: _Layer, grad: Tensor, batch: Batch, scale: float, two: bool) -> None:
+def _first_back(
+    weights: Weights, grads: dict[str, Tensor], layer: _Layer, grad: Tensor, batch: Batch, scale: float, two: bool
+) -> None:
     inner = _perceptron_back(weights, grads, 0, layer, grad, scale)
     weight = weights["convs.0.inner.weight"]
     pre = _stacked(weights, "pre")
@@ -183,7 +197,9 @@ def _first_back(weights: Weights, grads: dict[str, Tensor], layer: _Layer, grad:
     grads["convs.0.inner.weight"] = torch.cat(parts)
 
 
-def _perceptron_back(weights: Weights, grads: dict[str, Tensor], i: int, layer: _Layer, grad: Tensor, scale: float) -> Tensor:
+def _perceptron_back(
+    weights: Weights, grads: dict[str, Tensor], i: int, layer: _Layer, grad: Tensor, scale: float
+) -> Tensor:
     """The gradient before the inner ReLU."""
     name = f"convs.{i}"
     outer, grads[f"{name}.outer.bias"] = _drop_back(grad, layer.out, weights[f"{name}.outer.weight"].shape[1], scale)
@@ -193,7 +209,7 @@ def _perceptron_back(weights: Weights, grads: dict[str, Tensor], i: int, layer: 
     return inner
 
 
-# -- pieces ----------------------------------------------------------------------------------------------------------------------
+# -- pieces ----------------------------------------------------------------------------------------
 
 
 def _stacked(weights: Weights, name: str) -> Tensor:
@@ -242,12 +258,16 @@ def _drop(z: Tensor, bias: Tensor, dropout: DropoutSource | None, rate: float, o
         return out
     bits, threshold = dropout.bits(z.shape[0], z.shape[1], rate)
     drawn, scale = bits.numpy(), target.dtype.type(dropout.scale(rate))
-    split(lambda begin, end: _drop_rows(begin, end, values, shift, drawn, threshold, scale, target), z.shape[0], z.numel())
+    split(
+        lambda begin, end: _drop_rows(begin, end, values, shift, drawn, threshold, scale, target), z.shape[0], z.numel()
+    )
     return out
 
 
 def _drop_back(grad: Tensor, out: Tensor, width: int, scale: float) -> tuple[Tensor, Tensor]:
-    """The gradient before ReLU and dropout, from the first columns of ``grad`` and of the result, and its sum over rows."""
+    """The gradient before ReLU and dropout, from the first columns of ``grad`` and of the result, and its sum over
+    rows.
+    """
     made = _empty(grad, width)
     _drop_rows_back(grad.numpy(), out.numpy(), made.numpy().dtype.type(scale), made.numpy())
     return made, _total(made)
@@ -305,7 +325,9 @@ def _rectify_into(begin: int, end: int, values: Array, bias: Array, out: Array) 
 
 
 @compiled
-def _drop_rows(begin: int, end: int, values: Array, bias: Array, bits: Array, threshold: int, scale: float, out: Array) -> None:
+def _drop_rows(
+    begin: int, end: int, values: Array, bias: Array, bits: Array, threshold: int, scale: float, out: Array
+) -> None:
     zero = values.dtype.type(0)
     for row in range(begin, end):
         z, drawn, target = values[row], bits[row], out[row]
@@ -332,15 +354,27 @@ def _rectify_rows_back(grad: Array, out: Array) -> None:
             grad[row, h] = grad[row, h] if out[row, h] > zero else zero
 
 
-_ODD = np.array([-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08, 1.48572235717979e-05,
-                 6.37261928875436e-04, 4.89352455891786e-03], dtype=np.float32)  # fmt: skip
-_EVEN = np.array([1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03], dtype=np.float32)
+_ODD = np.array(
+    [
+        -2.76076847742355e-16,
+        2.00018790482477e-13,
+        -8.60467152213735e-11,
+        5.12229709037114e-08,
+        1.48572235717979e-05,
+        6.37261928875436e-04,
+        4.89352455891786e-03,
+    ],
+    dtype=np.float32,
+)
+_EVEN = np.array(
+    [1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03], dtype=np.float32
+)
 
 
 @compiled
 def _bend_rows(values: Array, bias: Array, first: int, out: Array) -> None:
-    """tanh as a quotient of polynomials (the one of Eigen, which most frameworks share; off by at most 3e-7): together with bias and
-    copy it takes a fifth of the time of torch's, which was a tenth of a round."""
+    """tanh as a quotient of polynomials (the one of Eigen, which most frameworks share; off by at most 3e-7): together
+    with bias and copy it takes a fifth of the time of torch's, which was a tenth of a round."""
     top, bottom = np.float32(7.90531110763549805), np.float32(-7.90531110763549805)  # beyond, single precision says 1
     for row in range(len(values)):
         z, target = values[row], out[row, first:]

@@ -3,7 +3,8 @@
     train_graphs      mini-batch steps
     graph_gradients   the gradient of the mean loss over all given graphs (FedSGD)
     predict_graphs    logits
-    train_batch, batch_gradients, predict_batch   the same on one batch whole, e.g. the nodes of one graph (`node_batch`)
+    train_batch, batch_gradients, predict_batch   the same on one batch whole, e.g. the nodes of one graph
+                                                  (`node_batch`)
 
 All of them leave the module's own parameters alone.
 """
@@ -33,9 +34,10 @@ Step = tuple[Iterable[tuple[Batch, Tensor]], float]
 """A mini-batch in pieces, each with what its rows count in the loss, and what all of it counts in the epoch's mean."""
 
 NODES_AT_ONCE = 1 << 13
-"""Losses and gradients add up over graphs, so many graphs go by pieces of about this many nodes. That changes rounding alone (and which
-draw of dropout meets which node), bounds memory, and is faster: 128 proteins of DD are 37,000 nodes, whose 300 MB of intermediate values
-would be asked of the system anew in every step, a third of its time. Smaller pieces cost more calls than they save."""
+"""Losses and gradients add up over graphs, so many graphs go by pieces of about this many nodes. That changes rounding
+alone (and which draw of dropout meets which node), bounds memory, and is faster: 128 proteins of DD are 37,000 nodes,
+whose 300 MB of intermediate values would be asked of the system anew in every step, a third of its time. Smaller pieces
+cost more calls than they save."""
 
 
 def train_graphs(
@@ -70,7 +72,8 @@ def train_graphs(
         lr, weight_decay, optimizer, loss, extra_gradient, frozen: As in `isthmus.nn.train.train_locally`.
         generator: Shuffles the graphs in every epoch; None takes them in order.
         dropout: The client's generator; None trains without dropout.
-        sample_weight: What each graph of the pack counts in the loss (G,), for rare classes; scaled to mean 1 over ``rows``.
+        sample_weight: What each graph of the pack counts in the loss (G,), for rare classes; scaled to mean 1 over
+            ``rows``.
 
     Returns:
         Weights, state, and the mean loss over the graphs of the last epoch, each taken before its step (1,).
@@ -83,9 +86,21 @@ def train_graphs(
             yield _pieces(pack, graphs, importance / graphs.numel()), graphs.numel() / rows.numel()
 
     return _train(
-        model, weights, optimizer_state, pack, epoch, -(-rows.numel() // max(1, batch_size)), epochs=epochs, lr=lr,
-        weight_decay=weight_decay, optimizer=optimizer, loss=loss, extra_gradient=extra_gradient, frozen=frozen, dropout=dropout,
-    )  # fmt: skip
+        model,
+        weights,
+        optimizer_state,
+        pack,
+        epoch,
+        -(-rows.numel() // max(1, batch_size)),
+        epochs=epochs,
+        lr=lr,
+        weight_decay=weight_decay,
+        optimizer=optimizer,
+        loss=loss,
+        extra_gradient=extra_gradient,
+        frozen=frozen,
+        dropout=dropout,
+    )
 
 
 def train_batch(
@@ -112,17 +127,41 @@ def train_batch(
     """
     steps: list[Step] = [([(batch, share)], 1.0)] if bool((share > 0).any()) else []
     return _train(
-        model, weights, optimizer_state, batch.pack, lambda: iter(steps), len(steps), epochs=epochs, lr=lr, weight_decay=weight_decay,
-        optimizer=optimizer, loss=loss, extra_gradient=extra_gradient, frozen=frozen, dropout=dropout,
-    )  # fmt: skip
+        model,
+        weights,
+        optimizer_state,
+        batch.pack,
+        lambda: iter(steps),
+        len(steps),
+        epochs=epochs,
+        lr=lr,
+        weight_decay=weight_decay,
+        optimizer=optimizer,
+        loss=loss,
+        extra_gradient=extra_gradient,
+        frozen=frozen,
+        dropout=dropout,
+    )
 
 
 @without_subnormals()
 def _train(
-    model: GraphModel, weights: Weights, optimizer_state: OptimizerState | None, pack: Pack, epoch: Callable[[], Iterator[Step]],
-    per_epoch: int, *, epochs: int, lr: float, weight_decay: float, optimizer: str, loss: str, extra_gradient: ExtraGradient | None,
-    frozen: Collection[str], dropout: DropoutSource | None,
-) -> TrainResult:  # fmt: skip
+    model: GraphModel,
+    weights: Weights,
+    optimizer_state: OptimizerState | None,
+    pack: Pack,
+    epoch: Callable[[], Iterator[Step]],
+    per_epoch: int,
+    *,
+    epochs: int,
+    lr: float,
+    weight_decay: float,
+    optimizer: str,
+    loss: str,
+    extra_gradient: ExtraGradient | None,
+    frozen: Collection[str],
+    dropout: DropoutSource | None,
+) -> TrainResult:
     """Take the steps each ``epoch()`` gives."""
     if epochs < 0:
         raise ConfigError(f"epochs must be at least 0, got {epochs}")
@@ -133,7 +172,9 @@ def _train(
     layout = _EndToEnd(given, trained)
     flat = layout.join(given)
     current = given | layout.parts(flat)
-    state = OptimizerState(start.steps, *({_ALL: layout.join(part)} if part else {} for part in (start.first, start.second)))
+    state = OptimizerState(
+        start.steps, *({_ALL: layout.join(part)} if part else {} for part in (start.first, start.second))
+    )
     plan = step_plan(optimizer, state.steps, epochs * per_epoch, lr, weight_decay, pack.dtype)
     taken, total = 0, 0.0
     for _ in range(epochs):
@@ -157,7 +198,9 @@ _ALL = "all"
 
 
 class _EndToEnd:
-    """Some of the weights in one stretch of memory: a step on thirty small tensors takes longer to call than to compute."""
+    """Some of the weights in one stretch of memory: a step on thirty small tensors takes longer to call than to
+    compute.
+    """
 
     def __init__(self, weights: Weights, names: Sequence[str]) -> None:
         self._shapes = {name: weights[name].shape for name in names}
@@ -174,7 +217,13 @@ class _EndToEnd:
 
 @without_subnormals()
 def batch_gradients(
-    model: GraphModel, weights: Weights, batch: Batch, share: Tensor, *, loss: str = "ce", dropout: DropoutSource | None = None
+    model: GraphModel,
+    weights: Weights,
+    batch: Batch,
+    share: Tensor,
+    *,
+    loss: str = "ce",
+    dropout: DropoutSource | None = None,
 ) -> dict[str, Tensor]:
     """Gradients of ``sum of share * loss`` over the rows of one batch."""
     checked = _checked(model, weights, batch.pack)
@@ -229,9 +278,13 @@ def _pieces(pack: Pack, graphs: Tensor, share: Tensor) -> Iterator[tuple[Batch, 
 
 
 def _gradients(
-    model: GraphModel, weights: Weights, trained: Collection[str], pieces: Iterable[tuple[Batch, Tensor]], loss: Loss,
+    model: GraphModel,
+    weights: Weights,
+    trained: Collection[str],
+    pieces: Iterable[tuple[Batch, Tensor]],
+    loss: Loss,
     dropout: DropoutSource | None,
-) -> tuple[dict[str, Tensor], float]:  # fmt: skip
+) -> tuple[dict[str, Tensor], float]:
     """Gradients of ``sum over all pieces of share * loss``, and its value; zero without any piece."""
     grads: dict[str, Tensor] = {}
     total = 0.0
@@ -243,7 +296,13 @@ def _gradients(
 
 
 def _piece_gradients(
-    model: GraphModel, weights: Weights, trained: Collection[str], batch: Batch, share: Tensor, loss: Loss, dropout: DropoutSource | None
+    model: GraphModel,
+    weights: Weights,
+    trained: Collection[str],
+    batch: Batch,
+    share: Tensor,
+    loss: Loss,
+    dropout: DropoutSource | None,
 ) -> tuple[dict[str, Tensor], float]:
     if written_out(model, batch):
         every, value = gradients(model, weights, batch, share, loss, dropout)
@@ -252,7 +311,13 @@ def _piece_gradients(
 
 
 def _by_autograd(
-    model: GraphModel, weights: Weights, trained: Collection[str], batch: Batch, share: Tensor, loss: Loss, dropout: DropoutSource | None
+    model: GraphModel,
+    weights: Weights,
+    trained: Collection[str],
+    batch: Batch,
+    share: Tensor,
+    loss: Loss,
+    dropout: DropoutSource | None,
 ) -> tuple[dict[str, Tensor], float]:
     """The same for any model."""
     leaves = {name: weights[name].detach().requires_grad_() for name in trained}
@@ -266,7 +331,9 @@ def _by_autograd(
 def _positions(rows: Tensor, pack: Pack) -> Tensor:
     rows = rows.nonzero().flatten() if rows.dtype == torch.bool else rows
     if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < pack.num_graphs:
-        raise ConfigError(f"graphs are numbered 0 to {pack.num_graphs - 1}, asked for {int(rows.min())} to {int(rows.max())}")
+        raise ConfigError(
+            f"graphs are numbered 0 to {pack.num_graphs - 1}, asked for {int(rows.min())} to {int(rows.max())}"
+        )
     return rows
 
 
@@ -274,8 +341,14 @@ def _importance(sample_weight: Tensor | None, rows: Tensor, pack: Pack) -> Tenso
     """Weights of all graphs with mean 1 over ``rows`` (G,)."""
     if sample_weight is None or not rows.numel():
         return torch.ones(pack.num_graphs, dtype=pack.dtype)
-    if sample_weight.shape != (pack.num_graphs,) or bool((sample_weight[rows] < 0).any()) or not bool((sample_weight[rows] > 0).any()):
-        raise ConfigError(f"sample_weight needs one number of at least 0 for each of the {pack.num_graphs} graphs, not all of them 0")
+    if (
+        sample_weight.shape != (pack.num_graphs,)
+        or bool((sample_weight[rows] < 0).any())
+        or not bool((sample_weight[rows] > 0).any())
+    ):
+        raise ConfigError(
+            f"sample_weight needs one number of at least 0 for each of the {pack.num_graphs} graphs, not all of them 0"
+        )
     return (sample_weight / sample_weight[rows].mean()).to(pack.dtype)
 
 
@@ -286,5 +359,7 @@ def _checked(model: GraphModel, weights: Weights, pack: Pack) -> dict[str, Tenso
     for name, tensor in weights.items():
         check_same_shape(name, parameters[name], tensor)
         if tensor.dtype != pack.dtype:
-            raise ProtocolError(f"weight {name!r} is {tensor.dtype}, the pack is {pack.dtype}; pack_graphs takes a dtype")
+            raise ProtocolError(
+                f"weight {name!r} is {tensor.dtype}, the pack is {pack.dtype}; pack_graphs takes a dtype"
+            )
     return {name: tensor.detach() for name, tensor in weights.items()}

@@ -1,11 +1,12 @@
 """What a backbone consumes: constant over rounds, computed once per client.
 
-Training needs only what training nodes can see. With L propagations the output rows are the training nodes, the rows of the layer
-before are what they hear from, and so on; the first propagation is multiplied into the features. Rows are ordered by distance from the
-training nodes, so the rows of a later layer are always the first rows of the layer before it. Evaluation keeps all rows in node order.
+Training needs only what training nodes can see. With L propagations the output rows are the training nodes, the rows of
+the layer before are what they hear from, and so on; the first propagation is multiplied into the features. Rows are
+ordered by distance from the training nodes, so the rows of a later layer are always the first rows of the layer before
+it. Evaluation keeps all rows in node order.
 
-A cohort is many clients side by side: every client's rows are padded to the largest client's, propagation matrices become
-block diagonal, weights get a leading client dimension. One forward then serves all of them.
+A cohort is many clients side by side: every client's rows are padded to the largest client's, propagation matrices
+become block diagonal, weights get a leading client dimension. One forward then serves all of them.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class Inputs:
         rows: ``rows[l][k]`` real rows of client k at level l.
         padded: ``padded[l]`` = p_l, at least 1.
         y: Class of each output row (K p_last,); 0 in padding.
-        weight: Loss weight of each output row (K p_last,): 1 / (number of training rows of its client) on those, 0 elsewhere.
+        weight: Loss weight of each output row (K p_last,): 1 / (number of training rows of its client) on those, 0
+            elsewhere.
     """
 
     clients: int
@@ -113,7 +115,12 @@ class Inputs:
 
 
 def build_inputs(
-    data: Nodes, backbone: InputSpec, mask: Tensor | None = None, *, restrict: bool = True, dtype: torch.dtype = torch.float32
+    data: Nodes,
+    backbone: InputSpec,
+    mask: Tensor | None = None,
+    *,
+    restrict: bool = True,
+    dtype: torch.dtype = torch.float32,
 ) -> Inputs:
     """Inputs of one client.
 
@@ -121,8 +128,8 @@ def build_inputs(
         data: The client's nodes.
         backbone: The model they are for.
         mask: Training nodes (n,), or None for evaluation: all rows in node order, loss weights zero.
-        restrict: With a mask, keep only rows the loss depends on; output rows are then the nodes of the mask in node order. The
-            loss and its gradients are the same either way (without dropout, which draws one number per row).
+        restrict: With a mask, keep only rows the loss depends on; output rows are then the nodes of the mask in node
+            order. The loss and its gradients are the same either way (without dropout, which draws one number per row).
         dtype: Of all operands.
     """
     count = data.num_nodes
@@ -137,7 +144,9 @@ def build_inputs(
     padded = tuple(max(1, len(order)) for order in orders)
     x = from_torch_csr(data.x) if data.x.layout == torch.sparse_csr else sp.csr_matrix(data.x.numpy())
     first = {
-        name: build_operand(x, steps if propagated else None, orders[0], padded[0], input_norm=bool(backbone.norm_names), dtype=dtype)
+        name: build_operand(
+            x, steps if propagated else None, orders[0], padded[0], input_norm=bool(backbone.norm_names), dtype=dtype
+        )
         for name, propagated in backbone.first_terms.items()
     }
     y, weight = torch.zeros(padded[-1], dtype=torch.int64), torch.zeros(padded[-1], dtype=dtype)
@@ -145,7 +154,9 @@ def build_inputs(
     y[: len(out)] = data.y[out].clamp(min=0)
     if mask is not None:
         weight[: len(out)] = mask[out].to(dtype) / max(1, int(mask.sum()))
-    return Inputs(1, first, _hidden(steps, orders, padded, dtype), tuple((len(order),) for order in orders), padded, y, weight)
+    return Inputs(
+        1, first, _hidden(steps, orders, padded, dtype), tuple((len(order),) for order in orders), padded, y, weight
+    )
 
 
 def stack_inputs(items: Sequence[Inputs]) -> Inputs:
@@ -175,10 +186,11 @@ def stack_inputs(items: Sequence[Inputs]) -> Inputs:
 
 
 def cohorts(items: Sequence[Inputs], *, waste: float = 1.0) -> list[list[int]]:
-    """Positions of ``items`` in groups of similar size, so that padding adds at most ``waste`` times the real first-level rows of a group.
+    """Positions of ``items`` in groups of similar size, so that padding adds at most ``waste`` times the real
+    first-level rows of a group.
 
-    Clients of a cohort do not influence each other, so the grouping changes no result, only memory and time. Groups and their
-    members are sorted by position.
+    Clients of a cohort do not influence each other, so the grouping changes no result, only memory and time. Groups and
+    their members are sorted by position.
     """
     sizes = [max(1, item.rows[0][0]) for item in items]
     groups: list[list[int]] = []

@@ -2,9 +2,11 @@ r"""A classifier over two channels: a backbone's output and rows that come from 
 
 .. math:: q = [\,a(Z_{loc}),\, Z\,] W + b, \qquad Z_{loc} = f_\theta(X, A)
 
-a is the identity, or ReLU; in training, dropout may act on what is joined. Z is constant for this party but its gradient is wanted (split
-learning: Vepakomma et al., 2018, https://arxiv.org/abs/1812.00564). `Joined` is everything after the backbone, shaped as a loss of the
-backbone's output, so the backbone is differentiated by the same loop as everywhere (`isthmus.nn.train.gradients`).
+a is the identity, or ReLU; in training, dropout may act on what is joined. Z is constant for this party but its
+gradient is wanted (split
+learning: Vepakomma et al., 2018, https://arxiv.org/abs/1812.00564). `Joined` is everything after the backbone, shaped
+as a loss of the backbone's output, so the backbone is differentiated by the same loop as everywhere
+(`isthmus.nn.train.gradients`).
 
 Shapes: Z_loc (n, F_l), Z (n, F_g), W (F_l + F_g, C), b (C,).
 """
@@ -24,11 +26,16 @@ from isthmus.tensors import Weights
 HEAD = ("head.weight", "head.bias")
 
 
-def first_head(local_width: int, global_width: int, num_classes: int, stream: Stream, dtype: torch.dtype) -> dict[str, Tensor]:
+def first_head(
+    local_width: int, global_width: int, num_classes: int, stream: Stream, dtype: torch.dtype
+) -> dict[str, Tensor]:
     """First weights of the head, as ``torch.nn.Linear`` starts."""
     width = local_width + global_width
     if min(local_width, global_width, num_classes) < 1:
-        raise ConfigError(f"widths must be at least 1, got local_width {local_width}, global_width {global_width}, classes {num_classes}")
+        raise ConfigError(
+            f"widths must be at least 1, got local_width {local_width}, global_width {global_width}, classes "
+            f"{num_classes}"
+        )
     generator = stream.torch()
     weight, bias = torch.empty(width, num_classes), torch.empty(num_classes)
     fan_in_(weight, width, generator)
@@ -36,7 +43,9 @@ def first_head(local_width: int, global_width: int, num_classes: int, stream: St
     return {"head.weight": weight.to(dtype), "head.bias": bias.to(dtype)}
 
 
-def classify(head: Weights, local: Tensor, rows: Tensor, *, activate: bool = False, mask: Tensor | None = None) -> Tensor:
+def classify(
+    head: Weights, local: Tensor, rows: Tensor, *, activate: bool = False, mask: Tensor | None = None
+) -> Tensor:
     """Logits q, in training behind a mask of what is joined. (n, C)"""
     both = torch.cat([torch.relu(local) if activate else local, rows], dim=1)
     return (both if mask is None else both * mask) @ head["head.weight"] + head["head.bias"]
@@ -55,7 +64,9 @@ class Joined:
     After `gradients` has run, ``head_grads`` and ``rows_grad`` hold the gradients of the head and of Z.
     """
 
-    def __init__(self, loss: Loss, head: Weights, rows: Tensor, *, activate: bool = False, mask: Tensor | None = None) -> None:
+    def __init__(
+        self, loss: Loss, head: Weights, rows: Tensor, *, activate: bool = False, mask: Tensor | None = None
+    ) -> None:
         self._loss, self._rows, self._activate, self._mask = loss, rows, activate, mask
         self._weight, self._bias = (head[name] for name in HEAD)
         self.head_grads: dict[str, Tensor] = {}

@@ -1,10 +1,11 @@
 """Compiled loops of local training: the sparse-dense product, activation, bias; and how all compiled loops are run.
 
-torch's own sparse product goes through a solver handle, a zero fill and a copy per call, which for a client's few hundred rows costs
-several times the product. Its elementwise operations wake all threads for a few ten thousand values, and where cores are
-busy, waiting for them takes a hundred times as long as the operation.
+torch's own sparse product goes through a solver handle, a zero fill and a copy per call, which for a client's few
+hundred rows costs several times the product. Its elementwise operations wake all threads for a few ten thousand values,
+and where cores are busy, waiting for them takes a hundred times as long as the operation.
 
-Loops are sequential and release the interpreter lock; `split` runs them on stretches of rows in as many threads as torch uses. Every
+Loops are sequential and release the interpreter lock; `split` runs them on stretches of rows in as many threads as
+torch uses. Every
 output row is computed by one thread in one order: the number of threads does not change a bit.
 """
 
@@ -27,8 +28,8 @@ Array = NDArray[Any]
 _WORK_PER_THREAD = 1 << 20
 """Values a thread must have to work on before starting it pays."""
 
-# "contract" lets a * b + c become one instruction; nothing else about rounding is relaxed. The numpy error model drops the
-# division-by-zero branch that would keep the loops from being vectorised.
+# "contract" lets a * b + c become one instruction; nothing else about rounding is relaxed. The numpy error model drops
+# the division-by-zero branch that would keep the loops from being vectorised.
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
 
 
@@ -57,7 +58,8 @@ def spmm_into(matrix: sp.csr_matrix, dense: Tensor, out: Tensor, values: Array |
     if dense.shape[0] != matrix.shape[1] or out.shape != (matrix.shape[0], dense.shape[1]) or out.dtype != dense.dtype:
         # Compiled loops check no bounds, so this is the place.
         raise ProtocolError(
-            f"inputs of shape {matrix.shape} do not fit weights of shape {tuple(dense.shape)}; build the inputs with that model"
+            f"inputs of shape {matrix.shape} do not fit weights of shape {tuple(dense.shape)}; build the inputs with "
+            "that model"
         )
     source, target = dense.detach().contiguous().numpy(), out.numpy()
 

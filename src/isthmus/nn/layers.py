@@ -1,6 +1,7 @@
 """Pieces all backbones share: affine maps with or without a client dimension, initialisation, the base of a layer.
 
-Shapes: h (R, in) with R = K p rows of K clients; weight (in, out) and bias (out,), or one of each per client: (K, in, out) and (K, out).
+Shapes: h (R, in) with R = K p rows of K clients; weight (in, out) and bias (out,), or one of each per client: (K, in,
+out) and (K, out).
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from isthmus.seeds import Stream
 from isthmus.tensors import Weights
 
 _SMALL = 1 << 23
-"""Multiplications below which a product is left to numpy, which takes a thread for it. torch wakes all its threads for a batch of
-matrices of any size, and where cores are busy waiting for them takes a hundred times as long as the product."""
+"""Multiplications below which a product is left to numpy, which takes a thread for it. torch wakes all its threads for
+a batch of matrices of any size, and where cores are busy waiting for them takes a hundred times as long as the
+product."""
 
 
 def matmul(h: Tensor, weight: Tensor) -> Tensor:
@@ -32,7 +34,9 @@ def matmul(h: Tensor, weight: Tensor) -> Tensor:
 
 
 def add_bias(h: Tensor, bias: Tensor) -> Tensor:
-    """``h + b``, client by client where the bias has a client dimension. (R, out) Without autograd in place of ``h``."""
+    """``h + b``, client by client where the bias has a client dimension. (R, out) Without autograd in place of
+    ``h``.
+    """
     if not (h.requires_grad or bias.requires_grad):
         add_rows(h, bias)
         return h
@@ -72,7 +76,9 @@ def propagate_and_map(h: Tensor, weight: Tensor, inputs: Inputs, level: int) -> 
     return matmul(matrix @ h, weight)
 
 
-def propagate_and_map_grads(h: Tensor, weight: Tensor, grad: Tensor, inputs: Inputs, level: int) -> tuple[Tensor, Tensor]:
+def propagate_and_map_grads(
+    h: Tensor, weight: Tensor, grad: Tensor, inputs: Inputs, level: int
+) -> tuple[Tensor, Tensor]:
     """Gradients of h and of the weight, given that of `propagate_and_map`."""
     matrix = inputs.hidden[level - 1]
     if weight.shape[-1] <= weight.shape[-2]:
@@ -94,7 +100,9 @@ def fan_in_(tensor: Tensor, fan_in: int, generator: torch.Generator) -> None:
 
 
 def uniform01_(model: nn.Module, stream: Stream) -> None:
-    """Every parameter from U(0, 1): all positive, which trains slowly but is what FedSpray's reference code starts from."""
+    """Every parameter from U(0, 1): all positive, which trains slowly but is what FedSpray's reference code starts
+    from.
+    """
     generator = stream.torch()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -104,9 +112,9 @@ def uniform01_(model: nn.Module, stream: Stream) -> None:
 class Layer(nn.Module):
     """A layer of a backbone.
 
-    As first layer it receives the products of its ``terms`` with the constant features; the base class adds them up and adds the bias.
-    As a later layer ``run`` runs. A layer that also has ``run_grads``, and says so by ``written_out``, trains without autograd, whose
-    bookkeeping would take longer than the arithmetic of a small client.
+    As first layer it receives the products of its ``terms`` with the constant features; the base class adds them up and
+    adds the bias. As a later layer ``run`` runs. A layer that also has ``run_grads``, and says so by ``written_out``,
+    trains without autograd, whose bookkeeping would take longer than the arithmetic of a small client.
     """
 
     written_out: ClassVar[bool] = False
@@ -125,7 +133,9 @@ class Layer(nn.Module):
         raise NotImplementedError
 
     @staticmethod
-    def run_grads(own: Weights, h: Tensor, grad: Tensor, inputs: Inputs, level: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def run_grads(
+        own: Weights, h: Tensor, grad: Tensor, inputs: Inputs, level: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Gradients of ``h`` and of ``own``, given that of the output of `run`."""
         raise NotImplementedError
 
@@ -156,13 +166,16 @@ class LinearLayer(Layer):
         return add_bias(matmul(h, own["weight"]), own["bias"])
 
     @staticmethod
-    def run_grads(own: Weights, h: Tensor, grad: Tensor, inputs: Inputs, level: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def run_grads(
+        own: Weights, h: Tensor, grad: Tensor, inputs: Inputs, level: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         h_grad, weight_grad = matmul_grads(h, own["weight"], grad)
         return h_grad, {"weight": weight_grad, "bias": bias_grad(grad, own["bias"])}
 
 
 class InputNorm(nn.Module):
-    """Gain and shift of the layer norm on input features; `isthmus.nn.operand` applies them without making the features dense.
+    """Gain and shift of the layer norm on input features; `isthmus.nn.operand` applies them without making the features
+    dense.
 
     Shapes: gamma, beta (F,) or (K, F).
     """

@@ -1,16 +1,18 @@
-r"""A graph learned from embeddings: generator and adjacency processor of SLAPS -- Fatemi, El Asri & Kazemi, NeurIPS 2021,
-https://arxiv.org/abs/2102.05034 -- as FedGGR's server uses them.
+r"""A graph learned from embeddings: generator and adjacency processor of SLAPS -- Fatemi, El Asri & Kazemi, NeurIPS
+2021, https://arxiv.org/abs/2102.05034 -- as FedGGR's server uses them.
 
     paper        here
     MLP-D        `generate`     :math:`H = \mathrm{relu}(E \odot w_1) \odot w_2`, rows divided by their length
-    kNN          `Pattern`      the k + 1 largest entries of each row of :math:`H H^\top`, the node itself among them; a constant
+    kNN          `Pattern`      the k + 1 largest entries of each row of :math:`H H^\top`, the node itself among them; a
+                                constant
     P            `non_negative` :math:`P(t) = \mathrm{elu}(s t - s) + 1`, s = 6
-    A*           `Adjacency`    :math:`A^* = \tfrac12 D^{-1/2} (P(\tilde A) + P(\tilde A)^\top) D^{-1/2}`, D the degrees of what is between
+    A*           `Adjacency`    :math:`A^* = \tfrac12 D^{-1/2} (P(\tilde A) + P(\tilde A)^\top) D^{-1/2}`, D the degrees
+                                of what is between
 
-Cosine is symmetric, so a pair that both ends have chosen has weight P, a pair that one end has chosen P / 2. Only chosen pairs are ever
-computed; P is applied to them alone. (SLAPS' dense path applies P after the mask: every non-edge then weighs exp(-6), on PubMed 49 a row,
-more than all chosen neighbours together.) The diagonal is P(1) = 1, a constant also for a zero row, whose cosine with itself would be 0:
-a node without an embedding keeps to itself.
+Cosine is symmetric, so a pair that both ends have chosen has weight P, a pair that one end has chosen P / 2. Only
+chosen pairs are ever computed; P is applied to them alone. (SLAPS' dense path applies P after the mask: every non-edge
+then weighs exp(-6), on PubMed 49 a row, more than all chosen neighbours together.) The diagonal is P(1) = 1, a constant
+also for a zero row, whose cosine with itself would be 0: a node without an embedding keeps to itself.
 
 Shapes: N nodes, U unordered pairs of different nodes, p columns; E, H (N, p), w (p,).
 """
@@ -33,7 +35,9 @@ SLOPE = 6.0
 
 
 def generate(embeddings: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
-    """H with rows of length one; zero rows stay zero. Differentiable with respect to w1 and w2; E is a constant. (N, p)"""
+    """H with rows of length one; zero rows stay zero. Differentiable with respect to w1 and w2; E is a constant. (N,
+    p)
+    """
     rows: Tensor = _Generate.apply(embeddings, w1, w2)  # type: ignore[no-untyped-call]
     return rows
 
@@ -121,7 +125,9 @@ class Adjacency:
 
 
 class _Generate(torch.autograd.Function):
-    """`generate` in one pass over E and one back: with wide embeddings of many nodes every pass takes as long as the global GNN."""
+    """`generate` in one pass over E and one back: with wide embeddings of many nodes every pass takes as long as the
+    global GNN.
+    """
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, embeddings: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
@@ -213,7 +219,9 @@ def _generate(begin: int, end: int, embeddings: Array, w1: Array, w2: Array, out
 
 
 @partial(compiled, fastmath={"contract", "reassoc"})
-def _generate_back(grad: Array, embeddings: Array, w1: Array, w2: Array, out: Array, lengths: Array, totals: Array) -> None:
+def _generate_back(
+    grad: Array, embeddings: Array, w1: Array, w2: Array, out: Array, lengths: Array, totals: Array
+) -> None:
     """With g the gradient of a row h of length one, that of the row before is (g - <g, h> h) / length."""
     zero = out.dtype.type(0)
     block = 64  # sums over a block of rows are added up in double precision

@@ -2,7 +2,8 @@ r"""Losses of node classification, per client.
 
     name             loss of one row with logits q and class y
     ce               :math:`-\log \mathrm{softmax}(q)_y`
-    double_softmax   :math:`-\log \mathrm{softmax}(\mathrm{softmax}(q))_y`, what FedStruct's published code minimises: bounded away from
+    double_softmax   :math:`-\log \mathrm{softmax}(\mathrm{softmax}(q))_y`, what FedStruct's published code minimises:
+                     bounded away from
                      0, with damped gradients
     `distilled`      ce, and on any row a divergence from given soft labels
 
@@ -31,8 +32,8 @@ class Loss:
     """A loss in two forms that agree.
 
     Args:
-        value: (logits (K p, C), inputs) -> loss of each client (K,), differentiable. The sum over clients gives every client its own
-            gradient.
+        value: (logits (K p, C), inputs) -> loss of each client (K,), differentiable. The sum over clients gives every
+            client its own gradient.
         value_and_grad: The same without autograd, with the gradient of that sum for the logits (K p, C).
     """
 
@@ -53,7 +54,10 @@ def double_softmax(logits: Tensor, inputs: Inputs) -> Tensor:
 
 def _written_out(double: bool, logits: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
     if inputs.num_labels > logits.shape[1]:  # the compiled loop checks no bounds
-        raise DataError(f"labels go up to {inputs.num_labels - 1}, the model has {logits.shape[1]} classes; set num_classes accordingly")
+        raise DataError(
+            f"labels go up to {inputs.num_labels - 1}, the model has {logits.shape[1]} classes; set num_classes "
+            "accordingly"
+        )
     loss, grad = torch.zeros(inputs.clients, dtype=logits.dtype), torch.empty_like(logits)
     arrays = (tensor.numpy() for tensor in (logits, inputs.y, inputs.weight, loss, grad))
     _rows(double, inputs.padded[-1], *arrays)
@@ -62,7 +66,9 @@ def _written_out(double: bool, logits: Tensor, inputs: Inputs) -> tuple[Tensor, 
 
 @compiled
 def _rows(double: bool, padded: int, logits: Array, y: Array, weight: Array, loss: Array, grad: Array) -> None:
-    """Loss of each client and its gradient, (softmax - onehot) times the weight of the row, pulled back through the inner softmax."""
+    """Loss of each client and its gradient, (softmax - onehot) times the weight of the row, pulled back through the
+    inner softmax.
+    """
     classes = logits.shape[1]
     p, q = np.zeros(classes, dtype=logits.dtype), np.zeros(classes, dtype=logits.dtype)
     for row in range(len(y)):
@@ -103,10 +109,12 @@ def _softmax(classes: int, values: Array, y: int, out: Array) -> Any:
 
 
 def distilled(targets: Tensor, weight: Tensor, inputs: Inputs, labels: str = "ce") -> Loss:
-    r"""The loss called ``labels`` plus :math:`\sum_i w_i\, KL(t_i \| \mathrm{softmax}(q_i))`: a student that also follows a teacher.
+    r"""The loss called ``labels`` plus :math:`\sum_i w_i\, KL(t_i \| \mathrm{softmax}(q_i))`: a student that also
+    follows a teacher.
 
-    With ``ce`` both are cross entropies to constants, so their targets are mixed once: :math:`m_i = w_i t_i + v_i\, \mathrm{onehot}(y_i)`,
-    v the weights of the labels, and the gradient of row i is :math:`(w_i + v_i)\, \mathrm{softmax}(q_i) - m_i`.
+    With ``ce`` both are cross entropies to constants, so their targets are mixed once: :math:`m_i = w_i t_i + v_i\,
+    \mathrm{onehot}(y_i)`, v the weights of the labels, and the gradient of row i is :math:`(w_i + v_i)\,
+    \mathrm{softmax}(q_i) - m_i`.
 
     Args:
         targets: t, soft labels that sum to 1 (K p, C); constants.
@@ -136,7 +144,10 @@ def distilled(targets: Tensor, weight: Tensor, inputs: Inputs, labels: str = "ce
     return Loss(value, value_and_grad)
 
 
-_LOSSES = {"ce": Loss(ce, partial(_written_out, False)), "double_softmax": Loss(double_softmax, partial(_written_out, True))}
+_LOSSES = {
+    "ce": Loss(ce, partial(_written_out, False)),
+    "double_softmax": Loss(double_softmax, partial(_written_out, True)),
+}
 
 
 class Shifted:

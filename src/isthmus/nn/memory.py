@@ -13,8 +13,8 @@ _LARGE = 1 << 20  # bytes
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """An uninitialised tensor. Large ones come from numpy, which asks the system for large pages: a pass over moments of many clients
-    then takes about half as long, and fresh memory costs a fraction."""
+    """An uninitialised tensor. Large ones come from numpy, which asks the system for large pages: a pass over moments
+    of many clients then takes about half as long, and fresh memory costs a fraction."""
     if dtype not in (torch.float32, torch.float64) or 4 * int(np.prod(shape)) < _LARGE:
         return torch.empty(shape, dtype=dtype)
     return torch.from_numpy(np.empty(shape, dtype=np.float32 if dtype == torch.float32 else np.float64))
@@ -24,8 +24,9 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 def without_subnormals() -> Iterator[None]:
     """Numbers below 1e-38 count as zero inside.
 
-    Weight decay takes dead units there after some dozen rounds, and a processor handles such numbers a hundred times slower than others:
-    a round of NCI1 would take four times as long from round 80 on. They are far below what float32 can add to anything that matters.
+    Weight decay takes dead units there after some dozen rounds, and a processor handles such numbers a hundred times
+    slower than others: a round of NCI1 would take four times as long from round 80 on. They are far below what float32
+    can add to anything that matters.
     """
     torch.set_flush_denormal(True)
     try:
@@ -37,8 +38,10 @@ def without_subnormals() -> Iterator[None]:
 class Workspace:
     """Memory that is kept between calls.
 
-    Training a thousand clients writes gigabytes; asking the system for them anew in every round costs more than the training.
-    Whoever passes a workspace accepts that the weights of a result live in it: they are overwritten by the next call with it.
+    Training a thousand clients writes gigabytes; asking the system for them anew in every round costs more than the
+    training.
+    Whoever passes a workspace accepts that the weights of a result live in it: they are overwritten by the next call
+    with it.
     """
 
     def __init__(self) -> None:

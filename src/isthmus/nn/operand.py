@@ -1,9 +1,9 @@
 r"""The first layer's input, which never changes.
 
-The first layer of every backbone multiplies something constant with a weight matrix: :math:`S W`, where S is X (an MLP, the root term
-of GraphSAGE) or M X (a propagated term). M X is multiplied out once per client where that leaves less to do per step than
-:math:`M (X W)`; on sparse features with many neighbours in common it does not, and the two stay apart. With a learnable layer norm
-on the input features,
+The first layer of every backbone multiplies something constant with a weight matrix: :math:`S W`, where S is X (an MLP,
+the root term of GraphSAGE) or M X (a propagated term). M X is multiplied out once per client where that leaves less to
+do per step than :math:`M (X W)`; on sparse features with many neighbours in common it does not, and the two stay apart.
+With a learnable layer norm on the input features,
 
 .. math::
     \mathrm{LN}(x) = \gamma \odot (x - \mu)/\sigma + \beta, \qquad
@@ -11,11 +11,12 @@ on the input features,
 
     S = M\,\mathrm{diag}(1/\sigma)\,X, \quad u = M(\mu/\sigma), \quad v = M\mathbf 1,
 
-which is exact and keeps S as sparse as M X (Ba, Kiros & Hinton, 2016, https://arxiv.org/abs/1607.06450; biased variance and eps 1e-5 as
-in torch).
+which is exact and keeps S as sparse as M X (Ba, Kiros & Hinton, 2016, https://arxiv.org/abs/1607.06450; biased variance
+and eps 1e-5 as in torch).
 
-Shapes: K clients of p padded rows each, F features, H outputs; S (K p, F); weights (F, H), or (K, F, H) with one matrix per client.
-Where M stays apart (``after``), S stands for its inner part, diag(1/sigma) X with u = mu/sigma and v = 1, on the q rows M reads.
+Shapes: K clients of p padded rows each, F features, H outputs; S (K p, F); weights (F, H), or (K, F, H) with one matrix
+per client. Where M stays apart (``after``), S stands for its inner part, diag(1/sigma) X with u = mu/sigma and v = 1,
+on the q rows M reads.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from isthmus.nn.steps import StepPlan, StepTensors, step_rows, step_rows_normed
 LAYER_NORM_EPS = 1e-5
 
 DENSE_ABOVE = 0.35
-"""Share of non-zeros above which an operand is stored dense: a dense product does about ten times the operations per second
-of a sparse one, and a CSR entry takes two to three times the memory of a dense one."""
+"""Share of non-zeros above which an operand is stored dense: a dense product does about ten times the operations per
+second of a sparse one, and a CSR entry takes two to three times the memory of a dense one."""
 
 Vectors = tuple[NDArray[np.float64], NDArray[np.float64]]
 """(u, v) while an operand is built."""
@@ -72,7 +73,9 @@ class Operand:
 
     @cached_property
     def blocks(self) -> Sparse | None:
-        """S on a block diagonal (K p, K F) where it is sparse: one product then serves every client's own weight matrix."""
+        """S on a block diagonal (K p, K F) where it is sparse: one product then serves every client's own weight
+        matrix.
+        """
         return None if isinstance(self.matrix, Tensor) else Sparse(spread(self.matrix, self.clients))
 
     @property
@@ -113,8 +116,8 @@ class Operand:
 
         Args:
             grad: (K p, H).
-            out: Where to write the gradient of the weight. With many clients it is the largest tensor of a step, and asking the
-                system for fresh memory every time costs more than the product itself.
+            out: Where to write the gradient of the weight. With many clients it is the largest tensor of a step, and
+                asking the system for fresh memory every time costs more than the product itself.
         """
         grad = self._before_after(grad)
         result = empty(tuple(weight.shape), weight.dtype) if out is None else out
@@ -129,12 +132,15 @@ class Operand:
         result.mul_(gamma.unsqueeze(-1)).addcmul_(beta.unsqueeze(-1), v_grad)
         return result, gamma_grad, beta_grad
 
-    def step(self, grad: Tensor, tensors: StepTensors, plan: StepPlan, norm: Norm | None = None) -> tuple[Tensor, Tensor] | None:
+    def step(
+        self, grad: Tensor, tensors: StepTensors, plan: StepPlan, norm: Norm | None = None
+    ) -> tuple[Tensor, Tensor] | None:
         """`backward` and the optimiser's step in one pass, for a sparse operand.
 
         Args:
             grad: Gradient of the product (K p, H).
-            tensors: The weight and what belongs to it; one per client, but its source may be common where there is no norm.
+            tensors: The weight and what belongs to it; one per client, but its source may be common where there is no
+                norm.
             plan: Which step of how many this is, and of which optimiser.
             norm: gamma and beta, per client exactly if the weight is.
 
@@ -158,7 +164,11 @@ class Operand:
         """``S (gamma * W)``. Scaling the few values of S in place of the many of W is the same."""
         if isinstance(self.matrix, Tensor):
             scaled = weight if gamma is None else weight * gamma.unsqueeze(-1)
-            return torch.mm(self.matrix, scaled) if weight.dim() == 2 else torch.bmm(self._batches, scaled).view(-1, weight.shape[-1])
+            return (
+                torch.mm(self.matrix, scaled)
+                if weight.dim() == 2
+                else torch.bmm(self._batches, scaled).view(-1, weight.shape[-1])
+            )
         sparse = self.sparse if weight.dim() == 2 else self.blocks
         assert sparse is not None
         values = None if gamma is None else sparse.csr.data * gamma.detach().reshape(-1).numpy()[sparse.csr.indices]
@@ -198,7 +208,11 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx, weight: Tensor, gamma: Tensor | None, beta: Tensor | None, operand: Operand
+        ctx: torch.autograd.function.FunctionCtx,
+        weight: Tensor,
+        gamma: Tensor | None,
+        beta: Tensor | None,
+        operand: Operand,
     ) -> Tensor:
         ctx.operand = operand  # type: ignore[attr-defined]
         saved = (weight,) if gamma is None or beta is None else (weight, gamma, beta)
@@ -236,7 +250,9 @@ def build_operand(
         padded: Number of rows to pad to.
         input_norm: Prepare u and v and divide by sigma.
     """
-    features = x.astype(np.float64)  # moments are sums over F numbers and S sums over neighbours: rounded once, at the end
+    features = x.astype(
+        np.float64
+    )  # moments are sums over F numbers and S sums over neighbours: rounded once, at the end
     vectors: Vectors | None = None
     if input_norm:
         width = features.shape[1]
@@ -266,10 +282,15 @@ def stack_operands(operands: Sequence[Operand], padded: int) -> Operand:
     if len(dense) == len(operands):
         matrix = torch.cat([_pad(tensor, inner) for tensor in dense])
     else:
-        parts = [sp.csr_matrix(part.matrix.numpy()) if isinstance(part.matrix, Tensor) else part.matrix for part in operands]
+        parts = [
+            sp.csr_matrix(part.matrix.numpy()) if isinstance(part.matrix, Tensor) else part.matrix for part in operands
+        ]
         matrix = vertical(parts, inner, width)
         matrix = _stored(matrix) if dense else matrix
-    u, v = ([t for t in tensors if t is not None] for tensors in zip(*((operand.u, operand.v) for operand in operands), strict=True))
+    u, v = (
+        [t for t in tensors if t is not None]
+        for tensors in zip(*((operand.u, operand.v) for operand in operands), strict=True)
+    )
     return Operand(
         clients=len(operands),
         matrix=matrix,
@@ -295,7 +316,9 @@ def _after(operand: Operand) -> sp.csr_matrix:
 
 
 def _apart(multiplied: sp.csr_matrix, inner: sp.csr_matrix, part: sp.csr_matrix) -> bool:
-    """Whether M and X apart take fewer multiplications per output column than M X; dense ones count by what they are worth."""
+    """Whether M and X apart take fewer multiplications per output column than M X; dense ones count by what they are
+    worth.
+    """
     m, x = (min(float(matrix.nnz), DENSE_ABOVE * matrix.shape[0] * matrix.shape[1]) for matrix in (multiplied, inner))
     return x + part.nnz < m
 

@@ -1,10 +1,11 @@
 r"""Optimisers as functions on named tensors.
 
-State is a plain value, so it goes into checkpoints and messages like any other. Tensors may carry a leading client dimension: then every
-client has its own moments and its own number of steps, and one pass over contiguous memory updates all of them.
+State is a plain value, so it goes into checkpoints and messages like any other. Tensors may carry a leading client
+dimension: then every client has its own moments and its own number of steps, and one pass over contiguous memory
+updates all of them.
 
-Adam -- Kingma & Ba, ICLR 2015, https://arxiv.org/abs/1412.6980, with torch's conventions: betas (.9, .999), eps 1e-8, weight decay
-added to the gradient.
+Adam -- Kingma & Ba, ICLR 2015, https://arxiv.org/abs/1412.6980, with torch's conventions: betas (.9, .999), eps 1e-8,
+weight decay added to the gradient.
 """
 
 from __future__ import annotations
@@ -46,8 +47,12 @@ class OptimizerState(Record):
         return OptimizerState(self.steps, first, second)
 
 
-def step_plan(optimizer: str, steps: Sequence[int], epochs: int, lr: float, weight_decay: float, dtype: torch.dtype) -> StepPlan:
-    """The constants of the next ``epochs`` steps of clients that have taken ``steps``: step size, bias corrections, weight decay."""
+def step_plan(
+    optimizer: str, steps: Sequence[int], epochs: int, lr: float, weight_decay: float, dtype: torch.dtype
+) -> StepPlan:
+    """The constants of the next ``epochs`` steps of clients that have taken ``steps``: step size, bias corrections,
+    weight decay.
+    """
     if optimizer not in _OPTIMIZERS:
         raise unknown("optimizer", optimizer, _OPTIMIZERS)
     number = np.asarray(steps, dtype=np.float64) + np.arange(1, epochs + 1, dtype=np.float64)[:, None]  # (epochs, K)

@@ -1,8 +1,9 @@
 r"""A client's graphs packed once; a mini-batch is index arithmetic.
 
-Graphs lie end to end, so every matrix that joins nodes is block diagonal with one block per graph, and a batch is a copy of the chosen
-blocks with their columns moved: one compiled loop over stretches of memory, no object per graph. Propagation matrices are normalised
-once for the whole pack. They are made when a model first asks for them:
+Graphs lie end to end, so every matrix that joins nodes is block diagonal with one block per graph, and a batch is a
+copy of the chosen
+blocks with their columns moved: one compiled loop over stretches of memory, no object per graph. Propagation matrices
+are normalised once for the whole pack. They are made when a model first asks for them:
 
     name   P                                        row i of P h
     sum    :math:`A^\top + I`                       the node and the sum of its neighbours (GIN, eps = 0)
@@ -11,9 +12,10 @@ once for the whole pack. They are made when a model first asks for them:
     row    :math:`\tilde D^{-1} (A + I)`             decoupled GCN of FedStruct
     arcs   entry (i, j) counts the arcs j -> i      GAT, with exactly one loop at every node
 
-Constant node inputs f (the features ``x``, or more that the caller names) carry a column of ones behind them: a linear map with its bias
-is then one matrix, and :math:`P\,(f W + \mathbf 1 b^\top)\,V = P\,[f\,|\,\mathbf 1]\;([W; b]\,V)`. The left factor is constant, so the
-first propagation and the first wide product of a model come down to one (mostly sparse) product, see `Batch.affine`.
+Constant node inputs f (the features ``x``, or more that the caller names) carry a column of ones behind them: a linear
+map with its bias is then one matrix, and :math:`P\,(f W + \mathbf 1 b^\top)\,V = P\,[f\,|\,\mathbf 1]\;([W; b]\,V)`.
+The left factor is constant, so the first propagation and the first wide product of a model come down to one (mostly
+sparse) product, see `Batch.affine`.
 
 Shapes: G graphs, n nodes, B graphs in a batch with m nodes.
 """
@@ -38,7 +40,9 @@ from isthmus.nn.kernels import Array, compiled, split, weighted_rows
 from isthmus.nn.operand import DENSE_ABOVE
 from isthmus.nn.sparse import canonical, constant_product
 
-_ARCS_AT_ONCE = 1 << 21  # normalising copies its arcs several times: by stretches of graphs, memory stays at the size of the result
+_ARCS_AT_ONCE = (
+    1 << 21
+)  # normalising copies its arcs several times: by stretches of graphs, memory stays at the size of the result
 
 
 def _sum(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
@@ -55,7 +59,9 @@ _STEPS: dict[str, Callable[[Tensor, int], sp.csr_matrix]] = {
 
 
 class Graphs(Protocol):
-    """What is read of a client's graphs (`isthmus.data.graphs.GraphSetData` has it; this room does not import that one)."""
+    """What is read of a client's graphs (`isthmus.data.graphs.GraphSetData` has it; this room does not import that
+    one).
+    """
 
     @property
     def x(self) -> Tensor: ...
@@ -153,7 +159,9 @@ class Pack:
         return Batch(self, chosen, begin, self.data.y[graphs])
 
     def pieces(self, graphs: Tensor, nodes: int) -> Iterator[Tensor]:
-        """The chosen graphs in stretches of about ``nodes`` nodes (at least one graph), in order: for passes that need no batch size."""
+        """The chosen graphs in stretches of about ``nodes`` nodes (at least one graph), in order: for passes that need
+        no batch size.
+        """
         ends = np.cumsum(np.diff(self.ptr)[graphs.numpy()])
         begin = 0
         while begin < len(ends):
@@ -174,7 +182,9 @@ class Pack:
         pair = self.step(step).forward
         matrix = sp.csr_matrix((pair.data, pair.indices, pair.indptr), shape=(nodes, nodes))
         limit = matrix.nnz + features.nnz
-        dense = DENSE_ABOVE * nodes * features.shape[1]  # a narrow product is never more than this, whatever it takes to make it once
+        dense = (
+            DENSE_ABOVE * nodes * features.shape[1]
+        )  # a narrow product is never more than this, whatever it takes to make it once
         if limit < dense and _num_terms(matrix, features) > 8 * limit:
             return None  # P and f apart are cheaper for certain: do not even multiply
         product = (matrix.astype(np.float64) @ features).tocsr()
@@ -252,7 +262,9 @@ class Batch:
         if name not in self._made:
             pair = self.pack.step(name)
             forward = self._take(pair.forward, move=True)
-            self._made[name] = Pair(forward, forward if pair.backward is pair.forward else self._take(pair.backward, move=True))
+            self._made[name] = Pair(
+                forward, forward if pair.backward is pair.forward else self._take(pair.backward, move=True)
+            )
         made: Pair = self._made[name]
         return made
 
@@ -325,10 +337,17 @@ class _OneGraph:
 
 
 def node_batch(
-    x: Tensor, edge_index: Tensor, y: Tensor, num_classes: int, *, extra: Mapping[str, Tensor] | None = None,
+    x: Tensor,
+    edge_index: Tensor,
+    y: Tensor,
+    num_classes: int,
+    *,
+    extra: Mapping[str, Tensor] | None = None,
     dtype: torch.dtype = torch.float32,
-) -> Batch:  # fmt: skip
-    """All nodes of one graph as a batch whose ``y`` are the classes of its nodes, for models that do not pool; -1 counts as class 0."""
+) -> Batch:
+    """All nodes of one graph as a batch whose ``y`` are the classes of its nodes, for models that do not pool; -1
+    counts as class 0.
+    """
     pack = pack_graphs(_OneGraph(x, edge_index, int(y.numel()), num_classes), extra=extra, dtype=dtype)
     return replace(pack.batch(torch.zeros(1, dtype=torch.int64)), y=y.clamp(min=0))
 
@@ -365,7 +384,9 @@ def _propagation(data: Graphs, normalise: Callable[[Tensor, int], sp.csr_matrix]
 
 
 def _equal(a: sp.csr_matrix, b: sp.csr_matrix) -> bool:
-    return np.array_equal(a.indptr, b.indptr) and np.array_equal(a.indices, b.indices) and np.array_equal(a.data, b.data)
+    return (
+        np.array_equal(a.indptr, b.indptr) and np.array_equal(a.indices, b.indices) and np.array_equal(a.data, b.data)
+    )
 
 
 def _below(parts: list[sp.csr_matrix], begins: list[int]) -> Csr:
@@ -455,9 +476,17 @@ def sum_rows(ptr: NDArray[np.int64], h: Tensor) -> Tensor:
 
 @compiled
 def _take_blocks(
-    graphs: Array, ptr: Array, begin: Array, move: bool,
-    indptr: Array, indices: Array, data: Array, out_indptr: Array, out_indices: Array, out_data: Array,
-) -> None:  # fmt: skip
+    graphs: Array,
+    ptr: Array,
+    begin: Array,
+    move: bool,
+    indptr: Array,
+    indices: Array,
+    data: Array,
+    out_indptr: Array,
+    out_indices: Array,
+    out_data: Array,
+) -> None:
     place = 0
     for b in range(len(graphs)):
         first, last = ptr[graphs[b]], ptr[graphs[b] + 1]

@@ -62,8 +62,8 @@ def build_backbone(
         input_norm: Learnable layer norm on the input features.
         head: Linear classifier on top of the last hidden layer; without it the last layer puts out the classes.
         stream: Same stream, same weights.
-        options: Of this backbone alone (`backbone_options`): ``hops`` of dgcn, sgc, gprgnn; ``alpha``, ``dprate`` of gprgnn; ``heads``,
-            ``attention_dropout`` of gat.
+        options: Of this backbone alone (`backbone_options`): ``hops`` of dgcn, sgc, gprgnn; ``alpha``, ``dprate`` of
+            gprgnn; ``heads``, ``attention_dropout`` of gat.
     """
     kind = _find(name)
     check_options(name, options, backbone_options(name))

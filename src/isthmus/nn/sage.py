@@ -2,8 +2,8 @@ r"""GraphSAGE, mean aggregator -- Hamilton, Ying & Leskovec, NeurIPS 2017, https
 
 .. math:: h_v' = W_{nb}\, \mathrm{mean}_{u \in N(v)} h_u + b + W_{root}\, h_v
 
-N(v) are the sources of arcs into v; a node without any uses only the root term. Full neighbourhoods, no output normalisation, as
-PyG's ``SAGEConv``; initialised uniform +-1/sqrt(fan_in).
+N(v) are the sources of arcs into v; a node without any uses only the root term. Full neighbourhoods, no output
+normalisation, as PyG's ``SAGEConv``; initialised uniform +-1/sqrt(fan_in).
 Shapes: x (n, F), edges (2, E) -> logits (n, C); W (in, out), b (out,).
 """
 
@@ -50,10 +50,14 @@ class SAGELayer(Layer):
     @staticmethod
     def run(own: Weights, h: Tensor, inputs: Inputs, level: int) -> Tensor:
         itself = first_rows(h, inputs.clients, inputs.padded[level])
-        return add_bias(propagate_and_map(h, own["neighbour"], inputs, level) + matmul(itself, own["root"]), own["bias"])
+        return add_bias(
+            propagate_and_map(h, own["neighbour"], inputs, level) + matmul(itself, own["root"]), own["bias"]
+        )
 
     @staticmethod
-    def run_grads(own: Weights, h: Tensor, grad: Tensor, inputs: Inputs, level: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def run_grads(
+        own: Weights, h: Tensor, grad: Tensor, inputs: Inputs, level: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         itself = first_rows(h, inputs.clients, inputs.padded[level])
         h_grad, neighbour_grad = propagate_and_map_grads(h, own["neighbour"], grad, inputs, level)
         itself_grad, root_grad = matmul_grads(itself, own["root"], grad)

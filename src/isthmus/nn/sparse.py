@@ -1,7 +1,7 @@
 """Constant sparse matrices that autograd can multiply with.
 
-A propagation matrix or a feature matrix never changes during training, and the backward product needs its transpose. Both are kept as
-CSR, because a CSR product writes each output row once; the transpose is made once, on first use.
+A propagation matrix or a feature matrix never changes during training, and the backward product needs its transpose.
+Both are kept as CSR, because a CSR product writes each output row once; the transpose is made once, on first use.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ def constant_product(dense: Tensor, times: Callable[[Tensor], Tensor], back: Cal
 class _ConstantProduct(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx, dense: Tensor, times: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
+        ctx: torch.autograd.function.FunctionCtx,
+        dense: Tensor,
+        times: Callable[[Tensor], Tensor],
+        back: Callable[[Tensor], Tensor],
     ) -> Tensor:
         ctx.back = back  # type: ignore[attr-defined]
         return times(dense)
@@ -83,12 +86,18 @@ def block_diagonal(blocks: Sequence[sp.csr_matrix], height: int, width: int) -> 
 
 
 def vertical(blocks: Sequence[sp.csr_matrix], height: int, width: int) -> sp.csr_matrix:
-    """Blocks one above the other, each padded with empty rows to ``height``; columns keep their place, ``width`` in all."""
+    """Blocks one above the other, each padded with empty rows to ``height``; columns keep their place, ``width`` in
+    all.
+    """
     lengths = np.zeros((len(blocks), height), dtype=np.int64)
     for length, block in zip(lengths, blocks, strict=True):
         length[: block.shape[0]] = np.diff(block.indptr)
     indptr = np.concatenate([[0], np.cumsum(lengths)])
-    parts = (np.concatenate([block.data for block in blocks]), np.concatenate([block.indices for block in blocks]), indptr)
+    parts = (
+        np.concatenate([block.data for block in blocks]),
+        np.concatenate([block.indices for block in blocks]),
+        indptr,
+    )
     return canonical(sp.csr_matrix(parts, shape=(len(blocks) * height, width)))
 
 

@@ -1,9 +1,9 @@
 r"""Optimiser steps as compiled loops, and gradient and step of a first-layer weight matrix in one pass.
 
-Row f of the gradient :math:`S^\top G` is summed up in a cache-sized buffer and used at once, so the (clients, features, width) gradient
-never exists. Rows of features that a client's training nodes never see have no gradient at all: what moves them is weight decay,
-momentum and the pull of a proximal term, which need no forward pass, so the first step of a call advances them by all
-its steps at once, while they are in cache. Both are exact.
+Row f of the gradient :math:`S^\top G` is summed up in a cache-sized buffer and used at once, so the (clients, features,
+width) gradient never exists. Rows of features that a client's training nodes never see have no gradient at all: what
+moves them is weight decay, momentum and the pull of a proximal term, which need no forward pass, so the first step of a
+call advances them by all its steps at once, while they are in cache. Both are exact.
 
     optimiser   step on one row, g the gradient with the pull mu (w - anchor) of a proximal term
     sgd         w = (1 - lr wd) w - lr g
@@ -31,8 +31,8 @@ class StepPlan:
     """The constants of a run of steps, worked out once per call.
 
     Args:
-        table: Step size (with Adam's bias correction, ``lr / (1 - beta1^t)``) and ``1 / sqrt(1 - beta2^t)`` for every step of every
-            client (steps, K, 2).
+        table: Step size (with Adam's bias correction, ``lr / (1 - beta1^t)``) and ``1 / sqrt(1 - beta2^t)`` for every
+            step of every client (steps, K, 2).
         common: beta1, 1 - beta1, beta2, 1 - beta2, eps, weight decay, and for SGD ``1 - lr wd``.
         step: The step taken now, from 0.
     """
@@ -68,7 +68,14 @@ class StepTensors:
 
     def arrays(self, grad: Tensor) -> list[Array | None]:
         """All as (rows, H): gradient, source, weight, moments, anchor."""
-        tensors = (grad.contiguous(), self.source, self.weight, self.first, self.second, self.anchor if self.pull else None)
+        tensors = (
+            grad.contiguous(),
+            self.source,
+            self.weight,
+            self.first,
+            self.second,
+            self.anchor if self.pull else None,
+        )
         return [None if tensor is None else tensor.view(-1, self.weight.shape[-1]).numpy() for tensor in tensors]
 
 
@@ -80,14 +87,29 @@ def step_rows(transposed: sp.csr_matrix, grad: Tensor, tensors: StepTensors, pla
         grad: G (R, H).
     """
     rows = tensors.weight.numel() // tensors.weight.shape[-1]
-    features, apart, arrays = rows // plan.table.shape[1], tensors.source.data_ptr() != tensors.weight.data_ptr(), tensors.arrays(grad)
+    features, apart, arrays = (
+        rows // plan.table.shape[1],
+        tensors.source.data_ptr() != tensors.weight.data_ptr(),
+        tensors.arrays(grad),
+    )
     pull = plan.common.dtype.type(tensors.pull)
 
     def work(begin: int, end: int) -> None:
         _step_rows(
-            begin, end, features, plan.step, plan.idle_steps, apart, transposed.indptr, transposed.indices, transposed.data,
-            *arrays, pull, plan.table, plan.common,
-        )  # fmt: skip
+            begin,
+            end,
+            features,
+            plan.step,
+            plan.idle_steps,
+            apart,
+            transposed.indptr,
+            transposed.indices,
+            transposed.data,
+            *arrays,
+            pull,
+            plan.table,
+            plan.common,
+        )
 
     split(work, rows, tensors.weight.numel())
 
@@ -129,7 +151,11 @@ def step_rows_normed(
     """
     width = tensors.weight.shape[-1]
     rows = tensors.weight.numel() // width
-    features, apart, arrays = rows // plan.table.shape[1], tensors.source.data_ptr() != tensors.weight.data_ptr(), tensors.arrays(grad)
+    features, apart, arrays = (
+        rows // plan.table.shape[1],
+        tensors.source.data_ptr() != tensors.weight.data_ptr(),
+        tensors.arrays(grad),
+    )
     pull = plan.common.dtype.type(tensors.pull)
     norm = [tensor.reshape(-1).numpy() for tensor in (gamma, beta)]
     sums = [tensor.reshape(-1, width).numpy() for tensor in (u_grad, v_grad)]
@@ -138,20 +164,35 @@ def step_rows_normed(
 
     def work(begin: int, end: int) -> None:
         _step_rows_normed(
-            begin, end, features, plan.step, apart, transposed.indptr, transposed.indices, transposed.data,
-            *arrays, pull, plan.table, plan.common, *norm, *sums, target,
-        )  # fmt: skip
+            begin,
+            end,
+            features,
+            plan.step,
+            apart,
+            transposed.indptr,
+            transposed.indices,
+            transposed.data,
+            *arrays,
+            pull,
+            plan.table,
+            plan.common,
+            *norm,
+            *sums,
+            target,
+        )
 
     split(work, rows, tensors.weight.numel())
     return out[0], out[1]
 
 
-# The compiler makes a version of each loop for what is None, without the branches that fall away: a choice made inside the loop
-# would keep it from being vectorised.
+# The compiler makes a version of each loop for what is None, without the branches that fall away: a choice made inside
+# the loop would keep it from being vectorised.
 
 
 @compiled
-def _adam(width: int, grad: Array, weight: Array, first: Array, second: Array, size: float, scale: float, common: Array) -> None:
+def _adam(
+    width: int, grad: Array, weight: Array, first: Array, second: Array, size: float, scale: float, common: Array
+) -> None:
     """One step of Adam on one row."""
     beta1, rest1, beta2, rest2, eps, decay = common[0], common[1], common[2], common[3], common[4], common[5]
     for h in range(width):
@@ -186,22 +227,56 @@ def _fetch(width: int, source: Array, weight: Array) -> None:
 
 @compiled
 def _step_dense(
-    begin: int, end: int, per_client: int, now: int, grad: Array, weight: Array, first: Any, second: Any, table: Array, common: Array
-) -> None:  # fmt: skip
+    begin: int,
+    end: int,
+    per_client: int,
+    now: int,
+    grad: Array,
+    weight: Array,
+    first: Any,
+    second: Any,
+    table: Array,
+    common: Array,
+) -> None:
     width = weight.shape[1]
     for row in range(begin, end):
         client = row // per_client
         if first is None:
             _sgd(width, grad[row], weight[row], table[now, client, 0], common)
         else:
-            _adam(width, grad[row], weight[row], first[row], second[row], table[now, client, 0], table[now, client, 1], common)
+            _adam(
+                width,
+                grad[row],
+                weight[row],
+                first[row],
+                second[row],
+                table[now, client, 0],
+                table[now, client, 1],
+                common,
+            )
 
 
 @compiled
 def _step_rows(
-    begin: int, end: int, features: int, now: int, idle_steps: int, apart: bool, indptr: Array, indices: Array, values: Array,
-    grad: Array, source: Array, weight: Array, first: Any, second: Any, anchor: Any, pull: float, table: Array, common: Array,
-) -> None:  # fmt: skip
+    begin: int,
+    end: int,
+    features: int,
+    now: int,
+    idle_steps: int,
+    apart: bool,
+    indptr: Array,
+    indices: Array,
+    values: Array,
+    grad: Array,
+    source: Array,
+    weight: Array,
+    first: Any,
+    second: Any,
+    anchor: Any,
+    pull: float,
+    table: Array,
+    common: Array,
+) -> None:
     width = weight.shape[1]
     total = np.zeros(width, dtype=weight.dtype)
     pulled = np.zeros(width, dtype=weight.dtype)
@@ -231,10 +306,29 @@ def _step_rows(
 
 @compiled
 def _step_rows_normed(
-    begin: int, end: int, features: int, now: int, apart: bool, indptr: Array, indices: Array, values: Array,
-    grad: Array, source: Array, weight: Array, first: Any, second: Any, anchor: Any, pull: float, table: Array, common: Array,
-    gamma: Array, beta: Array, u_grad: Array, v_grad: Array, out: Array,
-) -> None:  # fmt: skip
+    begin: int,
+    end: int,
+    features: int,
+    now: int,
+    apart: bool,
+    indptr: Array,
+    indices: Array,
+    values: Array,
+    grad: Array,
+    source: Array,
+    weight: Array,
+    first: Any,
+    second: Any,
+    anchor: Any,
+    pull: float,
+    table: Array,
+    common: Array,
+    gamma: Array,
+    beta: Array,
+    u_grad: Array,
+    v_grad: Array,
+    out: Array,
+) -> None:
     width = weight.shape[1]
     total = np.zeros(width, dtype=weight.dtype)
     for row in range(begin, end):

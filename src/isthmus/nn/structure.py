@@ -1,11 +1,13 @@
-r"""FedStruct's structure branch: z = Abar g(S), with an MLP g on every node's structure feature, for one client or for many at once.
+r"""FedStruct's structure branch: z = Abar g(S), with an MLP g on every node's structure feature, for one client or for
+many at once.
 
 .. math:: g(s) = W_m\,\mathrm{drop}(\mathrm{relu}(\dots W_1\,\mathrm{LN}(s) + b_1)) + b_m, \qquad
           z_v = \sum_u \bar A_{vu}\, g(s_u), \quad \bar A = \sum_l \beta_l P_l
 
-What comes before the first dropout is the same for all clients, and the server needs only the sum of their gradients. So with S (n, d) the
-big products LN(S) W_1 and their gradients are made once, however many clients there are; what a client does alone (its dropout mask, the
-narrow last layers, its rows of Abar) is done on the nodes its training rows reach. A client by itself is a group of one: same code.
+What comes before the first dropout is the same for all clients, and the server needs only the sum of their gradients.
+So with S (n, d) the big products LN(S) W_1 and their gradients are made once, however many clients there are; what a
+client does alone (its dropout mask, the narrow last layers, its rows of Abar) is done on the nodes its training rows
+reach. A client by itself is a group of one: same code.
 
 Shapes: n nodes, d structure features, H first hidden width, C classes; t training rows of a client that reach m nodes.
 Without hidden layers g is linear; without layers at all (the direct form of HOP2VEC) g(s) = s and d = C.
@@ -70,7 +72,11 @@ class Reach:
         """Of rows over all nodes; columns without any entry go."""
         touched = np.zeros(blocks[0].shape[1], dtype=bool)
         for block in blocks:
-            touched |= (block != 0).any(axis=0) if isinstance(block, np.ndarray) else np.bincount(block.indices, minlength=len(touched)) > 0
+            touched |= (
+                (block != 0).any(axis=0)
+                if isinstance(block, np.ndarray)
+                else np.bincount(block.indices, minlength=len(touched)) > 0
+            )
         nodes = np.flatnonzero(touched)
         return cls(nodes, tuple(Matrix.of(block[:, nodes], dtype) for block in blocks))
 
@@ -112,7 +118,10 @@ class StructureNet:
 
     def __init__(self, *, width: int, num_classes: int, hidden: Sequence[int] | None, dropout: float) -> None:
         if hidden is not None and min((width, num_classes, *hidden)) < 1:
-            raise ConfigError(f"widths must be at least 1, got nsf_dim {width}, structure_hidden {tuple(hidden)}, classes {num_classes}")
+            raise ConfigError(
+                f"widths must be at least 1, got nsf_dim {width}, structure_hidden {tuple(hidden)}, classes "
+                f"{num_classes}"
+            )
         if hidden is None and width != num_classes:
             raise ConfigError(f"without a head a structure feature has one value per class: {num_classes}, got {width}")
         self.width, self.num_classes, self.dropout = width, num_classes, dropout
@@ -130,10 +139,13 @@ class StructureNet:
         weights = {"norm.gamma": torch.ones(self.width, dtype=dtype), "norm.beta": torch.zeros(self.width, dtype=dtype)}
         for i, (a, b) in enumerate(pairwise(self.widths)):
             layer = LinearLayer(a, b, generator)
-            weights |= {f"layers.{i}.weight": layer.weight.detach().to(dtype), f"layers.{i}.bias": layer.bias.detach().to(dtype)}
+            weights |= {
+                f"layers.{i}.weight": layer.weight.detach().to(dtype),
+                f"layers.{i}.bias": layer.bias.detach().to(dtype),
+            }
         return weights
 
-    # -- prediction ----------------------------------------------------------------------------------------------------------
+    # -- prediction --------------------------------------------------------------------------------
 
     def embed(self, weights: Weights, nsf: Tensor) -> Tensor:
         """g(S) of all nodes, without dropout. (n, C)"""
@@ -144,7 +156,7 @@ class StructureNet:
             h = torch.addmm(weights[f"layers.{i}.bias"], torch.relu(h), weights[f"layers.{i}.weight"])
         return h
 
-    # -- training ------------------------------------------------------------------------------------------------------------
+    # -- training ----------------------------------------------------------------------------------
 
     def run(self, weights: Weights, nsf: Tensor, group: Group, generators: Sequence[torch.Generator] | None) -> Pass:
         """z of every client's training rows, and what the way back needs.
@@ -155,9 +167,11 @@ class StructureNet:
         first = self._first(weights, nsf[torch.from_numpy(group.nodes)])
         rate = min(round(self.dropout * _LEVELS), _LEVELS - 1) if generators is not None and self.depth > 1 else 0
         clients = [
-            self._client(weights, first.z, places, reach, generators[k] if generators is not None and rate else None, rate)
+            self._client(
+                weights, first.z, places, reach, generators[k] if generators is not None and rate else None, rate
+            )
             for k, (reach, places) in enumerate(zip(group.reaches, group.places, strict=True))
-        ]  # fmt: skip
+        ]
         return Pass(self, weights, group, first, clients, int(nsf.shape[0]), _LEVELS / (_LEVELS - rate))
 
     def _first(self, weights: Weights, nsf: Tensor) -> First:
@@ -171,7 +185,13 @@ class StructureNet:
         return First(normed, inverse, torch.addmm(shift, normed, weights["norm.gamma"].unsqueeze(1) * weight))
 
     def _client(
-        self, weights: Weights, z: Tensor, places: NDArray[np.int64], reach: Reach, generator: torch.Generator | None, rate: int
+        self,
+        weights: Weights,
+        z: Tensor,
+        places: NDArray[np.int64],
+        reach: Reach,
+        generator: torch.Generator | None,
+        rate: int,
     ) -> ClientPass:
         hidden: list[Tensor] = []
         if self.depth > 1:
@@ -185,7 +205,11 @@ class StructureNet:
             h = z[torch.from_numpy(places)]
         spread = [power.times(h) for power in reach.powers]
         betas = weights.get(self.BETAS)
-        z_rows = spread[0] if betas is None else torch.stack([beta * part for beta, part in zip(betas, spread, strict=True)]).sum(0)
+        z_rows = (
+            spread[0]
+            if betas is None
+            else torch.stack([beta * part for beta, part in zip(betas, spread, strict=True)]).sum(0)
+        )
         return ClientPass(hidden, spread, z_rows)
 
 
@@ -219,7 +243,9 @@ class Pass:
     num_nodes: int
     scale: float
 
-    def gradients(self, residuals: Sequence[Tensor], shares: Sequence[float], *, nsf: bool) -> tuple[dict[str, Tensor], Tensor | None]:
+    def gradients(
+        self, residuals: Sequence[Tensor], shares: Sequence[float], *, nsf: bool
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
         """``sum_k share_k dL_k / d theta_s``, and the same for S where it is trained (n, d).
 
         Args:
@@ -237,7 +263,13 @@ class Pass:
         return self._first(grads, z_grad, nsf)
 
     def _client(
-        self, client: ClientPass, reach: Reach, places: NDArray[np.int64], residual: Tensor, grads: dict[str, Tensor], z_grad: Tensor
+        self,
+        client: ClientPass,
+        reach: Reach,
+        places: NDArray[np.int64],
+        residual: Tensor,
+        grads: dict[str, Tensor],
+        z_grad: Tensor,
     ) -> None:
         betas = self.weights.get(StructureNet.BETAS)
         if betas is None:
@@ -259,7 +291,12 @@ class Pass:
             z_grad.index_add_(0, torch.from_numpy(places), grad)
 
     def _first(self, grads: dict[str, Tensor], z_grad: Tensor, nsf: bool) -> tuple[dict[str, Tensor], Tensor | None]:
-        normed, inverse, weight, gamma = self.first.normed, self.first.inverse, self.weights["layers.0.weight"], self.weights["norm.gamma"]
+        normed, inverse, weight, gamma = (
+            self.first.normed,
+            self.first.inverse,
+            self.weights["layers.0.weight"],
+            self.weights["norm.gamma"],
+        )
         assert normed is not None and inverse is not None
         sums, products = z_grad.sum(0), normed.mT @ z_grad
         grads["layers.0.bias"] = sums
@@ -287,7 +324,9 @@ def _dropped(z: Tensor, places: NDArray[np.int64] | None, generator: torch.Gener
     rows = z if places is None else z[torch.from_numpy(places)]
     if generator is None:
         return torch.relu(rows) if places is None else rows.relu_()
-    bits = torch.empty(rows.shape[0], -(-rows.shape[1] // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)
+    bits = torch.empty(rows.shape[0], -(-rows.shape[1] // 4), dtype=torch.int64).random_(
+        -(2**63), None, generator=generator
+    )
     out = rows if places is not None else rows.clone()
     source, target = bits.view(torch.int16).numpy(), out.numpy()
     threshold, scale = rate - _LEVELS // 2, target.dtype.type(_LEVELS / (_LEVELS - rate))

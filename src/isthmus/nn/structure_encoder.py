@@ -1,18 +1,21 @@
-r"""The feature-structure encoder of FedSpray: soft labels from a node's features and a vector that stands for its neighbourhood.
+r"""The feature-structure encoder of FedSpray: soft labels from a node's features and a vector that stands for its
+neighbourhood.
 
 .. math::
-    e_i = \mathrm{ReLU}(x_i W_e + b_e), \quad q_i = \mathrm{softmax}(e_i W_q + b_q), \quad p_i = \mathrm{softmax}((e_i + s_i) W_p + b_p)
+    e_i = \mathrm{ReLU}(x_i W_e + b_e), \quad q_i = \mathrm{softmax}(e_i W_q + b_q), \quad p_i = \mathrm{softmax}((e_i +
+    s_i) W_p + b_p)
 
     symbol     here
     omega_e    ``embed.weight`` (F, d), ``embed.bias`` (d,)
     omega_p    ``classify.weight`` (d, C), ``classify.bias`` (C,)
     omega_q    ``project.weight`` (d, C), ``project.bias`` (C,)
     S          class proxies (C, d)
-    s_i        labelled: a row of ``proxies`` (m, d); any other node: the expectation :math:`\sum_j q_{ij} s_j`, never stored
+    s_i        labelled: a row of ``proxies`` (m, d); any other node: the expectation :math:`\sum_j q_{ij} s_j`, never
+               stored
 
-All functions work on K clients side by side, rows padded to the largest client, as `isthmus.nn.inputs` does. Clients' own encoders carry a
-leading client dimension; K = 1 has none. Gradients are written out: the network is three affine maps, and the first one reads sparse
-features (`isthmus.nn.operand`).
+All functions work on K clients side by side, rows padded to the largest client, as `isthmus.nn.inputs` does. Clients'
+own encoders carry a leading client dimension; K = 1 has none. Gradients are written out: the network is three affine
+maps, and the first one reads sparse features (`isthmus.nn.operand`).
 """
 
 from __future__ import annotations
@@ -68,7 +71,9 @@ class EncoderInputs:
     def truth(self, num_classes: int) -> Tensor:
         """The labels as rows that sum to their weight (K m, C)."""
         if num_classes not in self._truth:
-            self._truth[num_classes] = torch.nn.functional.one_hot(self.y, num_classes).to(self.weight.dtype) * self.weight.unsqueeze(1)
+            self._truth[num_classes] = torch.nn.functional.one_hot(self.y, num_classes).to(
+                self.weight.dtype
+            ) * self.weight.unsqueeze(1)
         return self._truth[num_classes]
 
     @cached_property
@@ -86,7 +91,9 @@ class EncoderResult:
     loss: Tensor
 
 
-def first_encoder(num_features: int, width: int, num_classes: int, stream: Stream, *, classifier: bool = True) -> dict[str, Tensor]:
+def first_encoder(
+    num_features: int, width: int, num_classes: int, stream: Stream, *, classifier: bool = True
+) -> dict[str, Tensor]:
     """omega_0: weights and biases uniform +-1/sqrt(out), fan-*out*, as the reference code draws them."""
     shapes = {"embed": (num_features, width), "classify": (width, num_classes), "project": (width, num_classes)}
     weights: dict[str, Tensor] = {}
@@ -111,8 +118,12 @@ def encoder_inputs(data: Nodes, train: Tensor, dtype: torch.dtype) -> EncoderInp
         clients=1,
         nodes=build_operand(x, None, np.arange(rows), rows, input_norm=False, dtype=dtype),
         labelled=build_operand(x, None, at.numpy(), max(1, count), input_norm=False, dtype=dtype),
-        at=at, slot=torch.arange(count), owner=torch.zeros(rows, dtype=torch.int64), y=y, weight=weight,
-    )  # fmt: skip
+        at=at,
+        slot=torch.arange(count),
+        owner=torch.zeros(rows, dtype=torch.int64),
+        y=y,
+        weight=weight,
+    )
 
 
 def stack_encoder_inputs(items: Sequence[EncoderInputs]) -> EncoderInputs:
@@ -128,8 +139,10 @@ def stack_encoder_inputs(items: Sequence[EncoderInputs]) -> EncoderInputs:
         labelled=stack_operands([item.labelled for item in items], labelled),
         at=torch.cat([item.at + k * rows for k, item in enumerate(items)]),
         slot=torch.cat([item.slot + k * labelled for k, item in enumerate(items)]),
-        owner=owner.view(-1), y=y.view(-1), weight=weight.view(-1),
-    )  # fmt: skip
+        owner=owner.view(-1),
+        y=y.view(-1),
+        weight=weight.view(-1),
+    )
 
 
 def embed(weights: Weights, features: Operand) -> Tensor:
@@ -148,7 +161,8 @@ def head(weights: Weights, part: str, e: Tensor) -> Tensor:
 def soft_labels(weights: Weights, classes: Tensor, proxies: Tensor, inputs: EncoderInputs) -> tuple[Tensor, Tensor]:
     """(p, q) of all nodes under the common encoder, (K p, C) each; without a classifier p is q.
 
-    The proxy of a node without label is an expectation, so its part in the logits is ``q (S W_p)``: no (nodes, d) matrix is made.
+    The proxy of a node without label is an expectation, so its part in the logits is ``q (S W_p)``: no (nodes, d)
+    matrix is made.
 
     Args:
         classes: S (C, d).
@@ -206,7 +220,8 @@ def train_encoder(
     nodes = proxies.clone()
     state = OptimizerState(optimizer_state.steps, _copy(optimizer_state.first), _copy(optimizer_state.second))
     plans, proxy_plans = (
-        step_plan(optimizer, state.steps, epochs, rate, decay, nodes.dtype) for rate, decay in ((lr, weight_decay), (proxy_lr, 0.0))
+        step_plan(optimizer, state.steps, epochs, rate, decay, nodes.dtype)
+        for rate, decay in ((lr, weight_decay), (proxy_lr, 0.0))
     )
     loss = inputs.weight.new_zeros(inputs.clients)
     for epoch in range(epochs):
@@ -228,8 +243,8 @@ def gradients(
     """L_F and its gradients on the training nodes.
 
     Returns:
-        e_i; gradients of the two heads by name; of e_i; of s_i (None without the second term); the loss of each client (K,).
-        The projector hears only the labels, the classifier only the predictions.
+        e_i; gradients of the two heads by name; of e_i; of s_i (None without the second term); the loss of each client
+        (K,). The projector hears only the labels, the classifier only the predictions.
     """
     e = embed(weights, inputs.labelled)
     log_q = torch.log_softmax(head(weights, "project", e), dim=-1)

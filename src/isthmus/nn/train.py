@@ -1,12 +1,14 @@
 """The local training loop: the only one.
 
-It trains one client, or a cohort of clients side by side, with the same code: weights, gradients and moments of a cohort carry a leading
-client dimension and `Inputs` are stacked. Clients of a cohort never influence each other; a cohort ends where its clients end one by one.
+It trains one client, or a cohort of clients side by side, with the same code: weights, gradients and moments of a
+cohort carry a leading client dimension and `Inputs` are stacked. Clients of a cohort never influence each other; a
+cohort ends where its clients end one by one.
 
-A step works in two halves. The product of the constant features with the first weight matrix and its gradient are written out, because
-they are the bulk of the work: with sparse features, gradient and step are one pass over the weights (`isthmus.nn.steps`),
-otherwise the gradient goes to memory we keep. Everything after the first product is written out too for layers that know their
-gradients, and left to autograd for others.
+A step works in two halves. The product of the constant features with the first weight matrix and its gradient are
+written out, because
+they are the bulk of the work: with sparse features, gradient and step are one pass over the weights
+(`isthmus.nn.steps`), otherwise the gradient goes to memory we keep. Everything after the first product is written out
+too for layers that know their gradients, and left to autograd for others.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ class TrainResult:
 
 @dataclass(frozen=True)
 class Proximal:
-    """The gradient of FedProx's term ``(mu / 2) ||W - W_anchor||^2``: ``mu (W - W_anchor)``, for the names the anchor holds.
+    """The gradient of FedProx's term ``(mu / 2) ||W - W_anchor||^2``: ``mu (W - W_anchor)``, for the names the anchor
+    holds.
 
     Li et al., MLSys 2020, https://arxiv.org/abs/1812.06127. Used as ``extra_gradient``.
 
@@ -76,7 +79,9 @@ class Proximal:
         for name, (_, anchor) in found.items():
             shape = weights[name].shape
             if anchor.shape not in (shape, shape[-2:]) or anchor.dtype != weights[name].dtype:
-                raise ProtocolError(f"anchor of {name!r} is {anchor.dtype} {tuple(anchor.shape)}, the weight {tuple(shape)}")
+                raise ProtocolError(
+                    f"anchor of {name!r} is {anchor.dtype} {tuple(anchor.shape)}, the weight {tuple(shape)}"
+                )
         return found
 
 
@@ -112,7 +117,8 @@ def train_locally(
         extra_gradient: Adds the gradient of a further term, as `Proximal` does.
         frozen: Names of parameters that stay as they are.
         dropout: Generators of the clients; None trains without dropout.
-        donate: The caller gives ``weights`` and ``optimizer_state`` away: they may be overwritten. Otherwise they are never changed.
+        donate: The caller gives ``weights`` and ``optimizer_state`` away: they may be overwritten. Otherwise they are
+            never changed.
         workspace: Memory to use; the weights of the result then live in it until the next call (see `Workspace`).
     """
     if epochs < 0:
@@ -124,15 +130,22 @@ def train_locally(
     if optimizer_state is None:
         state = fresh_state(optimizer, stacked, clients=inputs.clients, frozen=tuple(frozen))
     else:
-        state = OptimizerState(optimizer_state.steps, _own(optimizer_state.first, donate), _own(optimizer_state.second, donate))
+        state = OptimizerState(
+            optimizer_state.steps, _own(optimizer_state.first, donate), _own(optimizer_state.second, donate)
+        )
     if len(state.steps) != inputs.clients:
-        raise ProtocolError(f"optimiser state of {len(state.steps)} clients given, inputs of {inputs.clients}; stack_states joins them")
+        raise ProtocolError(
+            f"optimiser state of {len(state.steps)} clients given, inputs of {inputs.clients}; stack_states joins them"
+        )
 
     _check_state(optimizer, state, stacked, trained)
 
-    # Weights whose gradient and step are one pass: no gradient is stored, and the first step reads them where the caller has them.
+    # Weights whose gradient and step are one pass: no gradient is stored, and the first step reads them where the
+    # caller has them.
     simple = epochs > 0 and (extra_gradient is None or isinstance(extra_gradient, Proximal))
-    direct = [name for name, operand in inputs.first.items() if simple and name in trained and operand.blocks is not None]
+    direct = [
+        name for name, operand in inputs.first.items() if simple and name in trained and operand.blocks is not None
+    ]
     current: dict[str, Tensor] = {}
     start: dict[str, Tensor] = {}
     for name, tensor in stacked.items():
@@ -159,7 +172,9 @@ def train_locally(
         grads, product_grads, client_loss = _upstream(model, before, inputs, loss_function, dropout, trained)
         norm = _norm(model, before)
         for name in direct:
-            tensors = StepTensors(before[name], current[name], state.first.get(name), state.second.get(name), *pulls.get(name, ()))
+            tensors = StepTensors(
+                before[name], current[name], state.first.get(name), state.second.get(name), *pulls.get(name, ())
+            )
             found = inputs.first[name].step(product_grads[name], tensors, plan, norm)
             _add_norm(model, grads, found, trained)
         _first_gradients(model, grads, product_grads, current, inputs, trained, skip=direct, buffers=buffers)
@@ -180,8 +195,8 @@ def gradients(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Gradients of each client's loss and the loss itself (K,), for methods that send gradients (FedSGD).
 
-    Weights of a cohort may be stacked or plain, as in `train_locally`; its gradients come stacked. ``loss`` may be a loss of the caller's
-    own, e.g. `isthmus.nn.loss.Shifted`.
+    Weights of a cohort may be stacked or plain, as in `train_locally`; its gradients come stacked. ``loss`` may be a
+    loss of the caller's own, e.g. `isthmus.nn.loss.Shifted`.
     """
     weights = _for_clients(model, weights, inputs)
     trained = {name for name in weights if name not in set(frozen)}
@@ -203,9 +218,16 @@ def predict(model: Backbone, weights: Weights, inputs: Inputs) -> Tensor:
 
 
 def _upstream(
-    model: Backbone, weights: Weights, inputs: Inputs, loss: Loss, dropout: DropoutSource | None, trained: Collection[str]
+    model: Backbone,
+    weights: Weights,
+    inputs: Inputs,
+    loss: Loss,
+    dropout: DropoutSource | None,
+    trained: Collection[str],
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-    """Everything after the first product: gradients of the weights there, gradients of the products, loss of each client."""
+    """Everything after the first product: gradients of the weights there, gradients of the products, loss of each
+    client.
+    """
     norm = _norm(model, weights)
     products = {name: operand.forward(weights[name], norm) for name, operand in inputs.first.items()}
     backward = _by_hand if all(layer.written_out for _, layer in model.later) else _by_autograd
@@ -214,7 +236,12 @@ def _upstream(
 
 
 def _by_hand(
-    model: Backbone, weights: Weights, products: Mapping[str, Tensor], inputs: Inputs, loss: Loss, dropout: DropoutSource | None
+    model: Backbone,
+    weights: Weights,
+    products: Mapping[str, Tensor],
+    inputs: Inputs,
+    loss: Loss,
+    dropout: DropoutSource | None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
     """The chain rule over layers that know their own gradients. Same arithmetic as ``Backbone.forward``."""
     rate = 0.0 if dropout is None else model.dropout
@@ -243,7 +270,12 @@ def _by_hand(
 
 
 def _by_autograd(
-    model: Backbone, weights: Weights, products: Mapping[str, Tensor], inputs: Inputs, loss: Loss, dropout: DropoutSource | None
+    model: Backbone,
+    weights: Weights,
+    products: Mapping[str, Tensor],
+    inputs: Inputs,
+    loss: Loss,
+    dropout: DropoutSource | None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
     """The same for any backbone."""
     products = {name: product.requires_grad_() for name, product in products.items()}
@@ -279,7 +311,9 @@ def _first_gradients(
         _add_norm(model, grads, found, trained)
 
 
-def _add_norm(model: Backbone, grads: dict[str, Tensor], found: Sequence[Tensor | None] | None, trained: Collection[str]) -> None:
+def _add_norm(
+    model: Backbone, grads: dict[str, Tensor], found: Sequence[Tensor | None] | None, trained: Collection[str]
+) -> None:
     """Add what one operand contributes to the gradients of gamma and beta."""
     for name, grad in zip(model.norm_names, found or (), strict=False):
         if name in trained and grad is not None:
@@ -306,7 +340,9 @@ def _for_clients(model: Backbone, weights: Weights, inputs: Inputs) -> dict[str,
                 + (f", stacked for {clients} clients" if clients > 1 else "")
             )
         if tensor.dtype != dtype:
-            raise ProtocolError(f"weight {name!r} is {tensor.dtype}, the inputs are {dtype}; build_inputs takes a dtype")
+            raise ProtocolError(
+                f"weight {name!r} is {tensor.dtype}, the inputs are {dtype}; build_inputs takes a dtype"
+            )
         result[name] = tensor.detach()
     return result
 
@@ -318,7 +354,9 @@ def _check_state(optimizer: str, state: OptimizerState, weights: Weights, traine
     for name in trained if optimizer == "adam" else ():
         for moment in (state.first.get(name), state.second.get(name)):
             if moment is None or moment.shape != weights[name].shape or moment.dtype != weights[name].dtype:
-                raise ProtocolError(f"the optimiser state does not fit weight {name!r} of shape {tuple(weights[name].shape)}; pass None")
+                raise ProtocolError(
+                    f"the optimiser state does not fit weight {name!r} of shape {tuple(weights[name].shape)}; pass None"
+                )
 
 
 def _own(tensors: Mapping[str, Tensor], donate: bool) -> dict[str, Tensor]:

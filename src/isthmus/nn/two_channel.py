@@ -5,7 +5,8 @@ r"""The feature-structure decoupled GNN of FedStar -- Tan et al., AAAI 2023, for
     h^{(l)} = \mathrm{Dropout}(\mathrm{ReLU}(FE_l([h^{(l-1)} \| g^{(l-1)}]))), \quad g^{(l)} = \tanh(SE_l(g^{(l-1)})),
 
     z_v = [h_v^{(L)} \| g_v^{(L)}]\, W_{mix} + b_{mix}, \quad
-    u = \mathrm{Dropout}(\mathrm{ReLU}(\mathrm{post}(\textstyle\sum_v z_v))), \quad \mathrm{logits} = \mathrm{readout}(u)
+    u = \mathrm{Dropout}(\mathrm{ReLU}(\mathrm{post}(\textstyle\sum_v z_v))), \quad \mathrm{logits} =
+    \mathrm{readout}(u)
 
     paper              here
     s_v                the node input "s" of the pack        constant, of `isthmus.data.embeddings`
@@ -13,8 +14,9 @@ r"""The feature-structure decoupled GNN of FedStar -- Tan et al., AAAI 2023, for
     feature encoder    ``pre``, ``convs``                    reads the structure state from before this layer's update
     Whp                ``mix``
 
-The sum over nodes comes before ``mix``, which is linear: :math:`\sum_v z_v = (\sum_v [h_v \| g_v])\, W_{mix} + n_G\, b_{mix}`, the same
-numbers up to rounding with one product per graph in place of one per node. No norm anywhere, no dropout in the structure channel.
+The sum over nodes comes before ``mix``, which is linear: :math:`\sum_v z_v = (\sum_v [h_v \| g_v])\, W_{mix} + n_G\,
+b_{mix}`, the same numbers up to rounding with one product per graph in place of one per node. No norm anywhere, no
+dropout in the structure channel.
 Shapes: batch of B graphs with m nodes, channels of width H.
 """
 
@@ -34,7 +36,12 @@ from isthmus.nn.options import ALIASES
 from isthmus.nn.packed import Batch
 from isthmus.seeds import Stream
 
-LAYERS: dict[str, type[GINConv] | type[GCNConv] | type[SAGEConv]] = {"gcn": GCNConv, "gin": GINConv, "sage": SAGEConv, "sgc": GCNConv}
+LAYERS: dict[str, type[GINConv] | type[GCNConv] | type[SAGEConv]] = {
+    "gcn": GCNConv,
+    "gin": GINConv,
+    "sage": SAGEConv,
+    "sgc": GCNConv,
+}
 """What a channel can be made of. SGC is GCN without anything between the layers, so as a feature encoder only."""
 
 
@@ -45,7 +52,9 @@ class StructureEncoder(nn.Module):
         super().__init__()
         self.embed = Affine(width, hidden[0], stream.child("embed").torch())
         widths = pairwise([hidden[0], *hidden])
-        self.convs = nn.ModuleList(LAYERS[conv](a, b, stream.child("convs", i).torch()) for i, (a, b) in enumerate(widths))
+        self.convs = nn.ModuleList(
+            LAYERS[conv](a, b, stream.child("convs", i).torch()) for i, (a, b) in enumerate(widths)
+        )
 
     def states(self, batch: Batch) -> list[Tensor]:
         """g^{(1)} to g^{(L)}, (m, H) each."""
@@ -61,7 +70,8 @@ class TwoChannel(GraphModel):
     """See the module docstring.
 
     Args:
-        feature_conv, structure_conv: ``gin``, ``gcn`` or ``sage``; features also ``sgc``, without ReLU and dropout between the layers.
+        feature_conv, structure_conv: ``gin``, ``gcn`` or ``sage``; features also ``sgc``, without ReLU and dropout
+            between the layers.
         num_features, num_classes: Of the client's data.
         num_structure: Width of s.
         hidden: Widths of the layers, the same in both channels.
@@ -80,9 +90,19 @@ class TwoChannel(GraphModel):
     """The convolutions of both channels."""
 
     def __init__(
-        self, feature_conv: str, structure_conv: str, *, num_features: int, num_classes: int, num_structure: int,
-        hidden: Sequence[int] = (64, 64, 64), dropout: float = 0.5, pooled: bool = True, stream: Stream, common: Stream | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        feature_conv: str,
+        structure_conv: str,
+        *,
+        num_features: int,
+        num_classes: int,
+        num_structure: int,
+        hidden: Sequence[int] = (64, 64, 64),
+        dropout: float = 0.5,
+        pooled: bool = True,
+        stream: Stream,
+        common: Stream | None = None,
+    ) -> None:
         nn.Module.__init__(self)
         feature_conv, structure_conv = (ALIASES.get(name, name) for name in (feature_conv, structure_conv))
         if feature_conv not in LAYERS:
@@ -93,15 +113,23 @@ class TwoChannel(GraphModel):
             raise ConfigError(f"dropout must lie in [0, 1), got {dropout}")
         if not hidden or min((num_features, num_classes, num_structure, *hidden)) < 1:
             raise ConfigError(
-                f"a two-channel model needs at least one hidden layer and widths of at least 1, got features {num_features}, "
+                f"a two-channel model needs at least one hidden layer and widths of at least 1, got features "
+                f"{num_features}, "
                 f"structure {num_structure}, hidden {tuple(hidden)}, classes {num_classes}"
             )
-        self.dropout, self.pooled, self.structure_conv, self.plain = dropout, pooled, structure_conv, feature_conv == "sgc"
+        self.dropout, self.pooled, self.structure_conv, self.plain = (
+            dropout,
+            pooled,
+            structure_conv,
+            feature_conv == "sgc",
+        )
         last = hidden[-1]
         self.structure = StructureEncoder(structure_conv, num_structure, hidden, (common or stream).child("structure"))
         self.pre = Affine(num_features, hidden[0], stream.child("pre").torch())
         widths = pairwise([hidden[0], *hidden])
-        self.convs = nn.ModuleList(LAYERS[feature_conv](2 * a, b, stream.child("convs", i).torch()) for i, (a, b) in enumerate(widths))
+        self.convs = nn.ModuleList(
+            LAYERS[feature_conv](2 * a, b, stream.child("convs", i).torch()) for i, (a, b) in enumerate(widths)
+        )
         self.mix = Affine(2 * last, last, stream.child("mix").torch())
         self.post = Affine(last, last, stream.child("post").torch())
         self.readout = Affine(last, num_classes, stream.child("readout").torch())
@@ -135,14 +163,20 @@ class TwoChannel(GraphModel):
 
 
 def _start(conv: Conv, batch: Batch, pre: Tensor, embed: Tensor) -> Tensor:
-    """``conv([h0 | g0])`` of constant x and s, neither of them mapped first: the affine maps before a convolution join its own."""
+    """``conv([h0 | g0])`` of constant x and s, neither of them mapped first: the affine maps before a convolution join
+    its own.
+    """
     width = pre.shape[1]
     if isinstance(conv, GINConv):
         weight = conv.inner.weight
         z = batch.affine("x", pre @ weight[:width], "sum") + batch.affine("s", embed @ weight[width:], "sum")
         return conv._after(z + conv.inner.bias)
     if isinstance(conv, GCNConv):
-        return batch.affine("x", pre @ conv.weight[:width], "gcn") + batch.affine("s", embed @ conv.weight[width:], "gcn") + conv.bias
+        return (
+            batch.affine("x", pre @ conv.weight[:width], "gcn")
+            + batch.affine("s", embed @ conv.weight[width:], "gcn")
+            + conv.bias
+        )
     if isinstance(conv, SAGEConv):
         neighbour, root = conv.neighbour, conv.root
         near = batch.affine("x", pre @ neighbour[:width], "mean") + batch.affine("s", embed @ neighbour[width:], "mean")
@@ -154,7 +188,9 @@ def _joined(conv: Conv, batch: Batch, h: Tensor, g: Tensor) -> Tensor:
     """``conv([h | g])`` without putting the two side by side."""
     width = h.shape[1]
     if isinstance(conv, GINConv):
-        return conv._after(_two(batch.propagate("sum", h), batch.propagate("sum", g), conv.inner.weight, conv.inner.bias, width))
+        return conv._after(
+            _two(batch.propagate("sum", h), batch.propagate("sum", g), conv.inner.weight, conv.inner.bias, width)
+        )
     if isinstance(conv, GCNConv):
         return _two(batch.propagate("gcn", h), batch.propagate("gcn", g), conv.weight, conv.bias, width)
     if isinstance(conv, SAGEConv):

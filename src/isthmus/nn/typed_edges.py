@@ -1,11 +1,13 @@
-r"""A network with one channel per latent type of edge, and how edges get their types -- FedLit (Xie, Xiong & Yang, WWW 2023).
+r"""A network with one channel per latent type of edge, and how edges get their types -- FedLit (Xie, Xiong & Yang, WWW
+2023).
 
 .. math::
-    f = X W_f + b_f, \qquad z^{(t)} = \mathrm{conv}_2(\mathrm{conv}_1(f W_t + b_t)) \text{ over edges of type } t, \qquad
-    \text{logits} = \big(\textstyle\sum_t z^{(t)}\big) W_c + b_c
+    f = X W_f + b_f, \qquad z^{(t)} = \mathrm{conv}_2(\mathrm{conv}_1(f W_t + b_t)) \text{ over edges of type } t,
+    \qquad \text{logits} = \big(\textstyle\sum_t z^{(t)}\big) W_c + b_c
 
-All channels run side by side: their weights carry a leading dimension T, the propagation is block diagonal. The embedding of an edge is
-``[f_u | f_v]`` of its ends, the end with the smaller node id first, so that both directions of an edge are one.
+All channels run side by side: their weights carry a leading dimension T, the propagation is block diagonal. The
+embedding of an edge is ``[f_u | f_v]`` of its ends, the end with the smaller node id first, so that both directions of
+an edge are one.
 
 Shapes: n nodes, E edges (each once), T types, h hidden, C classes.
 """
@@ -64,13 +66,19 @@ def typed_inputs(data: Nodes, dtype: torch.dtype) -> TypedInputs:
     return TypedInputs(operand, edges, arcs, edge_of, data.num_nodes)
 
 
-def first_typed(convolution: str, num_features: int, hidden: int, num_classes: int, types: int, stream: Stream) -> dict[str, Tensor]:
+def first_typed(
+    convolution: str, num_features: int, hidden: int, num_classes: int, types: int, stream: Stream
+) -> dict[str, Tensor]:
     """First weights, uniform +-1/sqrt(fan_in)."""
     if convolution not in CONVOLUTIONS:
         raise ConfigError(f"fedlit's channels are {', '.join(CONVOLUTIONS)}, got backbone {convolution!r}")
     square = (types, hidden, hidden)
-    shapes: dict[str, tuple[int, ...]] = {"feature.weight": (num_features, hidden), "feature.bias": (hidden,),
-                                          "branch.input.weight": square, "branch.input.bias": (types, hidden)}  # fmt: skip
+    shapes: dict[str, tuple[int, ...]] = {
+        "feature.weight": (num_features, hidden),
+        "feature.bias": (hidden,),
+        "branch.input.weight": square,
+        "branch.input.bias": (types, hidden),
+    }
     for layer in range(1 if convolution == "sgc" else 2):
         shapes |= {f"branch.{layer}.weight": square, f"branch.{layer}.bias": (types, hidden)}
         if convolution == "sage":
@@ -84,7 +92,9 @@ def first_typed(convolution: str, num_features: int, hidden: int, num_classes: i
 
 
 def propagation(convolution: str, inputs: TypedInputs, types: Tensor, num_types: int, dtype: torch.dtype) -> Sparse:
-    """One block per type: the normalised graph of its edges, over all nodes. Self loops keep nodes alive that no edge of a type touches."""
+    """One block per type: the normalised graph of its edges, over all nodes. Self loops keep nodes alive that no edge
+    of a type touches.
+    """
     normalise = mean_norm if convolution == "sage" else gcn_norm
     blocks = []
     for t in range(num_types):
@@ -99,7 +109,13 @@ def features(weights: Weights, inputs: TypedInputs) -> Tensor:
 
 
 def typed_forward(
-    convolution: str, weights: Weights, f: Tensor, matrix: Sparse, *, rate: float = 0.0, generator: torch.Generator | None = None
+    convolution: str,
+    weights: Weights,
+    f: Tensor,
+    matrix: Sparse,
+    *,
+    rate: float = 0.0,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """Logits of all nodes (n, C).
 
@@ -109,7 +125,9 @@ def typed_forward(
         rate: Share of hidden values dropped, where a generator is given.
     """
     num_types = weights["branch.input.weight"].shape[0]
-    h = add_bias(matmul(f.repeat(num_types, 1), weights["branch.input.weight"]), weights["branch.input.bias"])  # (T n, h)
+    h = add_bias(
+        matmul(f.repeat(num_types, 1), weights["branch.input.weight"]), weights["branch.input.bias"]
+    )  # (T n, h)
     if convolution == "sgc":
         h = add_bias(matrix @ matmul(h, weights["branch.0.weight"]), weights["branch.0.bias"])
     else:
@@ -132,11 +150,14 @@ def edge_embedding(f: Tensor, inputs: TypedInputs) -> Tensor:
 
 def assign(embedding: Tensor, centres: Tensor) -> Tensor:
     """Type of each edge: the centre with the largest cosine (E,)."""
-    return (torch.nn.functional.normalize(embedding, dim=1) @ torch.nn.functional.normalize(centres, dim=1).T).argmax(dim=1)
+    return (torch.nn.functional.normalize(embedding, dim=1) @ torch.nn.functional.normalize(centres, dim=1).T).argmax(
+        dim=1
+    )
 
 
 def em_step(embedding: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
-    """Types by the given centres, and the means of the edges of each type. A type without edges restarts at the edge least like its own
+    """Types by the given centres, and the means of the edges of each type. A type without edges restarts at the edge
+    least like its own
     centre: the mean of nothing would be NaN for ever after."""
     types = assign(embedding, centres)
     counts = torch.bincount(types, minlength=len(centres))
@@ -164,8 +185,12 @@ def first_centres(embedding: Tensor, num_types: int, steps: int = 20) -> Tensor:
 
 
 def align(centroids: Tensor, centres: Tensor) -> list[int]:
-    """``order[g]`` = the client's type that is global type g: repeatedly the largest cosine among what is left. A permutation."""
-    cosine = torch.nn.functional.normalize(centroids, dim=1) @ torch.nn.functional.normalize(centres, dim=1).T  # (own, global)
+    """``order[g]`` = the client's type that is global type g: repeatedly the largest cosine among what is left. A
+    permutation.
+    """
+    cosine = (
+        torch.nn.functional.normalize(centroids, dim=1) @ torch.nn.functional.normalize(centres, dim=1).T
+    )  # (own, global)
     order = [-1] * len(centres)
     for _ in range(len(centres)):
         own, common = divmod(int(cosine.argmax()), cosine.shape[1])

@@ -15,7 +15,23 @@ from isthmus.papers.records import read_records, record_of, write_records
 from isthmus.papers.tables import Paper, Table, find_tables, load_paper, paper_names, select
 
 __all__ = [
-    "Cell", "Comparison", "Note", "Paper", "Published", "Table", "cell_command", "cell_settings", "compare_table",
-    "find_tables", "folder_of", "load_paper", "paper_names", "parse_cell", "read_records", "record_of", "select",
-    "why_not", "write_records",
-]  # fmt: skip
+    "Cell",
+    "Comparison",
+    "Note",
+    "Paper",
+    "Published",
+    "Table",
+    "cell_command",
+    "cell_settings",
+    "compare_table",
+    "find_tables",
+    "folder_of",
+    "load_paper",
+    "paper_names",
+    "parse_cell",
+    "read_records",
+    "record_of",
+    "select",
+    "why_not",
+    "write_records",
+]

@@ -1,7 +1,7 @@
 """One published number, and what it takes to run it.
 
-The grammar of a cell: ``79.34+-.85`` (mean and spread), ``66.3`` (no spread printed), ``80.95+-1.49 (80.14)`` (a gain in brackets),
-``~76`` (read off a figure or the text), ``?`` (drawn, never printed), ``-`` (no such cell).
+The grammar of a cell: ``79.34+-.85`` (mean and spread), ``66.3`` (no spread printed), ``80.95+-1.49 (80.14)`` (a gain
+in brackets), ``~76`` (read off a figure or the text), ``?`` (drawn, never printed), ``-`` (no such cell).
 """
 
 from __future__ import annotations
@@ -79,8 +79,10 @@ class Note:
 
     Args:
         text: One or two sentences.
-        only: Words a cell must match, or several such texts of which it must match one; none = a remark on the whole table.
-        finding: True for what our own runs showed, False for what is known of the published number. Only findings explain a difference.
+        only: Words a cell must match, or several such texts of which it must match one; none = a remark on the whole
+            table.
+        finding: True for what our own runs showed, False for what is known of the published number. Only findings
+            explain a difference.
         printed: What the paper really prints, where we compare with something else (a misprint).
     """
 
@@ -97,7 +99,8 @@ class Cell:
     Args:
         paper, table: Where it stands.
         row, column: Its labels.
-        parts: Labels of the parts of the column it stands for: one, or all where a number spans them; empty without parts.
+        parts: Labels of the parts of the column it stands for: one, or all where a number spans them; empty without
+            parts.
         published: The number.
         run: Method and settings of its runs, without the seed.
         score: Key of ``result.json`` that is compared; ``facts.eps_p`` is a key of its ``facts``.
@@ -131,4 +134,6 @@ class Cell:
     @property
     def scenario(self) -> str:
         """Method and scenario, for ``--only``."""
-        return " ".join(str(self.run[key]) for key in ("method", "backbone", "dataset", "partition", "clients") if key in self.run)
+        return " ".join(
+            str(self.run[key]) for key in ("method", "backbone", "dataset", "partition", "clients") if key in self.run
+        )

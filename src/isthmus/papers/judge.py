@@ -1,7 +1,7 @@
 """Ours beside theirs: mean, spread of the paper's kind, difference, paired differences, and a verdict.
 
-The yardstick of a verdict is the published spread; where none (or zero) is printed, ours. Where the spread is that of single clients
-(``client-stds``) and the score their mean, it is divided by the root of their number.
+The yardstick of a verdict is the published spread; where none (or zero) is printed, ours. Where the spread is that of
+single clients (``client-stds``) and the score their mean, it is divided by the root of their number.
 
     within 1, within 2   the means differ by at most one, two yardsticks
     above, below         by more
@@ -33,8 +33,8 @@ Results = Mapping[int, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Paired:
-    """Mean and population standard deviation of the differences to another row, seed by seed (std None with one seed), and the
-    differences themselves, by seed in order."""
+    """Mean and population standard deviation of the differences to another row, seed by seed (std None with one seed),
+    and the differences themselves, by seed in order."""
 
     row: str
     mean: float
@@ -77,22 +77,46 @@ class Comparison:
         """A plain dict."""
         cell, paper = self.cell, self.cell.published
         return {
-            "cell": cell.name, "row": cell.row, "column": cell.column, "parts": list(cell.parts), "unit": cell.unit, "score": cell.score,
+            "cell": cell.name,
+            "row": cell.row,
+            "column": cell.column,
+            "parts": list(cell.parts),
+            "unit": cell.unit,
+            "score": cell.score,
             "run": dict(cell.run),
-            "published": {"text": paper.text, "mean": paper.mean, "spread": paper.spread, "gain": paper.gain,
-                          "approximate": paper.approximate, "printed": next((note.printed for note in cell.notes if note.printed), None)},
-            "ours": {"mean": self.mean, "spread": self.spread, "run_spread": self.run_spread, "gain": self.gain,
-                     "seeds": sorted(self.values), "values": [self.values[seed] for seed in sorted(self.values)]},
-            "difference": self.difference, "yardstick": self.yardstick, "verdict": self.verdict,
+            "published": {
+                "text": paper.text,
+                "mean": paper.mean,
+                "spread": paper.spread,
+                "gain": paper.gain,
+                "approximate": paper.approximate,
+                "printed": next((note.printed for note in cell.notes if note.printed), None),
+            },
+            "ours": {
+                "mean": self.mean,
+                "spread": self.spread,
+                "run_spread": self.run_spread,
+                "gain": self.gain,
+                "seeds": sorted(self.values),
+                "values": [self.values[seed] for seed in sorted(self.values)],
+            },
+            "difference": self.difference,
+            "yardstick": self.yardstick,
+            "verdict": self.verdict,
             "paired": None if self.paired is None else vars(self.paired),
-            "parameters": {"trainable": self.trainable, "shared": self.shared}, "seconds_per_run": self.seconds,
-            "notes": [note.text for note in cell.notes if not note.finding], "findings": [note.text for note in cell.notes if note.finding],
+            "parameters": {"trainable": self.trainable, "shared": self.shared},
+            "seconds_per_run": self.seconds,
+            "notes": [note.text for note in cell.notes if not note.finding],
+            "findings": [note.text for note in cell.notes if note.finding],
             "reason": self.reason,
-        }  # fmt: skip
+        }
 
 
 def compare_table(
-    table: Table, cells: Sequence[Cell], results: Callable[[Cell], Results], reason: Callable[[Cell], str] = lambda cell: ""
+    table: Table,
+    cells: Sequence[Cell],
+    results: Callable[[Cell], Results],
+    reason: Callable[[Cell], str] = lambda cell: "",
 ) -> list[Comparison]:
     """Ours beside theirs for some cells of a table.
 
@@ -110,7 +134,9 @@ def compare_table(
     return [_comparison(table, cell, results(cell), values, reason(cell)) for cell in cells]
 
 
-def _comparison(table: Table, cell: Cell, results: Results, values: Callable[[Cell], Mapping[int, float]], reason: str) -> Comparison:
+def _comparison(
+    table: Table, cell: Cell, results: Results, values: Callable[[Cell], Mapping[int, float]], reason: str
+) -> Comparison:
     own = values(cell)
     summary = spread(list(own.values()))
     if summary is None and results and not reason:
@@ -120,21 +146,33 @@ def _comparison(table: Table, cell: Cell, results: Results, values: Callable[[Ce
     difference = summary.mean - theirs.mean if summary is not None and theirs.mean is not None else None
     yardstick = theirs.spread or ours or None
     if yardstick and table.spread == "client-stds" and cell.unit == "%":
-        # The printed ± is that of one client; a mean over clients that vary by themselves varies by the root of their number less.
+        # The printed ± is that of one client; a mean over clients that vary by themselves varies by the root of their
+        # number less.
         yardstick /= math.sqrt(_num_clients(results))
     some = next(iter(results.values()), {}) if own else {}
     seconds = [sum(result["seconds"].values()) for result in results.values() if "seconds" in result] if own else []
     return Comparison(
-        cell=cell, values=own, mean=summary.mean if summary else None, spread=ours, run_spread=summary.std if summary else None,
-        difference=difference, yardstick=yardstick,
-        verdict=_verdict(cell, summary, difference, yardstick), paired=_paired(table, cell, values), gain=_gain(table, cell, values),
-        trainable=some.get("parameters", {}).get("trainable"), shared=some.get("parameters", {}).get("shared"),
-        seconds=statistics.fmean(seconds) if seconds else None, reason=reason,
-    )  # fmt: skip
+        cell=cell,
+        values=own,
+        mean=summary.mean if summary else None,
+        spread=ours,
+        run_spread=summary.std if summary else None,
+        difference=difference,
+        yardstick=yardstick,
+        verdict=_verdict(cell, summary, difference, yardstick),
+        paired=_paired(table, cell, values),
+        gain=_gain(table, cell, values),
+        trainable=some.get("parameters", {}).get("trainable"),
+        shared=some.get("parameters", {}).get("shared"),
+        seconds=statistics.fmean(seconds) if seconds else None,
+        reason=reason,
+    )
 
 
 def _values(cell: Cell, results: Results) -> dict[int, float]:
-    """Our score by seed, in the unit of the cell; empty unless every seed has one, since a mean over the lucky seeds would flatter."""
+    """Our score by seed, in the unit of the cell; empty unless every seed has one, since a mean over the lucky seeds
+    would flatter.
+    """
     found = {seed: measured(result, cell.score) for seed, result in sorted(results.items())}
     numbers = {seed: value * FACTORS[cell.unit] for seed, value in found.items() if isinstance(value, int | float)}
     return numbers if len(numbers) == len(found) else {}
@@ -166,7 +204,13 @@ def _verdict(cell: Cell, summary: Spread | None, difference: float | None, yards
     distance = abs(difference) / yardstick
     if distance <= 2 + 1e-9:
         return "within 1" if distance <= 1 + 1e-9 else "within 2"
-    return "explained" if any(note.finding or note.printed for note in cell.notes) else "above" if difference > 0 else "below"
+    return (
+        "explained"
+        if any(note.finding or note.printed for note in cell.notes)
+        else "above"
+        if difference > 0
+        else "below"
+    )
 
 
 def _partner(table: Table, cell: Cell, row: str | None) -> Cell | None:

@@ -1,4 +1,5 @@
-"""The results page of a paper, in Markdown, from run folders alone: no figure on it is typed by hand, and no run means no line.
+"""The results page of a paper, in Markdown, from run folders alone: no figure on it is typed by hand, and no run means
+no line.
 
 Nothing on it depends on when it is written: the date is that of the newest run.
 """
@@ -37,12 +38,15 @@ def write_page(paper: Paper, tables: Sequence[tuple[Table, Sequence[Comparison]]
 
 
 def _provenance(runs: Sequence[Run]) -> str:
-    versions = sorted({", ".join(f"{name} {version}" for name, version in run.get("versions", {}).items()) for run in runs})
+    versions = sorted(
+        {", ".join(f"{name} {version}" for name, version in run.get("versions", {}).items()) for run in runs}
+    )
     sources = sorted({str(run.get("source")) for run in runs})
     newest = max(str(run.get("finished", "")) for run in runs)[:10]
     seeds = sorted({run["seed"] for run in runs})
     return (
-        f"{len(runs)} runs, the newest of {newest}; seeds {_seeds(seeds)}: a cell has the first of them, as many as its table says, so "
+        f"{len(runs)} runs, the newest of {newest}; seeds {_seeds(seeds)}: a cell has the first of them, as many as "
+        "its table says, so "
         "that differences within a table are paired. "
         f"Data: {', '.join(sources)}. Versions: {'; '.join(versions)}."
     )
@@ -81,35 +85,64 @@ def _listed(cells: Sequence[Comparison], most: int = 3) -> str:
     """Names of cells; many of them by their rows and columns."""
     if len(cells) <= most:
         return ", ".join(row.cell.name for row in cells)
-    rows, columns = (", ".join(dict.fromkeys(names)) for names in ([each.cell.row for each in cells], [each.cell.column for each in cells]))
+    rows, columns = (
+        ", ".join(dict.fromkeys(names))
+        for names in ([each.cell.row for each in cells], [each.cell.column for each in cells])
+    )
     return f"{rows} / {columns} ({len(cells)} cells)"
 
 
 def _section(table: Table, rows: Sequence[Comparison]) -> list[str]:
     shown = [row for row in rows if row.mean is not None]
     parts = [f"## {table.key} {table.title}", ""]
-    parts += [f"- {note.text}" for note in table.notes if not note.only] + ([""] if any(not note.only for note in table.notes) else [])
+    parts += [f"- {note.text}" for note in table.notes if not note.only] + (
+        [""] if any(not note.only for note in table.notes) else []
+    )
     if not shown:
         reasons = _reasons(rows)
         return [*parts, f"{len(rows)} cells, none run yet{f': {reasons}' if reasons else ''}.", ""]
     reference = any(row.paired for row in shown)
     apart = table.spread == "client-stds"  # then the score's own spread is another number, and a smaller one
-    headings = ["cell", "published", "ours", *(["std over seeds"] if apart else []), "seeds", "difference", "verdict",
-                *([f"to {table.reference}, paired"] if reference else []), "parameters (shared)", "s / run"]  # fmt: skip
+    headings = [
+        "cell",
+        "published",
+        "ours",
+        *(["std over seeds"] if apart else []),
+        "seeds",
+        "difference",
+        "verdict",
+        *([f"to {table.reference}, paired"] if reference else []),
+        "parameters (shared)",
+        "s / run",
+    ]
     parts += [f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
     for row in shown:
         cells = [
-            row.cell.name, published_text(row), ours_text(row), *([_over_seeds(row)] if apart else []), str(len(row.values)),
-            difference_text(row), row.verdict, *([paired_text(row)] if reference else []), _parameters(row),
+            row.cell.name,
+            published_text(row),
+            ours_text(row),
+            *([_over_seeds(row)] if apart else []),
+            str(len(row.values)),
+            difference_text(row),
+            row.verdict,
+            *([paired_text(row)] if reference else []),
+            _parameters(row),
             "" if row.seconds is None else f"{row.seconds:.1f}",
-        ]  # fmt: skip
+        ]
         parts.append(f"| {' | '.join(cells)} |")
     parts += ["", f"± is the {SPREADS[table.spread]}."]
     if apart:
-        parts[-1] += (" \"std over seeds\" is the population standard deviation of the score itself. Verdicts measure with ± over the root "
-                      "of the number of clients: so much does the mean of clients vary that vary each by itself.")  # fmt: skip
+        parts[-1] += (
+            ' "std over seeds" is the population standard deviation of the score itself. Verdicts measure with ± '
+            "over the root "
+            "of the number of clients: so much does the mean of clients vary that vary each by itself."
+        )
     if reference and any(row.paired and row.paired.seeds > 1 for row in shown):
-        listed = "; ".join(f"{row.cell.name} {', '.join(f'{value:+.2f}' for value in row.paired.values)}" for row in shown if row.paired)
+        listed = "; ".join(
+            f"{row.cell.name} {', '.join(f'{value:+.2f}' for value in row.paired.values)}"
+            for row in shown
+            if row.paired
+        )
         parts += ["", f"Seed by seed, to {table.reference}: {listed}."]
     if means := _mean_differences(shown):
         parts += ["", f"Mean over cells, to {table.reference}: {'; '.join(means)}."]

@@ -41,7 +41,8 @@ def why_not(cell: Cell) -> str | None:
     try:
         cell_settings(cell, 0)
     except ConfigError as error:
-        # A published cell is no slip of the pen: what it names is still to come, and what else is allowed would fill a page.
+        # A published cell is no slip of the pen: what it names is still to come, and what else is allowed would fill a
+        # page.
         named = _UNKNOWN.match(str(error))
         return f"{named['what'].replace('key', 'setting')} {named['name']} is not here yet" if named else str(error)
     return None
@@ -64,7 +65,8 @@ def cell_command(cell: Cell, seed: int | None = None) -> str:
 def folder_of(settings: Settings, out: Path) -> Path:
     """``<out>/<method>-<data set>-<partition>-k<clients>-<digest>-s<seed>``: same settings, same folder.
 
-    The digest covers the scenario and what differs from the defaults, so a setting added to the house later leaves finished runs valid.
+    The digest covers the scenario and what differs from the defaults, so a setting added to the house later leaves
+    finished runs valid.
     """
     run = settings.run
     digest = hashlib.sha256(json.dumps(changed(settings), sort_keys=True, default=str).encode()).hexdigest()[:8]

@@ -1,8 +1,9 @@
 """Records of finished runs: what a results page needs of each, one line per run in ``<paper>.jsonl`` beside the page.
 
-Run folders are large and live where they were made. A record is about a kilobyte, is committed with the page, and stands for a folder
-that is gone: tables grow over many sessions and machines, and a page can always be written again. A run folder wins over a record of the
-same run.
+Run folders are large and live where they were made. A record is about a kilobyte, is committed with the page, and
+stands for a folder
+that is gone: tables grow over many sessions and machines, and a page can always be written again. A run folder wins
+over a record of the same run.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ Records = dict[str, Mapping[str, Any]]
 
 
 def record_of(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    """What a page needs of a result. Long lists and the folder's place on somebody's machine stay behind; short ones, such as clusters, are
-    kept."""
-    kept: dict[str, Any] = {key: value for key, value in result.items() if value is None or isinstance(value, str | int | float)}
+    """What a page needs of a result. Long lists and the folder's place on somebody's machine stay behind; short ones,
+    such as clusters, are kept."""
+    kept: dict[str, Any] = {
+        key: value for key, value in result.items() if value is None or isinstance(value, str | int | float)
+    }
     for key in _WHOLE:
         if key in result:
             kept[key] = _without_long_lists(result[key])
@@ -58,7 +61,9 @@ def read_records(path: Path) -> Records:
             found[record["run_dir"]] = record
             int(record["seed"])
         except (ValueError, TypeError, KeyError):
-            raise DataError(f"{path} line {number} is not a record of a run: remove the line, or restore the file from git") from None
+            raise DataError(
+                f"{path} line {number} is not a record of a run: remove the line, or restore the file from git"
+            ) from None
     return found
 
 

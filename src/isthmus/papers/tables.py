@@ -1,8 +1,9 @@
 """The tables of the papers: TOML files read, checked as a whole, and searched.
 
-A file holds the paper's ``[label]`` table (what a row, column or part of a column means for a run), named ``[settings]`` that labels
-``use``, and ``[[table]]`` entries whose ``rows`` carry the numbers. A cell is run with: the paper's ``run``, the table's, the ``settings``
-its labels use, then its column's, its part's and its row's own, later ones winning.
+A file holds the paper's ``[label]`` table (what a row, column or part of a column means for a run), named
+``[settings]`` that labels ``use``, and ``[[table]]`` entries whose ``rows`` carry the numbers. A cell is run with: the
+paper's ``run``, the table's, the ``settings`` its labels use, then its column's, its part's and its row's own, later
+ones winning.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _ABOUT = ("score", "unit", "skip", "use")
 
 @dataclass(frozen=True)
 class Gain:
-    """Bracketed numbers: the difference to row ``low`` in points, or with ``high`` the share of the way from ``low`` to it in percent.
+    """Bracketed numbers: the difference to row ``low`` in points, or with ``high`` the share of the way from ``low`` to
+    it in percent.
 
     Args:
         high: The upper row by the backbone a row's label ends in.
@@ -79,7 +81,11 @@ class Paper:
 
 
 def paper_names() -> list[str]:
-    return sorted(entry.name.removesuffix(".toml") for entry in resources.files(__package__).iterdir() if entry.name.endswith(".toml"))
+    return sorted(
+        entry.name.removesuffix(".toml")
+        for entry in resources.files(__package__).iterdir()
+        if entry.name.endswith(".toml")
+    )
 
 
 @functools.cache
@@ -91,24 +97,30 @@ def load_paper(name: str) -> Paper:
 
 
 def find_tables(target: str) -> tuple[Paper, list[Table]]:
-    """``PAPER`` or ``PAPER/TABLE``; a table by its key, an alias, or the section several tables stand in (``fedstar/8``)."""
+    """``PAPER`` or ``PAPER/TABLE``; a table by its key, an alias, or the section several tables stand in
+    (``fedstar/8``).
+    """
     name, slash, wanted = target.strip().strip("/").lower().partition("/")
     paper = load_paper(name)
     if not slash:
         return paper, list(paper.tables)
     exact = [table for table in paper.tables if wanted == table.key.lower() or wanted in table.aliases]
-    found = exact or [table for table in paper.tables if re.match(rf"{re.escape(wanted)}(\.|[a-z]$)", table.key.lower())]
+    found = exact or [
+        table for table in paper.tables if re.match(rf"{re.escape(wanted)}(\.|[a-z]$)", table.key.lower())
+    ]
     if not found:
-        raise unknown(f"table of {name}", wanted, [entry for table in paper.tables for entry in (table.key, *table.aliases)])
+        raise unknown(
+            f"table of {name}", wanted, [entry for table in paper.tables for entry in (table.key, *table.aliases)]
+        )
     return paper, found
 
 
-# -- searching ---------------------------------------------------------------------------------------------------------------
+# -- searching -------------------------------------------------------------------------------------
 
 
 def select(tables: Sequence[Table], only: str | None) -> list[Cell]:
-    """Cells of all tables whose labels or scenario match every word of ``only``, or whose printed name it is. No match at all is an error
-    that lists what there is."""
+    """Cells of all tables whose labels or scenario match every word of ``only``, or whose printed name it is. No match
+    at all is an error that lists what there is."""
     cells = [cell for table in tables for cell in (matching(table.cells, only) if only else table.cells)]
     if not cells:
         labels = dict.fromkeys(label for table in tables for label in (*table.rows, *table.columns, *table.parts))
@@ -118,16 +130,18 @@ def select(tables: Sequence[Table], only: str | None) -> list[Cell]:
 
 
 def matching(cells: Sequence[Cell], only: str) -> list[Cell]:
-    """Cells that match every word. A word means a whole word of a label where some cell has it, else of a method or scenario, else a piece
-    of a word, else the beginning of one. The name of a cell as it is printed means that cell alone: where rows and columns have the same
-    labels, words cannot tell ``FE GCN / GIN`` from ``FE GIN / GCN``."""
+    """Cells that match every word. A word means a whole word of a label where some cell has it, else of a method or
+    scenario, else a piece of a word, else the beginning of one. The name of a cell as it is printed means that cell
+    alone: where rows and columns have the same labels, words cannot tell ``FE GCN / GIN`` from ``FE GIN / GCN``."""
     if named := [cell for cell in cells if cell.name.lower() == " ".join(only.lower().split())]:
         return named
     readings: tuple[Callable[[Cell, str], bool], ...] = (
         lambda cell, word: word in _words(cell.labels),
         lambda cell, word: word in _words(cell.scenario),
         lambda cell, word: word in _pieces(f"{cell.labels} {cell.scenario}"),
-        lambda cell, word: len(word) >= 3 and any(other.startswith(word) for other in _words(f"{cell.labels} {cell.scenario}")),
+        lambda cell, word: (
+            len(word) >= 3 and any(other.startswith(word) for other in _words(f"{cell.labels} {cell.scenario}"))
+        ),
     )
     found = list(cells)
     for word in _words(only):
@@ -145,7 +159,7 @@ def _pieces(text: str) -> set[str]:
     return {piece for piece in re.split(r"[^a-z0-9]+", text.lower()) if piece}
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 def read_paper(name: str, text: str) -> Paper:
@@ -170,12 +184,20 @@ def _table(paper: str, raw: Mapping[str, Any], entry: Mapping[str, Any]) -> Tabl
         raise unknown(f"kind of spread in table {key}", str(spread), SPREADS, error=DataError)
     gain = entry.get("gain")
     table = Table(
-        paper=paper, key=key, aliases=tuple(entry.get("alias", ())), title=entry["title"], figure=entry.get("figure", False),
-        runs=entry.get("runs", raw["runs"]), spread=spread, reference=entry.get("reference", raw.get("reference")) or None,
+        paper=paper,
+        key=key,
+        aliases=tuple(entry.get("alias", ())),
+        title=entry["title"],
+        figure=entry.get("figure", False),
+        runs=entry.get("runs", raw["runs"]),
+        spread=spread,
+        reference=entry.get("reference", raw.get("reference")) or None,
         gain=None if gain is None else Gain(gain["low"], dict(gain.get("high", {}))),
-        columns=tuple(entry["columns"]), parts=tuple(entry.get("parts", ())),
-        notes=tuple(_note(note) for note in entry.get("note", ())), cells=(),
-    )  # fmt: skip
+        columns=tuple(entry["columns"]),
+        parts=tuple(entry.get("parts", ())),
+        notes=tuple(_note(note) for note in entry.get("note", ())),
+        cells=(),
+    )
     labels = {**raw.get("label", {}), **entry.get("label", {})}
     base = [raw.get("run", {}), entry.get("run", {})]
     settings, fraction = raw.get("settings", {}), entry.get("scale", "percent") == "fraction"
@@ -239,7 +261,12 @@ def _merged(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def _note(raw: Mapping[str, Any]) -> Note:
     finding = "finding" in raw
     only = raw.get("only", ())
-    return Note(raw["finding" if finding else "note"], (only,) if isinstance(only, str) else tuple(only), finding, raw.get("printed"))
+    return Note(
+        raw["finding" if finding else "note"],
+        (only,) if isinstance(only, str) else tuple(only),
+        finding,
+        raw.get("printed"),
+    )
 
 
 def _noted(cells: Sequence[Cell], notes: Iterable[Note], table: str) -> list[Cell]:
@@ -253,5 +280,8 @@ def _noted(cells: Sequence[Cell], notes: Iterable[Note], table: str) -> list[Cel
                 raise DataError(f"table {table}: no cell matches the note for {words!r}")
             chosen |= found
         if chosen:
-            noted = [replace(new, notes=(*new.notes, note)) if id(old) in chosen else new for old, new in zip(cells, noted, strict=True)]
+            noted = [
+                replace(new, notes=(*new.notes, note)) if id(old) in chosen else new
+                for old, new in zip(cells, noted, strict=True)
+            ]
     return noted

@@ -17,7 +17,8 @@ class Accountant:
 
     Args:
         bound: ``rdp`` (Renyi divergence, quick) or ``pld`` (privacy loss distributions: smaller epsilon, slower).
-        replace: Neighbouring data sets differ by a replaced record instead of an added or removed one. Then the sensitivity of a part
+        replace: Neighbouring data sets differ by a replaced record instead of an added or removed one. Then the
+            sensitivity of a part
             clipped to C is 2C: the multiplier is halved here.
     """
 
@@ -30,9 +31,14 @@ class Accountant:
         self.steps = 0
 
     def add(self, multiplier: float, steps: int = 1, *, sampling: float = 1.0, noise: Noise = "gaussian") -> Accountant:
-        """Releases of ``Mechanism(clip, multiplier, noise)``; each record takes part with probability ``sampling`` (Poisson)."""
+        """Releases of ``Mechanism(clip, multiplier, noise)``; each record takes part with probability ``sampling``
+        (Poisson).
+        """
         if not (multiplier > 0 and steps >= 0 and 0 < sampling <= 1):
-            raise ConfigError(f"accounting needs multiplier > 0, steps >= 0, sampling in (0, 1]; got {multiplier}, {steps}, {sampling}")
+            raise ConfigError(
+                f"accounting needs multiplier > 0, steps >= 0, sampling in (0, 1]; got {multiplier}, {steps}, "
+                f"{sampling}"
+            )
         if self._replace and sampling < 1:
             raise ConfigError("accounting by replaced records does not use sampling here: set sampling to 1")
         event = self._event(multiplier / 2 if self._replace else multiplier, noise)
@@ -51,7 +57,11 @@ class Accountant:
             return float(self._accountant.get_epsilon(delta)) if self.steps else 0.0
 
     def _event(self, multiplier: float, noise: Noise) -> Any:
-        return self._package.GaussianDpEvent(multiplier) if noise == "gaussian" else self._package.LaplaceDpEvent(multiplier)
+        return (
+            self._package.GaussianDpEvent(multiplier)
+            if noise == "gaussian"
+            else self._package.LaplaceDpEvent(multiplier)
+        )
 
 
 class _quiet:

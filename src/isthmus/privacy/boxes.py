@@ -1,8 +1,9 @@
 """Sealed boxes: mail to a public key from a sender who stays unknown, e.g. through somebody who must not read it.
 
-Every box has an X25519 key of its own, so two boxes of one sender have nothing in common; the receiver's key is long enough to open all of
-them and says nothing of who wrote. Agreed secret, both public keys and a context (which run, which holder) are hashed (SHA-256) into a key
-that serves for this box alone; AES-256-GCM seals. `envelope` is for mail whose sender is known.
+Every box has an X25519 key of its own, so two boxes of one sender have nothing in common; the receiver's key is long
+enough to open all of them and says nothing of who wrote. Agreed secret, both public keys and a context (which run,
+which holder) are hashed (SHA-256) into a key that serves for this box alone; AES-256-GCM seals. `envelope` is for mail
+whose sender is known.
 """
 
 from __future__ import annotations
@@ -51,9 +52,13 @@ class BoxHolder:
         self._seen: set[bytes] = set()
 
     def open(self, boxes: Bytes) -> Bytes:
-        """Contents of all boxes (n, m + BOX_OVERHEAD) -> (n, m); one that was changed, is for somebody else or came before is refused."""
+        """Contents of all boxes (n, m + BOX_OVERHEAD) -> (n, m); one that was changed, is for somebody else or came
+        before is refused.
+        """
         if boxes.dtype != np.uint8 or boxes.ndim != 2 or boxes.shape[1] <= BOX_OVERHEAD:
-            raise ProtocolError(f"sealed boxes are rows of more than {BOX_OVERHEAD} bytes, got {boxes.dtype} {boxes.shape}")
+            raise ProtocolError(
+                f"sealed boxes are rows of more than {BOX_OVERHEAD} bytes, got {boxes.dtype} {boxes.shape}"
+            )
         out = np.empty((boxes.shape[0], boxes.shape[1] - BOX_OVERHEAD), np.uint8)
         for number, (row, box) in enumerate(zip(out, boxes, strict=True)):
             ephemeral, body = box[:PUBLIC_BYTES].tobytes(), box[PUBLIC_BYTES:].tobytes()
@@ -63,7 +68,9 @@ class BoxHolder:
                 key = _key(self._private.exchange(_public(ephemeral)), ephemeral, self.public, self.context)
                 row[:] = np.frombuffer(AESGCM(key).decrypt(_NONCE, body, self.context), np.uint8)
             except (InvalidTag, ValueError):
-                raise ProtocolError(f"sealed box {number} was changed on its way, or is for another holder: repeat the exchange") from None
+                raise ProtocolError(
+                    f"sealed box {number} was changed on its way, or is for another holder: repeat the exchange"
+                ) from None
             self._seen.add(ephemeral)
         return out
 

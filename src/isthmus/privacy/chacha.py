@@ -1,7 +1,8 @@
 """ChaCha20 (RFC 8439) for many keys at once: uniform field elements from one 32-byte key per message.
 
-`prg.Keystream` serves one long stream; here thousands of short ones are wanted, one per edge, and a Python call for each would cost more
-than all the arithmetic. Keys are worked on in lanes, so that the compiler fills vector registers. Tested against `cryptography`.
+`prg.Keystream` serves one long stream; here thousands of short ones are wanted, one per edge, and a Python call for
+each would cost more than all the arithmetic. Keys are worked on in lanes, so that the compiler fills vector registers.
+Tested against `cryptography`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def expand(field: Field, keys: Keys, nonce: Nonce, width: int) -> Elements:
 
 
 def expand_sum(field: Field, keys: Keys, sizes: NDArray[np.int64], nonce: Nonce, width: int) -> Elements:
-    """Sums of the streams of consecutive keys, ``sizes`` of them each: (n, 32), (H,) -> (H, width). No single stream is kept."""
+    """Sums of the streams of consecutive keys, ``sizes`` of them each: (n, 32), (H,) -> (H, width). No single stream is
+    kept.
+    """
     if int(sizes.sum()) != keys.shape[0] or (sizes.size and int(sizes.min()) < 0):
         raise ValueError(f"{keys.shape[0]} keys do not fall into groups of {sizes.tolist()[:5]}...")
     out = np.zeros((sizes.size, width), np.uint64)
@@ -81,7 +84,9 @@ def _shape_of(field: Field) -> tuple[Any, Any]:
 
 @_inlined
 def _quarter(x: Any, a: int, b: int, c: int, d: int) -> None:
-    """The quarter round on all lanes. Everything is cut to 32 bits at once: numba would go on in 64 and fill half the registers."""
+    """The quarter round on all lanes. Everything is cut to 32 bits at once: numba would go on in 64 and fill half the
+    registers.
+    """
     row_a, row_b, row_c, row_d = x[a], x[b], x[c], x[d]
     for i in range(len(row_a)):
         p, q, r, s = row_a[i], row_b[i], row_c[i], row_d[i]
@@ -102,7 +107,9 @@ def _quarter(x: Any, a: int, b: int, c: int, d: int) -> None:
 
 @_compiled
 def _blocks(keys: Any, begin: int, count: int, nonce: Any, counter: int, start: Any, x: Any) -> None:
-    """Blocks of ``count`` keys from row ``begin`` into the columns of ``x`` (16, lanes); unused lanes repeat the last key."""
+    """Blocks of ``count`` keys from row ``begin`` into the columns of ``x`` (16, lanes); unused lanes repeat the last
+    key.
+    """
     for i in range(_LANES):
         row = begin + min(i, count - 1)
         for j in range(4):

@@ -1,7 +1,7 @@
 """Sealed mail between parties: whoever carries it sees sender, receiver, type and size, and can change nothing.
 
-X25519 agreement, HKDF-SHA256 per direction, AES-256-GCM with a random 96-bit nonce; the header is authenticated with the body. The carrier
-still learns who talks to whom, how much and when.
+X25519 agreement, HKDF-SHA256 per direction, AES-256-GCM with a random 96-bit nonce; the header is authenticated with
+the body. The carrier still learns who talks to whom, how much and when.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _MOST_BYTES = 2**31 - 1
 
 @dataclass(frozen=True)
 class Header:
-    """What a carrier may see. ``attempt`` tells a replayed round from the first one; ``size`` is that of the message before sealing."""
+    """What a carrier may see. ``attempt`` tells a replayed round from the first one; ``size`` is that of the message
+    before sealing.
+    """
 
     run: str
     phase: str
@@ -57,12 +59,18 @@ class Mailbox:
     """One party's sealing and opening of mail in one run.
 
     Args:
-        roster: Long-term keys of all parties; None takes session keys unsigned, which protects against a curious carrier but not against
-            one that replaces keys.
+        roster: Long-term keys of all parties; None takes session keys unsigned, which protects against a curious
+            carrier but not against one that replaces keys.
     """
 
-    def __init__(self, party: str, run: str, identity: Identity | None = None, roster: Roster | None = None,
-                 key: SessionKey | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        party: str,
+        run: str,
+        identity: Identity | None = None,
+        roster: Roster | None = None,
+        key: SessionKey | None = None,
+    ) -> None:
         self.party, self.run = party, run
         self._identity, self._roster = identity, roster
         self._key = key or SessionKey()
@@ -78,7 +86,9 @@ class Mailbox:
         return self._identity.sign(self.party, self.run, self._key.public)
 
     def meet(self, other: SignedKey) -> None:
-        """Accept another party's session key: verified against the roster, and not exchanged for another one within a session."""
+        """Accept another party's session key: verified against the roster, and not exchanged for another one within a
+        session.
+        """
         key = self._roster.verify(other) if self._roster is not None else other.key
         if other.party == self.party:
             raise ProtocolError(f"{self.party} was given its own name as a correspondent")
@@ -95,9 +105,14 @@ class Mailbox:
     def seal(self, header: Header, message: bytes) -> Envelope:
         """Close a message under its header."""
         if header.sender != self.party or header.run != self.run:
-            raise ProtocolError(f"{self.party} in run {self.run!r} cannot seal mail of {header.sender} in run {header.run!r}")
+            raise ProtocolError(
+                f"{self.party} in run {self.run!r} cannot seal mail of {header.sender} in run {header.run!r}"
+            )
         if header.size != len(message) or len(message) > _MOST_BYTES - OVERHEAD:
-            raise ProtocolError(f"the header says {header.size} bytes, the message has {len(message)} (at most {_MOST_BYTES - OVERHEAD})")
+            raise ProtocolError(
+                f"the header says {header.size} bytes, the message has {len(message)} (at most "
+                f"{_MOST_BYTES - OVERHEAD})"
+            )
         key = self._known(self._out, header.receiver)
         self._sent[header.receiver] = self._sent.get(header.receiver, 0) + 1
         if self._sent[header.receiver] > _MOST_MESSAGES:
@@ -109,17 +124,23 @@ class Mailbox:
         """The message, once. Refused: tampered, cut, misaddressed, of another run, of a stranger, opened before."""
         header, body = envelope.header, envelope.body
         if header.receiver != self.party or header.run != self.run:
-            raise ProtocolError(f"mail for {header.receiver} in run {header.run!r} reached {self.party} in run {self.run!r}")
+            raise ProtocolError(
+                f"mail for {header.receiver} in run {header.run!r} reached {self.party} in run {self.run!r}"
+            )
         key = self._known(self._in, header.sender)
         if len(body) != header.size + OVERHEAD or body[:1] != _VERSION:
             raise ProtocolError(f"mail from {header.sender} is cut short, too long or of another version")
         try:
             message = AESGCM(key).decrypt(body[1 : 1 + _NONCE], body[1 + _NONCE :], header.encoded())
         except InvalidTag:
-            raise ProtocolError(f"mail from {header.sender} was changed on its way, or sealed with another key") from None
+            raise ProtocolError(
+                f"mail from {header.sender} was changed on its way, or sealed with another key"
+            ) from None
         digest = hashlib.sha256(header.encoded()).digest()[:16]
         if digest in self._seen:  # only after authentication: a forgery must not block the real message
-            raise ProtocolError(f"mail from {header.sender} ({header.handler}, sequence {header.sequence}) arrived twice")
+            raise ProtocolError(
+                f"mail from {header.sender} ({header.handler}, sequence {header.sequence}) arrived twice"
+            )
         self._seen.add(digest)
         return message
 

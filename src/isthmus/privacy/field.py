@@ -1,7 +1,7 @@
 """Arithmetic modulo a prime, on arrays.
 
-Elements are ``uint64`` arrays with entries below the prime; other types are refused, because numpy turns ``uint64`` with ``int64`` into
-floats without a word. What comes from another party goes through :meth:`Field.check` first.
+Elements are ``uint64`` arrays with entries below the prime; other types are refused, because numpy turns ``uint64``
+with ``int64`` into floats without a word. What comes from another party goes through :meth:`Field.check` first.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ class Field:
 
     def __post_init__(self) -> None:
         if self.prime != P61 and not (2 <= self.prime <= P31 and _is_prime(self.prime)):
-            raise ConfigError(f"a field needs a prime up to 2^31 - 1, or 2^61 - 1; got {self.prime}: use {P31} or {P61}")
+            raise ConfigError(
+                f"a field needs a prime up to 2^31 - 1, or 2^61 - 1; got {self.prime}: use {P31} or {P61}"
+            )
 
-    # -- elements ------------------------------------------------------------------------------------------------------------
+    # -- elements ----------------------------------------------------------------------------------
 
     def elements(self, values: Sequence[int] | NDArray[np.integer]) -> Elements:
         """Integers, reduced into the field. Public constants and encodings; never a value of another party."""
@@ -56,7 +58,9 @@ class Field:
         if values.dtype != np.uint64:
             raise ProtocolError(f"{what} must be unsigned 64-bit words, got {values.dtype}")
         if values.size and int(values.max()) >= self.prime:
-            raise ProtocolError(f"{what} reach {int(values.max())}, but the modulus is {self.prime}: the sender used another one")
+            raise ProtocolError(
+                f"{what} reach {int(values.max())}, but the modulus is {self.prime}: the sender used another one"
+            )
         return values
 
     def random(self, shape: int | tuple[int, ...], stream: Keystream | None = None) -> Elements:
@@ -69,7 +73,7 @@ class Field:
         values = _words(a).astype(np.int64)
         return np.where(values > (self.prime - 1) // 2, values - self.prime, values)
 
-    # -- arithmetic ----------------------------------------------------------------------------------------------------------
+    # -- arithmetic --------------------------------------------------------------------------------
 
     def add(self, a: Elements, b: Elements) -> Elements:
         return self._once(_words(a) + _words(b))

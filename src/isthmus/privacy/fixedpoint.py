@@ -1,7 +1,8 @@
 """Real numbers as elements of a field: signed fixed point that never wraps without a word.
 
-A number x becomes round(x 2^f) mod p. Sums of up to N numbers bounded by B come back exactly as long as N B 2^f < p / 2, which is checked
-when the format is made; only sums and products with public integers happen in between, so no truncation is needed.
+A number x becomes round(x 2^f) mod p. Sums of up to N numbers bounded by B come back exactly as long as N B 2^f < p /
+2, which is checked when the format is made; only sums and products with public integers happen in between, so no
+truncation is needed.
 """
 
 from __future__ import annotations
@@ -43,12 +44,19 @@ class FixedPoint:
 
     def __post_init__(self) -> None:
         if not 0 <= self.fraction <= 60 or self.terms < 1 or not 0 < self.bound <= 2.0**60:
-            raise ConfigError(f"a fixed-point format needs fraction in 0..60, bound in (0, 2^60], terms >= 1; got {self}")
+            raise ConfigError(
+                f"a fixed-point format needs fraction in 0..60, bound in (0, 2^60], terms >= 1; got {self}"
+            )
         if 2 * self.terms * self.limit >= self.field.prime:
             fits = self.field.prime / (2 * self.terms * self.bound)
-            most = f"at most {math.floor(math.log2(fits))} fractional bits fit" if fits > 1 else "no number of fractional bits fits"
+            most = (
+                f"at most {math.floor(math.log2(fits))} fractional bits fit"
+                if fits > 1
+                else "no number of fractional bits fits"
+            )
             raise ConfigError(
-                f"{self.terms} numbers up to {self.bound:g} with {self.fraction} fractional bits overflow modulo {self.field.prime}: "
+                f"{self.terms} numbers up to {self.bound:g} with {self.fraction} fractional bits overflow modulo "
+                f"{self.field.prime}: "
                 f"{most}; lower fraction, bound or terms, or use the prime 2^61 - 1"
             )
 
@@ -68,7 +76,9 @@ class FixedPoint:
         beyond = int(np.count_nonzero(np.abs(values) > self.bound))
         if beyond and not clip:
             largest = np.abs(values).max()
-            raise RunError(f"{beyond} of {x.size} numbers exceed the bound {self.bound:g} (largest {largest:g}); raise the bound")
+            raise RunError(
+                f"{beyond} of {x.size} numbers exceed the bound {self.bound:g} (largest {largest:g}); raise the bound"
+            )
         # Scaling by a power of two and rounding are exact in float64, and |result| <= limit < 2^60.
         scaled = np.rint(np.clip(values, -self.bound, self.bound) * 2.0**self.fraction).astype(np.int64)
         return Encoded(self.field.elements(scaled), beyond)
@@ -76,11 +86,16 @@ class FixedPoint:
     def decode(self, values: Elements, terms: int = 1) -> NDArray[np.float64]:
         """A sum of ``terms`` encodings as numbers. A sum that no such terms can have is an overflow and refused."""
         if not 0 <= terms <= self.terms:
-            raise ProtocolError(f"a sum of {terms} terms may have overflowed: this format holds {self.terms}; make it with more terms")
+            raise ProtocolError(
+                f"a sum of {terms} terms may have overflowed: this format holds {self.terms}; make it with more terms"
+            )
         signed = self.field.signed(self.field.check(values, "encoded numbers"))
         if signed.size and int(np.abs(signed).max()) > terms * self.limit:
-            raise ProtocolError(f"a decoded number exceeds what {terms} terms up to {self.bound:g} can sum to: overflow, or shares that do "
-                                "not belong together")  # fmt: skip
+            raise ProtocolError(
+                f"a decoded number exceeds what {terms} terms up to {self.bound:g} can sum to: overflow, or shares "
+                "that do "
+                "not belong together"
+            )
         return signed.astype(np.float64) * 2.0**-self.fraction
 
 
@@ -89,5 +104,8 @@ def finite(x: Reals) -> None:
     if not np.issubdtype(x.dtype, np.floating):
         raise TypeError(f"fixed point encodes real numbers, got {x.dtype}")
     if not np.isfinite(x).all():
-        raise RunError(f"{int(np.count_nonzero(~np.isfinite(x)))} of {x.size} numbers are NaN or infinite and cannot be protected: "
-                       "training has diverged; lower lr or check the features")  # fmt: skip
+        raise RunError(
+            f"{int(np.count_nonzero(~np.isfinite(x)))} of {x.size} numbers are NaN or infinite and cannot be "
+            "protected: "
+            "training has diverged; lower lr or check the features"
+        )

@@ -1,10 +1,12 @@
 """Which sums a party takes part in: two totals whose rosters differ by one client are that client's value.
 
-The guard keeps, per content, the rosters it has admitted, and refuses one from which, together with those, some party's own value could be
-computed. *Content* names what is summed, e.g. ``train/3/local_update``: the same values give the same content, whatever the attempt.
+The guard keeps, per content, the rosters it has admitted, and refuses one from which, together with those, some party's
+own value could be computed. *Content* names what is summed, e.g. ``train/3/local_update``: the same values give the
+same content, whatever the attempt.
 
-It knows only the sums it is asked about (a party: those it takes part in; the session: all) and nothing of parties that pool what they
-know; and it cannot tell when two contents, e.g. two rounds, in truth hold the same values. A fixed roster for a whole run is safest.
+It knows only the sums it is asked about (a party: those it takes part in; the session: all) and nothing of parties that
+pool what they know; and it cannot tell when two contents, e.g. two rounds, in truth hold the same values. A fixed
+roster for a whole run is safest.
 """
 
 from __future__ import annotations
@@ -32,24 +34,31 @@ class RosterGuard:
         self._reduced: dict[str, dict[str, Row]] = {}
 
     def admit(self, content: str, roster: Iterable[str]) -> None:
-        """Remember a roster for a content, or refuse it. The same roster again is no new knowledge and always welcome."""
+        """Remember a roster for a content, or refuse it. The same roster again is no new knowledge and always
+        welcome.
+        """
         parties = frozenset(roster)
         earlier = self._admitted.setdefault(content, [])
         if parties in earlier:
             return
         if len(parties) < self.minimum:
-            raise ProtocolError(f"a secure sum over {len(parties)} parties is refused: at least {self.minimum} must take part")
+            raise ProtocolError(
+                f"a secure sum over {len(parties)} parties is refused: at least {self.minimum} must take part"
+            )
         for other in earlier:
             if len(parties ^ other) < self.minimum:
                 raise ProtocolError(
-                    f"two sums of {content!r} whose rosters differ by {', '.join(sorted(parties ^ other))} would reveal their part: "
+                    f"two sums of {content!r} whose rosters differ by {', '.join(sorted(parties ^ other))} would "
+                    "reveal their part: "
                     "repeat the sum with the roster of the first one"
                 )
         reduced = _with_row(self._reduced.get(content, {}), dict.fromkeys(parties, 1))
         exposed = sorted(party for row in reduced.values() if len(row) == 1 for party in row)
         if exposed:
-            raise ProtocolError(f"the sums of {content!r} asked for so far would together reveal the value of {exposed[0]}: "
-                                "repeat one of the earlier rosters")  # fmt: skip
+            raise ProtocolError(
+                f"the sums of {content!r} asked for so far would together reveal the value of {exposed[0]}: "
+                "repeat one of the earlier rosters"
+            )
         self._reduced[content] = reduced
         earlier.append(parties)
 
@@ -60,7 +69,8 @@ class RosterGuard:
 
 
 def _with_row(reduced: dict[str, Row], row: Row) -> dict[str, Row]:
-    """Reduced row echelon form, by pivot, with one more row. A party's own value can be computed iff its unit vector is a row of it.
+    """Reduced row echelon form, by pivot, with one more row. A party's own value can be computed iff its unit vector is
+    a row of it.
 
     Modulo a 61-bit prime instead of in fractions: 0/1 rosters do not come near its multiples.
     """

@@ -1,12 +1,15 @@
 """Sums of ciphertexts (CKKS through TenSEAL, extra ``he``): whoever adds up holds no key that could open anything.
 
-The clients of a run share a secret key made for that run; the adder gets a :class:`CiphertextAdder`, which has the public half only. Sums
-need no multiplication, so one data prime is enough and the parameters follow from the error that is asked for:
+The clients of a run share a secret key made for that run; the adder gets a :class:`CiphertextAdder`, which has the
+public half only. Sums need no multiplication, so one data prime is enough and the parameters follow from the error that
+is asked for:
 
-    error of a sum of n numbers  ~  sqrt(n) sqrt((1 + 2N/3) / 12) sqrt(N/2) / scale        (rounding after the special prime, N slots x 2)
+    error of a sum of n numbers  ~  sqrt(n) sqrt((1 + 2N/3) / 12) sqrt(N/2) / scale        (rounding after the special
+                                    prime, N slots x 2)
 
-Decrypted CKKS numbers carry noise that depends on the secret key (Li and Micciancio, 2021): :meth:`HomomorphicKeys.decrypt` rounds to the
-stated error before it returns, and totals should still not be handed to the adder in bulk.
+Decrypted CKKS numbers carry noise that depends on the secret key (Li and Micciancio, 2021):
+:meth:`HomomorphicKeys.decrypt` rounds to the stated error before it returns, and totals should still not be handed to
+the adder in bulk.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from isthmus.errors import ConfigError, ProtocolError, RunError
 Ciphertexts = tuple[bytes, ...]
 
 _SIGMAS = 20.0
-"""Half of the stated error is that many standard deviations away. How noisy a slot is depends on the secret key, which gives the noise
+"""Half of the stated error is that many standard deviations away. How noisy a slot is depends on the secret key, which
+gives the noise
 Laplace tails: it goes beyond once in 10^12 numbers."""
 _CHOICES = ((4096, (54, 55)), (8192, (60, 60)), (8192, (60, 60, 60)))
 """Degrees and prime sizes with 128-bit security, cheapest first. The last prime is used for keys only."""
@@ -52,7 +56,8 @@ class CkksParameters:
 
     def choose(self) -> tuple[int, tuple[int, ...], int]:
         """Polynomial degree, prime sizes and scale bits: the cheapest that keeps the error and holds the sum."""
-        # Half of the error is for rounding what was decrypted; of the other half, 64-bit floats inside the encoder take their part.
+        # Half of the error is for rounding what was decrypted; of the other half, 64-bit floats inside the encoder take
+        # their part.
         room = self.error / 2 - self.terms * self.bound * 2.0**-50
         for degree, primes in _CHOICES if room > 0 else ():
             deviation = math.sqrt((1 + 2 * degree / 3) / 12) * math.sqrt(degree / 2) * math.sqrt(self.terms)
@@ -60,8 +65,10 @@ class CkksParameters:
             # One bit for the sign, one to spare.
             if self.terms * self.bound * 2.0**scale < 2.0 ** (sum(primes[:-1]) - 2) and scale <= 60:
                 return degree, primes, scale
-        raise ConfigError(f"no CKKS parameters give sums of {self.terms} numbers up to {self.bound:g} with error {self.error:g}: "
-                          "allow a larger error or a smaller bound")  # fmt: skip
+        raise ConfigError(
+            f"no CKKS parameters give sums of {self.terms} numbers up to {self.bound:g} with error {self.error:g}: "
+            "allow a larger error or a smaller bound"
+        )
 
     @property
     def slots(self) -> int:
@@ -89,7 +96,9 @@ class CiphertextAdder:
         for vector in vectors:
             pieces = [self._load(piece) for piece in vector]
             if count and len(pieces) != len(total):
-                raise ProtocolError(f"ciphertexts of {len(pieces)} and {len(total)} pieces cannot be added: vectors differ in length")
+                raise ProtocolError(
+                    f"ciphertexts of {len(pieces)} and {len(total)} pieces cannot be added: vectors differ in length"
+                )
             total = [a + b for a, b in zip(total, pieces, strict=True)] if count else pieces
             count += 1
         if not 0 < count <= self.parameters.terms:
@@ -104,7 +113,9 @@ class CiphertextAdder:
 
 
 class HomomorphicKeys:
-    """A run's keys with the secret half, for the clients. :meth:`public` travels to the adder, :meth:`share` only in sealed envelopes."""
+    """A run's keys with the secret half, for the clients. :meth:`public` travels to the adder, :meth:`share` only in
+    sealed envelopes.
+    """
 
     def __init__(self, parameters: CkksParameters) -> None:
         self.parameters = parameters
@@ -116,7 +127,9 @@ class HomomorphicKeys:
 
     def public(self) -> bytes:
         """The context without its secret key (and without keys that only products need)."""
-        blob: bytes = self._context.serialize(save_public_key=True, save_secret_key=False, save_galois_keys=False, save_relin_keys=False)
+        blob: bytes = self._context.serialize(
+            save_public_key=True, save_secret_key=False, save_galois_keys=False, save_relin_keys=False
+        )
         return blob
 
     def adder(self) -> CiphertextAdder:
@@ -125,7 +138,9 @@ class HomomorphicKeys:
 
     def share(self) -> bytes:
         """The secret context for another client, to travel in a sealed envelope only."""
-        blob: bytes = self._context.serialize(save_public_key=True, save_secret_key=True, save_galois_keys=False, save_relin_keys=False)
+        blob: bytes = self._context.serialize(
+            save_public_key=True, save_secret_key=True, save_galois_keys=False, save_relin_keys=False
+        )
         return blob
 
     @classmethod
@@ -135,7 +150,9 @@ class HomomorphicKeys:
         keys.parameters, keys._tenseal = parameters, _tenseal()
         keys._context = keys._tenseal.context_from(blob)
         if not keys._context.is_private():
-            raise ProtocolError("the shared context has no secret key: ask for the client's share, not for its public half")
+            raise ProtocolError(
+                "the shared context has no secret key: ask for the client's share, not for its public half"
+            )
         return keys
 
     def encrypt(self, values: NDArray[np.floating]) -> Ciphertexts:
@@ -144,16 +161,24 @@ class HomomorphicKeys:
     def decrypt(self, total: Ciphertexts, length: int) -> NDArray[np.float64]:
         """A sum in clear, rounded to the stated error."""
         if len(total) != -(-length // self.parameters.slots):
-            raise ProtocolError(f"a sum of {length} numbers has {-(-length // self.parameters.slots)} pieces, got {len(total)}")
+            raise ProtocolError(
+                f"a sum of {length} numbers has {-(-length // self.parameters.slots)} pieces, got {len(total)}"
+            )
         pieces = []
         for piece in total:
             try:
                 pieces.append(np.array(self._tenseal.ckks_vector_from(self._context, piece).decrypt()))
             except (ValueError, RuntimeError) as error:
-                raise ProtocolError(f"not a ciphertext of this run ({type(error).__name__}): ask the adder again") from None
+                raise ProtocolError(
+                    f"not a ciphertext of this run ({type(error).__name__}): ask the adder again"
+                ) from None
         values = np.concatenate(pieces) if pieces else np.empty(0)
-        if values.size != length or (length and float(np.abs(values).max()) > self.parameters.terms * self.parameters.bound * 1.01):
-            raise ProtocolError("a decrypted sum has another length or is larger than it can be: it was closed with another key")
+        if values.size != length or (
+            length and float(np.abs(values).max()) > self.parameters.terms * self.parameters.bound * 1.01
+        ):
+            raise ProtocolError(
+                "a decrypted sum has another length or is larger than it can be: it was closed with another key"
+            )
         grid = 2.0 ** math.floor(math.log2(self.parameters.error))
         return np.rint(values / grid) * grid
 
@@ -166,8 +191,11 @@ def _encrypt(tenseal: Any, context: Any, parameters: CkksParameters, values: NDA
     if not np.isfinite(values).all():
         raise RunError("NaN or infinity cannot be encrypted: training has diverged; lower lr or check the features")
     if values.size and float(np.abs(values).max()) > parameters.bound:
-        raise RunError(f"a number of magnitude {float(np.abs(values).max()):g} exceeds the bound {parameters.bound:g} of these keys: "
-                       "make keys with a larger bound")  # fmt: skip
+        raise RunError(
+            f"a number of magnitude {float(np.abs(values).max()):g} exceeds the bound {parameters.bound:g} of these "
+            "keys: "
+            "make keys with a larger bound"
+        )
     slots = parameters.slots
     return tuple(tenseal.ckks_vector(context, flat[at : at + slots]).serialize() for at in range(0, len(flat), slots))
 

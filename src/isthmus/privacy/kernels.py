@@ -1,4 +1,6 @@
-"""Compiled loops of the field. Every operand is an explicit ``uint64``: numba turns a mixture of signed and unsigned into floats."""
+"""Compiled loops of the field. Every operand is an explicit ``uint64``: numba turns a mixture of signed and unsigned
+into floats.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def _mul61(a: np.uint64, b: np.uint64) -> np.uint64:
     a_high, a_low, b_high, b_low = a >> _32, a & _LOW32, b >> _32, b & _LOW32
     middle = a_high * b_low + a_low * b_high  # < 2^62
     low = a_low * b_low  # < 2^64
-    total = ((a_high * b_high) << _3) + (middle >> _29) + ((middle & _LOW29) << _32) + (low & _P61) + (low >> _61)  # < 2^63
+    total = (
+        ((a_high * b_high) << _3) + (middle >> _29) + ((middle & _LOW29) << _32) + (low & _P61) + (low >> _61)
+    )  # < 2^63
     total = (total & _P61) + (total >> _61)
     return total - _P61 if total >= _P61 else total
 

@@ -1,8 +1,8 @@
 """Keys: long-term identities, session keys signed by them, and what two session keys agree on.
 
-Each organisation holds a long-term Ed25519 key; the roster of their public halves is agreed outside the federation. For a run it makes an
-X25519 session key and signs it together with run and name. Without the signature whoever relays the keys could sit in the middle
-(``attacks.relay``).
+Each organisation holds a long-term Ed25519 key; the roster of their public halves is agreed outside the federation. For
+a run it makes an X25519 session key and signs it together with run and name. Without the signature whoever relays the
+keys could sit in the middle (``attacks.relay``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ SIGNATURE_BYTES = 64
 
 
 def frame(*parts: str | int | bytes) -> bytes:
-    """Parts as bytes that no other parts have: typed and length-prefixed, so ``("ab", "c")`` and ``("a", "bc")`` differ."""
+    """Parts as bytes that no other parts have: typed and length-prefixed, so ``("ab", "c")`` and ``("a", "bc")``
+    differ.
+    """
     framed = bytearray()
     for part in parts:
         if isinstance(part, bytes):
@@ -88,13 +90,18 @@ class Roster:
         if signed.party not in self.identities:
             raise unknown("party", signed.party, self.identities, error=ProtocolError)
         if signed.run != self.run:
-            raise ProtocolError(f"the key of {signed.party} was signed for run {signed.run!r}, this is {self.run!r}: ask it for a new one")
+            raise ProtocolError(
+                f"the key of {signed.party} was signed for run {signed.run!r}, this is {self.run!r}: ask it for a new "
+                "one"
+            )
         if len(signed.key) != PUBLIC_BYTES or len(signed.signature) != SIGNATURE_BYTES:
             raise ProtocolError(f"the signed key of {signed.party} is cut short or too long")
         try:
             Ed25519PublicKey.from_public_bytes(self.identities[signed.party]).verify(signed.signature, signed.signed())
         except (InvalidSignature, ValueError):
-            raise ProtocolError(f"{signed.party} did not sign this key: it was replaced, or the roster holds an old identity") from None
+            raise ProtocolError(
+                f"{signed.party} did not sign this key: it was replaced, or the roster holds an old identity"
+            ) from None
         return signed.key
 
 
@@ -109,7 +116,9 @@ class SessionKey:
         return self._private.public_key().public_bytes_raw()
 
     def agree(self, other: bytes, *purpose: str | int | bytes) -> bytes:
-        """32 bytes that only the holders of the two keys know, for one purpose (HKDF-SHA256; both public keys are the salt)."""
+        """32 bytes that only the holders of the two keys know, for one purpose (HKDF-SHA256; both public keys are the
+        salt).
+        """
         try:
             shared = self._private.exchange(X25519PublicKey.from_public_bytes(other))
         except ValueError:

@@ -8,7 +8,8 @@ HiFGL (Guo et al., 2024), its hierarchical Lagrangian embedding, with a prime la
     beta_1           LagrangeCode.betas[0]       point of the secret
     beta_2..T+1      LagrangeCode.betas[1:]      points of the masks z_j
 
-    g(x) = m L_1(x) + sum_j z_j L_j(x),   share_i = g(alpha_i),   L_j(x) = prod_{k != j} (x - beta_k) / (beta_j - beta_k)
+    g(x) = m L_1(x) + sum_j z_j L_j(x),   share_i = g(alpha_i),   L_j(x) = prod_{k != j} (x - beta_k) / (beta_j -
+                                                                  beta_k)
 
 Masks are drawn fresh for every encoding. Nobody may hold all T + 1 shares of one vector: they determine it.
 """
@@ -36,19 +37,28 @@ class LagrangeCode:
         betas: T + 1 points for secret and masks; default 1 .. T + 1.
     """
 
-    def __init__(self, field: Field, threshold: int = 1, alphas: Sequence[int] | None = None, betas: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, field: Field, threshold: int = 1, alphas: Sequence[int] | None = None, betas: Sequence[int] | None = None
+    ) -> None:
         if threshold < 1:
             raise ConfigError(f"a threshold below 1 protects nothing, got {threshold}")
         holders = threshold + 1
         if 2 * holders > field.prime:
-            raise ConfigError(f"threshold {threshold} needs {2 * holders} distinct points; the field has {field.prime}: use a larger prime")
+            raise ConfigError(
+                f"threshold {threshold} needs {2 * holders} distinct points; the field has {field.prime}: use a larger "
+                "prime"
+            )
         self.field, self.threshold, self.holders = field, threshold, holders
         self.betas = tuple(betas if betas is not None else range(1, holders + 1))
         self.alphas = tuple(alphas if alphas is not None else range(holders + 1, 2 * holders + 1))
         if len(self.alphas) != holders or len(self.betas) != holders:
-            raise ConfigError(f"threshold {threshold} needs {holders} points for shares and {holders} for secret and masks")
+            raise ConfigError(
+                f"threshold {threshold} needs {holders} points for shares and {holders} for secret and masks"
+            )
         if len({point % field.prime for point in self.alphas + self.betas}) != 2 * holders:
-            raise ConfigError(f"evaluation points must all differ modulo {field.prime}, got {self.alphas} and {self.betas}")
+            raise ConfigError(
+                f"evaluation points must all differ modulo {field.prime}, got {self.alphas} and {self.betas}"
+            )
         self._encode = [self.basis(alpha) for alpha in self.alphas]  # U transposed: row i makes share i
         self._decode = [_basis(field, self.alphas, self.betas[0])]
         # Share 1 from the secret and the other shares, for shares that are chosen first.
@@ -61,22 +71,26 @@ class LagrangeCode:
     def encode(self, secret: Elements) -> Elements:
         """T + 1 shares under fresh masks: (...) -> (T + 1, ...)."""
         stream = Keystream.fresh()
-        return self._blocks(self._encode, secret, lambda size: [self.field.random(size, stream) for _ in range(self.threshold)])
+        return self._blocks(
+            self._encode, secret, lambda size: [self.field.random(size, stream) for _ in range(self.threshold)]
+        )
 
     def encode_with(self, secret: Elements, masks: Elements) -> Elements:
-        """Shares under given masks (T, ...). A mask used twice gives differences away (``attacks.shares``): for tests and for
-        protocols shown as they were published; everything else calls :meth:`encode`."""
+        """Shares under given masks (T, ...). A mask used twice gives differences away (``attacks.shares``): for tests
+        and for protocols shown as they were published; everything else calls :meth:`encode`."""
         return self.field.combine(self._encode, np.concatenate([secret[None], masks]))
 
     def encode_seeded(self, secret: Elements) -> tuple[Elements, tuple[bytes, ...]]:
         """Share 1, and for every other holder 32 bytes that stand for its share (:meth:`expand`).
 
-        Given the secret, masks and shares 2 .. T + 1 determine each other, so uniform shares are as good as uniform masks. Costs d elements
-        and T seeds on the wire instead of (T + 1) d elements.
+        Given the secret, masks and shares 2 .. T + 1 determine each other, so uniform shares are as good as uniform
+        masks. Costs d elements and T seeds on the wire instead of (T + 1) d elements.
         """
         seeds = tuple(secrets.token_bytes(KEY_BYTES) for _ in range(self.threshold))
         streams = [Keystream(seed) for seed in seeds]  # read in order, they give what `expand` gives at once
-        return self._blocks(self._complete, secret, lambda size: [self.field.random(size, stream) for stream in streams])[0], seeds
+        return self._blocks(
+            self._complete, secret, lambda size: [self.field.random(size, stream) for stream in streams]
+        )[0], seeds
 
     def complete(self, secret: Elements, others: Elements) -> Elements:
         """Share 1 from the secret and shares 2 .. T + 1 that were drawn first: (...), (T, ...) -> (...)."""
@@ -94,7 +108,9 @@ class LagrangeCode:
         return self.field.sum(self.field.check(shares, "shares"))
 
     def decode(self, shares: Elements) -> Elements:
-        """The vector, or the sum of vectors, behind all T + 1 (summed) shares in the order of ``alphas``: (T + 1, ...) -> (...)."""
+        """The vector, or the sum of vectors, behind all T + 1 (summed) shares in the order of ``alphas``: (T + 1, ...)
+        -> (...).
+        """
         return self._at(self._decode, shares)
 
     def evaluate(self, shares: Elements, x: int) -> Elements:
@@ -102,7 +118,9 @@ class LagrangeCode:
         return self._at([_basis(self.field, self.alphas, x)], shares)
 
     def _blocks(self, rows: list[list[int]], secret: Elements, draw: Callable[[int], list[Elements]]) -> Elements:
-        """Combinations of the secret and drawn elements, a stretch at a time: neither masks nor stacks of them fill the memory."""
+        """Combinations of the secret and drawn elements, a stretch at a time: neither masks nor stacks of them fill the
+        memory.
+        """
         flat = secret.reshape(-1)
         out = np.empty((len(rows), flat.size), np.uint64)
         for begin in range(0, flat.size, _BLOCK):

@@ -1,7 +1,7 @@
 """The numbers of a message as 64-bit words, and back: what a masked sum adds up.
 
-Real numbers become signed fixed point with ``fraction_bits`` after the point, integers stay as they are; both modulo 2^64. A number for
-which the sum of all parties could leave the 64 bits is refused, never wrapped.
+Real numbers become signed fixed point with ``fraction_bits`` after the point, integers stay as they are; both modulo
+2^64. A number for which the sum of all parties could leave the 64 bits is refused, never wrapped.
 """
 
 from __future__ import annotations
@@ -44,8 +44,12 @@ class LeafTemplate:
     def __post_init__(self) -> None:
         for name, shape in self.leaves:
             if name not in _DTYPES and name not in (_FLOAT, _INT):
-                raise ProtocolError(f"numbers of type {name!r} cannot be summed: send {', '.join(_DTYPES)} tensors, ints or floats")
-            if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in shape) or (shape and name in (_FLOAT, _INT)):
+                raise ProtocolError(
+                    f"numbers of type {name!r} cannot be summed: send {', '.join(_DTYPES)} tensors, ints or floats"
+                )
+            if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in shape) or (
+                shape and name in (_FLOAT, _INT)
+            ):
                 raise ProtocolError(f"a leaf of type {name} cannot have shape {shape}")
         if self.words > _MOST_WORDS:
             raise ProtocolError(f"a message of {self.words} numbers is too large to sum")
@@ -61,7 +65,9 @@ class LeafTemplate:
     @staticmethod
     def from_json(value: object) -> LeafTemplate:
         """Read what another party sent."""
-        if not isinstance(value, list) or not all(isinstance(leaf, list) and leaf and isinstance(leaf[0], str) for leaf in value):
+        if not isinstance(value, list) or not all(
+            isinstance(leaf, list) and leaf and isinstance(leaf[0], str) for leaf in value
+        ):
             raise ProtocolError("a leaf template must be a list of [type, *shape]")
         return LeafTemplate(tuple((leaf[0], tuple(leaf[1:])) for leaf in value))
 
@@ -85,7 +91,9 @@ def error_bound(parties: int, fraction_bits: int = FRACTION_BITS) -> float:
     return parties * 2.0 ** -(fraction_bits + 1)
 
 
-def encode_leaves(tensors: Sequence[Tensor], numbers: Sequence[Number] = (), *, parties: int, fraction_bits: int = FRACTION_BITS) -> Words:
+def encode_leaves(
+    tensors: Sequence[Tensor], numbers: Sequence[Number] = (), *, parties: int, fraction_bits: int = FRACTION_BITS
+) -> Words:
     """Tensors, then numbers, as one vector of words."""
     return encode_all([*tensors, *numbers], parties=parties, fraction_bits=fraction_bits)
 
@@ -116,7 +124,9 @@ def encode_all(leaves: Sequence[Leaf], *, parties: int, fraction_bits: int = FRA
     return words.view(np.uint64)
 
 
-def decode_leaves(total: Words, template: LeafTemplate, *, parties: int, fraction_bits: int = FRACTION_BITS) -> list[Leaf]:
+def decode_leaves(
+    total: Words, template: LeafTemplate, *, parties: int, fraction_bits: int = FRACTION_BITS
+) -> list[Leaf]:
     """The sum of ``parties`` encoded messages as leaves, in the order of the template."""
     if total.dtype != np.uint64 or total.shape != (template.words,):
         raise ProtocolError(f"a total of {template.words} words was expected, got {total.dtype} of shape {total.shape}")
@@ -134,7 +144,9 @@ def decode_leaves(total: Words, template: LeafTemplate, *, parties: int, fractio
         elif name in _INTEGER:
             leaves.append(_decode_integer(part, name).reshape(shape))
         else:
-            leaves.append(torch.from_numpy(part.astype(np.float64) * 2.0**-fraction_bits).to(_REAL[name]).reshape(shape))
+            leaves.append(
+                torch.from_numpy(part.astype(np.float64) * 2.0**-fraction_bits).to(_REAL[name]).reshape(shape)
+            )
     return leaves
 
 
@@ -160,12 +172,17 @@ def _encode_real(values: Reals, parties: int, bits: int, out: Integers) -> None:
         return
     top = float(np.abs(values).max())  # NaN if there is one
     if not math.isfinite(top):
-        raise RunError("a message to be summed holds NaN or infinity: training has diverged; lower lr or check the features")
-    # Scaling and rounding are exact; strictly below the limit, so that the sum of all parties stays inside 63 bits and a sign.
+        raise RunError(
+            "a message to be summed holds NaN or infinity: training has diverged; lower lr or check the features"
+        )
+    # Scaling and rounding are exact; strictly below the limit, so that the sum of all parties stays inside 63 bits and
+    # a sign.
     if top * 2.0**bits >= 2.0**63 or round(top * 2.0**bits) * parties >= 2**63:
         raise RunError(
-            f"a number of magnitude {top:g} is too large for a secure sum of {parties} parties with {bits} fractional bits "
-            f"(below {largest(parties, bits):g}): scale it down, or set fewer fractional bits (at least {LEAST_FRACTION_BITS})"
+            f"a number of magnitude {top:g} is too large for a secure sum of {parties} parties with {bits} fractional "
+            "bits "
+            f"(below {largest(parties, bits):g}): scale it down, or set fewer fractional bits (at least "
+            f"{LEAST_FRACTION_BITS})"
         )
     out[:] = np.rint(values * 2.0**bits)
 
@@ -178,7 +195,10 @@ def _encode_integer(values: Integers, parties: int, out: Integers) -> None:
 
 def _check_integer(top: int, parties: int) -> None:
     if top * parties >= 2**63:
-        raise RunError(f"an integer of magnitude {top} is too large for a secure sum of {parties} parties in 64 bits: scale it down")
+        raise RunError(
+            f"an integer of magnitude {top} is too large for a secure sum of {parties} parties in 64 bits: scale it "
+            "down"
+        )
 
 
 def _decode_integer(part: Integers, name: str) -> Tensor:

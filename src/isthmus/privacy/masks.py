@@ -1,18 +1,22 @@
 """Secure sums by pairwise masks: the server adds what it is sent and learns the total, nothing of the parts.
 
-Every pair of parties agrees on a secret (X25519); for every sum it is expanded (HKDF, AES-CTR) into one mask per number, which the one adds
-and the other subtracts modulo 2^64. Single uploads are uniform; in the sum of all, masks cancel.
+Every pair of parties agrees on a secret (X25519); for every sum it is expanded (HKDF, AES-CTR) into one mask per
+number, which the one adds and the other subtracts modulo 2^64. Single uploads are uniform; in the sum of all, masks
+cancel.
 
     per session   party.public_key (signed, see ``keys``) -> everybody;   roster = SumRoster({party: key, ...})
-    per sum       words = party.mask(values, roster, tag) -> server;   unmask_total({party: words}, roster, tag, template)
+    per sum       words = party.mask(values, roster, tag) -> server;   unmask_total({party: words}, roster, tag,
+                                                                       template)
 
-A mask depends on the whole tag (run, phase, round, attempt, sequence, ...) and on the roster, and a party masks once per tag: no mask is
-used twice.
-Two more words travel with every vector: one that depends on tag and roster, and one that is linear in all the others. In the total they
-tell whether all masks cancelled and nothing was lost, so a missing party or a different roster is reported and never a wrong sum.
+A mask depends on the whole tag (run, phase, round, attempt, sequence, ...) and on the roster, and a party masks once
+per tag: no mask is used twice.
+Two more words travel with every vector: one that depends on tag and roster, and one that is linear in all the others.
+In the total they tell whether all masks cancelled and nothing was lost, so a missing party or a different roster is
+reported and never a wrong sum.
 
-What it does not do: it takes part in no recovery of drop-outs (the sum is lost and repeated under a new tag, with the same roster; see
-``guard``), it does not stop a party from sending a false number, and parties that pool their own values learn the sum of the rest.
+What it does not do: it takes part in no recovery of drop-outs (the sum is lost and repeated under a new tag, with the
+same roster; see ``guard``), it does not stop a party from sending a false number, and parties that pool their own
+values learn the sum of the rest.
 """
 
 from __future__ import annotations
@@ -38,7 +42,9 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class SumTag:
-    """Which sum this is. ``attempt`` grows when a round is replayed; ``handler`` makes the numbers; ``receiver`` adds up."""
+    """Which sum this is. ``attempt`` grows when a round is replayed; ``handler`` makes the numbers; ``receiver`` adds
+    up.
+    """
 
     run: str
     phase: str
@@ -61,8 +67,8 @@ class SumTag:
 class SumRoster:
     """Who takes part in a sum, with their session keys.
 
-    Every party builds its own with :meth:`of`: one whose keys came from the server unsigned lets the server play all the other parties
-    (``attacks.relay.Puppets``).
+    Every party builds its own with :meth:`of`: one whose keys came from the server unsigned lets the server play all
+    the other parties (``attacks.relay.Puppets``).
     """
 
     keys: Mapping[str, bytes]
@@ -102,8 +108,14 @@ class SumParty:
         guard: Admits rosters; a party keeps its own, because the server is whom it protects against.
     """
 
-    def __init__(self, name: str, *, fraction_bits: int = FRACTION_BITS, key: SessionKey | None = None,
-                 guard: RosterGuard | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        name: str,
+        *,
+        fraction_bits: int = FRACTION_BITS,
+        key: SessionKey | None = None,
+        guard: RosterGuard | None = None,
+    ) -> None:
         check_fraction_bits(fraction_bits)
         self.name, self.fraction_bits = name, fraction_bits
         self.guard = guard or RosterGuard()
@@ -128,9 +140,13 @@ class SumParty:
     def mask_words(self, words: Words, roster: SumRoster, tag: SumTag, *, content: str | None = None) -> Words:
         """The same for words the caller encoded."""
         if roster.keys.get(self.name) != self.public_key:
-            raise ProtocolError(f"{self.name} is not on the roster of this sum with its present key: exchange keys again")
+            raise ProtocolError(
+                f"{self.name} is not on the roster of this sum with its present key: exchange keys again"
+            )
         if tag.encoded() in self._used:
-            raise ProtocolError(f"{self.name} has already masked for {tag}: masks are never used twice; ask under a new attempt")
+            raise ProtocolError(
+                f"{self.name} has already masked for {tag}: masks are never used twice; ask under a new attempt"
+            )
         self.guard.admit(tag.content if content is None else content, roster.parties)
         self._used.add(tag.encoded())
         masked = np.concatenate([words, _check_words(words, roster, tag)])
@@ -162,13 +178,18 @@ class SumServer:
     def add(self, party: str, masked: Words) -> None:
         """Take one party's vector."""
         if party not in self.roster.keys or party in self._heard:
-            raise ProtocolError(f"{party} {'has already sent its part of' if party in self._heard else 'is not on the roster of'} this sum")
+            raise ProtocolError(
+                f"{party} {'has already sent its part of' if party in self._heard else 'is not on the roster of'} this "
+                "sum"
+            )
         if masked.dtype != np.uint64 or masked.ndim != 1 or masked.size < CHECK_WORDS:
             raise ProtocolError(f"{party} sent {masked.dtype} of shape {masked.shape}, not a vector of 64-bit words")
         if self._total is None:
             self._total = masked.copy()
         elif masked.shape != self._total.shape:
-            raise ProtocolError(f"{party} sent {masked.size} words, others {self._total.size}: messages of one sum have one shape")
+            raise ProtocolError(
+                f"{party} sent {masked.size} words, others {self._total.size}: messages of one sum have one shape"
+            )
         else:
             self._total += masked
         self._heard.add(party)
@@ -176,14 +197,19 @@ class SumServer:
     def total_words(self) -> Words:
         """The sum, modulo 2^64; refused while masks are left in it."""
         if self.missing or self._total is None:
-            raise ProtocolError(f"the secure sum is unusable without {', '.join(self.missing) or 'any party'}: "
-                                "repeat the round under a new attempt when they are back")  # fmt: skip
+            raise ProtocolError(
+                f"the secure sum is unusable without {', '.join(self.missing) or 'any party'}: "
+                "repeat the round under a new attempt when they are back"
+            )
         words, checks = self._total[:-CHECK_WORDS], self._total[-CHECK_WORDS:]
         expected = _check_words(words, self.roster, self.tag)
         expected[0] = _times(expected[0], len(self.roster))
         if not np.array_equal(checks, expected):
-            raise ProtocolError("masks do not cancel in the secure sum: a party used another roster, key or tag, or a vector was changed; "
-                                "exchange keys again and repeat the round")  # fmt: skip
+            raise ProtocolError(
+                "masks do not cancel in the secure sum: a party used another roster, key or tag, or a vector was "
+                "changed; "
+                "exchange keys again and repeat the round"
+            )
         return words
 
     def total(self, template: LeafTemplate, *, fraction_bits: int = FRACTION_BITS) -> list[Leaf]:
@@ -197,7 +223,12 @@ def masked_bytes(template: LeafTemplate) -> int:
 
 
 def unmask_total(
-    masked: Mapping[str, Words], roster: SumRoster, tag: SumTag, template: LeafTemplate, *, fraction_bits: int = FRACTION_BITS
+    masked: Mapping[str, Words],
+    roster: SumRoster,
+    tag: SumTag,
+    template: LeafTemplate,
+    *,
+    fraction_bits: int = FRACTION_BITS,
 ) -> list[Leaf]:
     """The sum of all parties' vectors as tensors and numbers, or an error that says who is missing."""
     server = SumServer(roster, tag)
@@ -207,7 +238,9 @@ def unmask_total(
 
 
 def _check_words(words: Words, roster: SumRoster, tag: SumTag) -> Words:
-    """A word of tag, roster and length, and one that is linear in the numbers: sum_k (2k + 1) phi w_k. Odd factors miss no changed word."""
+    """A word of tag, roster and length, and one that is linear in the numbers: sum_k (2k + 1) phi w_k. Odd factors miss
+    no changed word.
+    """
     digest = hashlib.sha256(frame("check", tag.encoded(), roster.fingerprint(), words.size)).digest()
     factors = np.arange(1, 2 * words.size, 2, dtype=np.uint64)
     factors *= _GOLDEN

@@ -1,7 +1,7 @@
 """A party's own source of secret randomness, and the streams that a shared secret key expands to.
 
-Masks, shares, noise and dummies come from here: 32 bytes of the operating system, expanded by AES-256 in counter mode. Nothing depends on
-the seed of a run.
+Masks, shares, noise and dummies come from here: 32 bytes of the operating system, expanded by AES-256 in counter mode.
+Nothing depends on the seed of a run.
 """
 
 from __future__ import annotations

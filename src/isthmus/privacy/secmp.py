@@ -1,22 +1,30 @@
-"""Secret message passing: every node learns the sum over its neighbours, nobody a neighbour's part (HiFGL, Guo et al., KDD 2024).
+"""Secret message passing: every node learns the sum over its neighbours, nobody a neighbour's part (HiFGL, Guo et al.,
+KDD 2024).
 
     spec                       here
-    T                          SecretSums.threshold     holders besides the target; fewer than all of them with the target learn only sums
+    T                          SecretSums.threshold     holders besides the target; fewer than all of them with the
+                                                        target learn only sums
     m = enc(clip(h_v))         FixedPoint.encode
     s_1                        SecretSums.hide          what the source sends to the target
-    s_2 .. s_{T+1}             SecretSums.held          never sent: expanded from a key that source and holder share for this edge
-    degree bucket, handles     deal_slots               what a holder sees of a target: a number of slots under a made-up name
-    (ours)                     SecretSums.check         one more element per message, linear in the others: a sum that lost or changed a
+    s_2 .. s_{T+1}             SecretSums.held          never sent: expanded from a key that source and holder share for
+                                                        this edge
+    degree bucket, handles     deal_slots               what a holder sees of a target: a number of slots under a
+                                                        made-up name
+    (ours)                     SecretSums.check         one more element per message, linear in the others: a sum that
+                                                        lost or changed a
                                                         share on its way is refused, never decoded to something wrong
 
-``hardened`` (spec 11.3). Per edge and holder the source makes one key and sends it once, in a sealed box through the target, who shuffles
-boxes and fills up to a power of two with boxes of its own. From then on, for every exchange, source and holder expand the key under the
-exchange's own nonce to the holder's share of this message; the source completes share 1, which is all that travels. So masks are fresh in
-every (edge, layer, round, direction), an exchange costs d + 1 elements per edge whatever T is, and the holder needs no message at all.
+``hardened`` (spec 11.3). Per edge and holder the source makes one key and sends it once, in a sealed box through the
+target, who shuffles boxes and fills up to a power of two with boxes of its own. From then on, for every exchange,
+source and holder expand the key under the exchange's own nonce to the holder's share of this message; the source
+completes share 1, which is all that travels. So masks are fresh in every (edge, layer, round, direction), an exchange
+costs d + 1 elements per edge whatever T is, and the holder needs no message at all.
 
-# Differs from the spec: it seals a new 32-byte seed per exchange; one key per run and a nonce give the same distribution and less traffic.
+# Differs from the spec: it seals a new 32-byte seed per exchange; one key per run and a nonce give the same
+distribution and less traffic.
 
-``published`` (spec 3.3): masks common to all sources of a silo, all T + 1 shares to the target, the silo decodes. Kept to be attacked.
+``published`` (spec 3.3): masks common to all sources of a silo, all T + 1 shares to the target, the silo decodes. Kept
+to be attacked.
 
 Pure arrays; who holds which of them is `isthmus.methods.hifgl`'s business.
 """
@@ -103,17 +111,23 @@ class SecretSums:
         return expand_sum(self.field, keys, sizes, nonce, width + 1)
 
     def open(self, first: Elements, others: Sequence[Elements], terms: int, nonce: Nonce) -> NDArray[np.float64]:
-        """The sums of values, at the target: its own sums of share 1 and those of all other holders, (n, d + 1) each -> (n, d)."""
+        """The sums of values, at the target: its own sums of share 1 and those of all other holders, (n, d + 1) each ->
+        (n, d).
+        """
         if len(others) != self.threshold:
             raise ProtocolError(
-                f"{self.threshold + 1} share holders are needed, {len(others) + 1} answered: repeat the round with all of them"
+                f"{self.threshold + 1} share holders are needed, {len(others) + 1} answered: repeat the round with all "
+                "of them"
             )
         sums = self.code.decode(np.stack([first, *others]))
         values = np.ascontiguousarray(sums[:, :-1])
         wrong = int(np.count_nonzero(self.check(values, nonce)[:, 0] != sums[:, -1]))
         if wrong:
-            raise ProtocolError(f"{wrong} sums do not pass their check: shares were lost or changed on the way, or do not belong together; "
-                                "repeat the round")  # fmt: skip
+            raise ProtocolError(
+                f"{wrong} sums do not pass their check: shares were lost or changed on the way, or do not belong "
+                "together; "
+                "repeat the round"
+            )
         return self.format.decode(values, terms)
 
     def _first(self, secret: Elements, keys: Bytes, nonce: Nonce) -> Elements:
@@ -171,7 +185,9 @@ def bucket(degree: Rows) -> Rows:
 
 
 def deal_slots(target: Rows, count: int, stream: Keystream | None = None) -> Slots:
-    """Shuffle, pad and rename. ``target`` (E,): target row of each edge; ``count``: targets, those without an edge too."""
+    """Shuffle, pad and rename. ``target`` (E,): target row of each edge; ``count``: targets, those without an edge
+    too.
+    """
     stream = stream or Keystream.fresh()
     degree = np.bincount(target, minlength=count).astype(np.int64)
     wanted = bucket(degree)

@@ -1,12 +1,14 @@
 """Secure sums of sparse vectors: masks destroy sparsity, so parties first announce where they have entries.
 
-Each announces its positions among dummies; the union is the common support, over which everybody masks a dense vector. The announcement
-shows at most *that* an entry may be there, the masked sum shows only totals.
+Each announces its positions among dummies; the union is the common support, over which everybody masks a dense vector.
+The announcement shows at most *that* an entry may be there, the masked sum shows only totals.
 
-    announce(positions, size) -> receiver;   support = union_support([...], size) -> everybody;   place(positions, values, support): masked
+    announce(positions, size) -> receiver;   support = union_support([...], size) -> everybody;   place(positions,
+                                             values, support): masked
 
-What remains visible: how many positions a party announced (padded to a power of two), and, since dummies are uniform, statistics of
-positions that are far from uniform. A position announced by one party alone and not zero in the total is that party's value.
+What remains visible: how many positions a party announced (padded to a power of two), and, since dummies are uniform,
+statistics of positions that are far from uniform. A position announced by one party alone and not zero in the total is
+that party's value.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ def place(positions: Positions, values: NDArray[np.float64], support: Positions)
 
 def _checked(positions: Positions, size: int, what: str) -> Positions:
     if positions.dtype != np.int64 or positions.ndim != 1:
-        raise ProtocolError(f"{what} must be a list of 64-bit integers, got {positions.dtype} of shape {positions.shape}")
+        raise ProtocolError(
+            f"{what} must be a list of 64-bit integers, got {positions.dtype} of shape {positions.shape}"
+        )
     if positions.size and not (int(positions.min()) >= 0 and int(positions.max()) < size):
         raise ProtocolError(f"{what} must lie in [0, {size})")
     return positions

@@ -1,9 +1,9 @@
 """A method's own facts as lines of a table: any JSON, told in few words.
 
-    number              mean and spread over seeds
-    text, yes or no     as it is, all different ones where seeds disagree
-    list of numbers     the numbers where they are few, else how many and from where to where
-    map                 a line per entry where they are few (``name: key``), else as a list of its values
+number              mean and spread over seeds
+text, yes or no     as it is, all different ones where seeds disagree
+list of numbers     the numbers where they are few, else how many and from where to where
+map                 a line per entry where they are few (``name: key``), else as a list of its values
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ FEW = 12
 def fact_rows(seeds: Sequence[Mapping[str, object]]) -> list[tuple[str, str]]:
     """Name and value of every fact, in the order of the first seed."""
     flat = [dict(_entries("", facts)) for facts in seeds]
-    return [(name, _told([facts[name] for facts in flat if name in facts])) for name in dict.fromkeys(name for one in flat for name in one)]
+    return [
+        (name, _told([facts[name] for facts in flat if name in facts]))
+        for name in dict.fromkeys(name for one in flat for name in one)
+    ]
 
 
 def _entries(prefix: str, value: object) -> Iterator[tuple[str, object]]:

@@ -1,8 +1,8 @@
 """Figures as plain plotly dictionaries.
 
-Colours and fonts are tokens such as `@ink` or `@s0/0.15`: names of the page's CSS variables, which the page's script puts in when
-it draws, so that one figure serves the light and the dark theme. Every text that came from a file passes `label()`: plotly reads a
-subset of HTML in texts, so what is not escaped could draw a link.
+Colours and fonts are tokens such as `@ink` or `@s0/0.15`: names of the page's CSS variables, which the page's script
+puts in when it draws, so that one figure serves the light and the dark theme. Every text that came from a file passes
+`label()`: plotly reads a subset of HTML in texts, so what is not escaped could draw a link.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _MOST_TICKS = 20
 _TICKS_IN_PAIR = 12  # two heat maps share the width of the page
 _NUMBERED = re.compile(r"client[-_ ]?(\d+)")
 
-# Warm where content tells something about the data, green where it is protected by itself, blue and grey where it tells little.
+# Warm where content tells something about the data, green where it is protected by itself, blue and grey where it tells
+# little.
 KIND_COLOURS = {
     "model": "@s0",
     "gradient": "@s5",
@@ -60,7 +61,9 @@ def series_dash(index: int) -> str:
 
 
 def learning_curve(groups: Sequence[Group], which: str) -> Figure | None:
-    """Validation (`val`) or test (`test`) score against rounds: mean over seeds, band of one spread, the selected round marked."""
+    """Validation (`val`) or test (`test`) score against rounds: mean over seeds, band of one spread, the selected round
+    marked.
+    """
     data: list[dict[str, Any]] = []
     for index, group in enumerate(groups):
         by_step: dict[int, list[float]] = {}
@@ -75,7 +78,9 @@ def learning_curve(groups: Sequence[Group], which: str) -> Figure | None:
         stats = [mean_and_spread(by_step[step]) for step in steps]
         means = [mean or 0.0 for mean, _ in stats]
         low = [
-            (step, mean - spread, mean + spread) for step, mean, (_, spread) in zip(steps, means, stats, strict=True) if spread is not None
+            (step, mean - spread, mean + spread)
+            for step, mean, (_, spread) in zip(steps, means, stats, strict=True)
+            if spread is not None
         ]
         if low:
             data.append(
@@ -92,7 +97,14 @@ def learning_curve(groups: Sequence[Group], which: str) -> Figure | None:
                     "meta": {"series": index},
                 }
             )
-        data.append(_line(index, group, list(zip(steps, means, strict=True)), [_curve_hover(group, by_step[step]) for step in steps]))
+        data.append(
+            _line(
+                index,
+                group,
+                list(zip(steps, means, strict=True)),
+                [_curve_hover(group, by_step[step]) for step in steps],
+            )
+        )
         marks = [mark for run in group.runs if (mark := _selected(run, which)) is not None]
         if marks:
             data.append(_marks(index, marks) | {"cliponaxis": False})
@@ -121,7 +133,12 @@ def _line(index: int, group: Group, points: Sequence[tuple[float, ...]], hover: 
 
 def _marks(index: int, points: Sequence[tuple[float, ...]]) -> dict[str, Any]:
     """Selected rounds on the line of a method."""
-    marker = {"color": series_colour(index), "symbol": _SYMBOLS[index % SERIES], "size": 8, "line": {"color": "@page", "width": 1.5}}
+    marker = {
+        "color": series_colour(index),
+        "symbol": _SYMBOLS[index % SERIES],
+        "size": 8,
+        "line": {"color": "@page", "width": 1.5},
+    }
     return {
         "type": "scatter",
         "mode": "markers",
@@ -135,9 +152,11 @@ def _marks(index: int, points: Sequence[tuple[float, ...]]) -> dict[str, Any]:
 
 
 def minority_path(groups: Sequence[Group]) -> Figure | None:
-    """Test score on minority nodes against that on all nodes, round after round: means over seeds, the selected rounds marked.
+    """Test score on minority nodes against that on all nodes, round after round: means over seeds, the selected rounds
+    marked.
 
-    A method may gain on minority nodes only because its selected round is a later one; at equal overall score that shows.
+    A method may gain on minority nodes only because its selected round is a later one; at equal overall score that
+    shows.
     """
     data: list[dict[str, Any]] = []
     for index, group in enumerate(groups):
@@ -156,7 +175,11 @@ def minority_path(groups: Sequence[Group]) -> Figure | None:
         ]
         data.append(_line(index, group, means, hover))
         marks = [(run.number("test"), run.number("test_minority")) for run in group.runs]
-        known = [(100 * overall, 100 * minority) for overall, minority in marks if overall is not None and minority is not None]
+        known = [
+            (100 * overall, 100 * minority)
+            for overall, minority in marks
+            if overall is not None and minority is not None
+        ]
         data.append(_marks(index, known))
     if not data:
         return None
@@ -166,7 +189,9 @@ def minority_path(groups: Sequence[Group]) -> Figure | None:
 
 def client_scores(groups: Sequence[Group]) -> Figure | None:
     """Test score of every client under every method: mean over seeds, whiskers from the lowest to the highest seed."""
-    clients = sorted({row.client for group in groups for run in group.runs if not run.pooled for row in run.per_client}, key=natural)
+    clients = sorted(
+        {row.client for group in groups for run in group.runs if not run.pooled for row in run.per_client}, key=natural
+    )
     if not clients:
         return None
     position = {client: index for index, client in enumerate(clients)}
@@ -269,7 +294,9 @@ def bytes_by_kind(groups: Sequence[Group]) -> Figure | None:
         place += 0.45  # a gap between methods
     if not totals:
         return None
-    order = [kind for kind in KIND_COLOURS if kind in totals] + sorted(kind for kind in totals if kind not in KIND_COLOURS)
+    order = [kind for kind in KIND_COLOURS if kind in totals] + sorted(
+        kind for kind in totals if kind not in KIND_COLOURS
+    )
     data = [
         {
             "type": "bar",
@@ -278,7 +305,10 @@ def bytes_by_kind(groups: Sequence[Group]) -> Figure | None:
             "y": list(totals[kind]),
             "x": list(totals[kind].values()),
             "marker": {"color": KIND_COLOURS.get(kind, "@muted"), "line": {"color": "@page", "width": 1}},
-            "hovertext": [f"<b>{label(words.kind(kind))}</b>: {words.size(size)}<br>{names[at]}" for at, size in totals[kind].items()],
+            "hovertext": [
+                f"<b>{label(words.kind(kind))}</b>: {words.size(size)}<br>{names[at]}"
+                for at, size in totals[kind].items()
+            ],
             "hoverinfo": "text",
         }
         for kind in order
@@ -295,15 +325,27 @@ def bytes_by_kind(groups: Sequence[Group]) -> Figure | None:
         },
     )
     layout |= {"barmode": "stack", "bargap": 0.3, "showlegend": True}
-    layout["legend"] = {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "traceorder": "normal", "font": {"size": 12}}
+    layout["legend"] = {
+        "orientation": "h",
+        "x": 0,
+        "y": 1.0,
+        "yanchor": "bottom",
+        "traceorder": "normal",
+        "font": {"size": 12},
+    }
     layout["margin"]["t"] = 36
     layout["annotations"] = [
         {
-            "x": 0, "y": at, "xanchor": "left", "xshift": 6, "showarrow": False,
-            "text": text, "font": {"color": "@muted", "size": 12},
+            "x": 0,
+            "y": at,
+            "xanchor": "left",
+            "xshift": 6,
+            "showarrow": False,
+            "text": text,
+            "font": {"color": "@muted", "size": 12},
         }
         for at, text in silent.items()
-    ]  # fmt: skip
+    ]
     return {"data": data, "layout": layout}
 
 
@@ -330,7 +372,11 @@ def client_sizes(partition: Partition, run: Run) -> Figure:
         "hovertext": hover,
         "hoverinfo": "text",
     }
-    layout = _layout(230, x=_client_axis(partition.clients), y={"title": {"text": partition.things}, "rangemode": "tozero", "nticks": 5})
+    layout = _layout(
+        230,
+        x=_client_axis(partition.clients),
+        y={"title": {"text": partition.things}, "rangemode": "tozero", "nticks": 5},
+    )
     layout["bargap"] = 0.3
     return {"data": [data], "layout": layout}
 
@@ -344,7 +390,8 @@ def cross_edges(partition: Partition) -> Figure | None:
     values = [[None if i == j else matrix[i][j] for j in range(size)] for i in range(size)]
     names = [label(client) for client in partition.clients]
     hover = [
-        [f"{names[i]} and {names[j]}<br><b>{matrix[i][j]:,}</b> cross edges" if i != j else "" for j in range(size)] for i in range(size)
+        [f"{names[i]} and {names[j]}<br><b>{matrix[i][j]:,}</b> cross edges" if i != j else "" for j in range(size)]
+        for i in range(size)
     ]
     text = [[f"{matrix[i][j]:,}" if i != j else "" for j in range(size)] for i in range(size)]
     return _heat_map(values, hover, partition.clients, _client_axis(partition.clients, _TICKS_IN_PAIR), text, "")
@@ -357,23 +404,32 @@ def label_skew(partition: Partition) -> Figure | None:
         return None
     shares = [[100 * count / (sum(row) or 1) for count in row] for row in counts]
     hover = [
-        [f"{label(client)}, class {k}<br><b>{share:.1f} %</b> ({counts[i][k]:,} {partition.things})" for k, share in enumerate(shares[i])]
+        [
+            f"{label(client)}, class {k}<br><b>{share:.1f} %</b> ({counts[i][k]:,} {partition.things})"
+            for k, share in enumerate(shares[i])
+        ]
         for i, client in enumerate(partition.clients)
     ]
     classes = [str(k) for k in range(len(counts[0]))]
     axis = _axis_of(classes, _TICKS_IN_PAIR) | {"title": {"text": "class"}}
-    return _heat_map(shares, hover, partition.clients, axis, [[f"{share:.0f}" for share in row] for row in shares], " %")
+    return _heat_map(
+        shares, hover, partition.clients, axis, [[f"{share:.0f}" for share in row] for row in shares], " %"
+    )
 
 
 def label_distance(partition: Partition) -> float | None:
-    """Mean over clients of the total variation distance between a client's label mix and that of all clients together."""
+    """Mean over clients of the total variation distance between a client's label mix and that of all clients
+    together.
+    """
     counts = partition.labels
     if counts is None:
         return None
     whole = [sum(column) for column in zip(*counts, strict=True)]
     total = sum(whole)
     distances = [
-        sum(abs(count / sum(row) - everyone / total) for count, everyone in zip(row, whole, strict=True)) / 2 for row in counts if sum(row)
+        sum(abs(count / sum(row) - everyone / total) for count, everyone in zip(row, whole, strict=True)) / 2
+        for row in counts
+        if sum(row)
     ]
     return sum(distances) / len(distances) if distances else None
 
@@ -388,7 +444,9 @@ def direction(sender: str, receiver: str) -> str:
 
 
 def _direction_sums(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
-    """Mean bytes over runs, by direction and kind. A row that does not split its bytes counts under its only kind, else `mixed`."""
+    """Mean bytes over runs, by direction and kind. A row that does not split its bytes counts under its only kind, else
+    `mixed`.
+    """
     sums: dict[str, dict[str, float]] = {}
     for run in runs:
         for row in run.disclosure or ():
@@ -421,7 +479,9 @@ def _client_hover(group: Group, client: str, scores: Sequence[float], sizes: Seq
 
 
 def _selected(run: Run, which: str) -> tuple[int, float] | None:
-    """Where the selected round lies on this run's curve. Only a curve of one phase says so: its steps are its rounds."""
+    """Where the selected round lies on this run's curve. Only a curve of one phase says so: its steps are its
+    rounds.
+    """
     chosen = run.number("selected_round")
     for point in run.curve:
         value = point.val if which == "val" else point.test

@@ -1,8 +1,8 @@
 """One self-contained HTML page from run folders.
 
-The file carries plotly's script and needs no network: its content security policy forbids every fetch and lets only the two
-scripts written here run, by their digest. Text from run folders is escaped where it enters the page (`esc`, and `figures.label`
-inside figures).
+The file carries plotly's script and needs no network: its content security policy forbids every fetch and lets only the
+two scripts written here run, by their digest. Text from run folders is escaped where it enters the page (`esc`, and
+`figures.label` inside figures).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 def write_report(run_dirs: Sequence[Path], out: Path, *, now: datetime | None = None) -> Path:
     """Write one offline HTML page about these runs.
 
-    Runs are gathered by scenario (one section each), method and settings; numbers are means with spread over seeds. A folder that
-    cannot be used is named on the page with the reason.
+    Runs are gathered by scenario (one section each), method and settings; numbers are means with spread over seeds. A
+    folder that cannot be used is named on the page with the reason.
 
     Args:
         run_dirs: Run folders, in the order in which methods should appear.
@@ -66,7 +66,9 @@ def _write(out: Path, page: str) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
-        raise ConfigError(f"cannot write {out}: {error.strerror or error}; name a file in a folder you may write to") from error
+        raise ConfigError(
+            f"cannot write {out}: {error.strerror or error}; name a file in a folder you may write to"
+        ) from error
 
 
 class _Page:
@@ -81,7 +83,13 @@ class _Page:
     def html(self) -> str:
         from plotly.offline import get_plotlyjs  # plotly takes a second to import, and only a page needs it
 
-        body = self._header() + "<main>" + "".join(self._section(i) for i in range(len(self.sections))) + "</main>" + self._footer()
+        body = (
+            self._header()
+            + "<main>"
+            + "".join(self._section(i) for i in range(len(self.sections)))
+            + "</main>"
+            + self._footer()
+        )
         # Inside a script element only "</" and "<!--" end or change the text; as JSON escapes they are the same data.
         data = (
             json.dumps(self.figures, allow_nan=False, separators=(",", ":"))
@@ -97,13 +105,15 @@ class _Page:
         return (
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n<meta name="color-scheme" content="light dark">\n'
-            f'<link rel="icon" href="data:,">\n<title>{esc(self._title())}</title>\n<style>{CSS}</style>\n</head>\n<body>\n{body}\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n<meta name="color-scheme" '
+            'content="light dark">\n'
+            '<link rel="icon" '
+            f'href="data:,">\n<title>{esc(self._title())}</title>\n<style>{CSS}</style>\n</head>\n<body>\n{body}\n'
             f'<script type="application/json" id="figures">{data}</script>\n'
             f"<script>{plotly}</script>\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
         )
 
-    # -- frame ---------------------------------------------------------------------------------------------------------------
+    # -- frame -------------------------------------------------------------------------------------
 
     def _title(self) -> str:
         if len(self.sections) == 1:
@@ -114,23 +124,31 @@ class _Page:
     def _header(self) -> str:
         built = ['<header><p class="eyebrow">Isthmus · federated graph learning</p>', f"<h1>{esc(self._title())}</h1>"]
         if len(self.sections) > 1:
-            entries = "".join(f'<li><a href="#s{i}">{esc(parts.headline(*section))}</a></li>' for i, section in enumerate(self.sections))
+            entries = "".join(
+                f'<li><a href="#s{i}">{esc(parts.headline(*section))}</a></li>'
+                for i, section in enumerate(self.sections)
+            )
             built.append(
                 '<p class="lede">Scores of different scenarios are not comparable, so each has its own section.</p>'
                 f"<nav><ul>{entries}</ul></nav>"
             )
         notes = [f"Left out: <code>{esc(entry.path)}</code>: {esc(entry.reason)}." for entry in self.left_out]
         runs = [run for _, groups in self.sections for group in groups for run in group.runs]
-        notes += [f"Incomplete: <code>{esc(run.path)}</code>: {esc('; '.join(run.notes))}." for run in runs if run.notes]
+        notes += [
+            f"Incomplete: <code>{esc(run.path)}</code>: {esc('; '.join(run.notes))}." for run in runs if run.notes
+        ]
         if notes:
             built.append('<ul class="notes">' + "".join(f"<li>{note}</li>" for note in notes) + "</ul>")
-        built.append('<noscript><p class="notes">The figures need JavaScript; the tables do not.</p></noscript></header>')
+        built.append(
+            '<noscript><p class="notes">The figures need JavaScript; the tables do not.</p></noscript></header>'
+        )
         return "".join(built)
 
     def _footer(self) -> str:
         runs = [run for _, groups in self.sections for group in groups for run in group.runs]
         return (
-            f'<footer class="fine"><p>Written {self.now:%Y-%m-%d %H:%M %Z} from {words.plural(len(runs), "run folder")} by isthmus. '
+            f'<footer class="fine"><p>Written {self.now:%Y-%m-%d %H:%M %Z} from '
+            f"{words.plural(len(runs), 'run folder')} by isthmus. "
             "This file is complete in itself: it loads nothing and sends nothing.</p></footer>"
         )
 
@@ -158,7 +176,7 @@ class _Page:
         ]
         return "".join(built)
 
-    # -- parts with figures --------------------------------------------------------------------------------------------------
+    # -- parts with figures ------------------------------------------------------------------------
 
     def _plot(self, section: int, name: str, figure: Figure, describe: str) -> str:
         """A place for the figure; its height is reserved so that the page does not jump while drawing."""
@@ -199,8 +217,10 @@ class _Page:
         if figure is None:
             return ""
         caption = (
-            "Test accuracy on nodes of other classes than their client's majority class, against accuracy on all test nodes, round after "
-            "round; marks are the selected rounds. Compare methods at the same place on the horizontal axis: later rounds often trade one "
+            "Test accuracy on nodes of other classes than their client's majority class, against accuracy on all test "
+            "nodes, round after "
+            "round; marks are the selected rounds. Compare methods at the same place on the horizontal axis: later "
+            "rounds often trade one "
             "for the other."
         )
         plot = self._plot(section, "minority", figure, "minority score against overall score over rounds")
@@ -221,7 +241,9 @@ class _Page:
         if any(run.pooled for group in groups for run in group.runs):
             caption += " A dashed line is the pooled score of a method that has all data in one place."
         if parts.redrawn([run for group in groups for run in group.runs]):
-            caption += " Every seed draws its own partition, so a client's number names a different part of the graph in each."
+            caption += (
+                " Every seed draws its own partition, so a client's number names a different part of the graph in each."
+            )
         plot = self._plot(section, "clients", figure, "test score of each client under each method")
         return (
             f"<h3>Who gains, client by client</h3>{parts.legend(section, groups)}"
@@ -233,7 +255,8 @@ class _Page:
         if figure is None:
             return ""
         caption = (
-            "Bytes of a whole run by direction and kind of content, summed over clients, mean over seeds; up is towards the server. "
+            "Bytes of a whole run by direction and kind of content, summed over clients, mean over seeds; up is "
+            "towards the server. "
             "Setup is included, evaluation is not: it is listed below."
         )
         plot = self._plot(section, "bytes", figure, "bytes sent by kind of content, direction and method")
@@ -260,7 +283,10 @@ class _Page:
             plot = self._plot(section, "labels", skew, f"share of each class among a client's {partition.things}")
             panels.append((f"Classes per client, % of its {partition.things}", plot, parts.skew_sentence(partition)))
         if panels:
-            pair = "".join(f"<div><h4>{title}</h4>{plot}<figcaption>{esc(caption)}</figcaption></div>" for title, plot, caption in panels)
+            pair = "".join(
+                f"<div><h4>{title}</h4>{plot}<figcaption>{esc(caption)}</figcaption></div>"
+                for title, plot, caption in panels
+            )
             built.append(f'<figure><div class="pair">{pair}</div></figure>')
         return "".join(built)
 

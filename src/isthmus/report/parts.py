@@ -1,6 +1,8 @@
-"""Pieces of the page that need no figure: sentences about a scenario, the result table, who saw what, settings, provenance.
+"""Pieces of the page that need no figure: sentences about a scenario, the result table, who saw what, settings,
+provenance.
 
-Each function returns finished HTML or, where its name says sentence, headline or words, plain text for the caller to escape.
+Each function returns finished HTML or, where its name says sentence, headline or words, plain text for the caller to
+escape.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ def esc(text: object) -> str:
     return html.escape(str(text), quote=True)
 
 
-# -- words about a scenario ----------------------------------------------------------------------------------------------------
+# -- words about a scenario ------------------------------------------------------------------------
 
 
 def headline(scenario: Scenario, groups: Sequence[Group]) -> str:
@@ -31,7 +33,11 @@ def headline(scenario: Scenario, groups: Sequence[Group]) -> str:
 
 def in_words(scenario: Scenario, runs: Sequence[Run]) -> str:
     seeds = sorted({run.seed for run in runs})
-    repeated = f"Repeated with seeds {words.listing([str(seed) for seed in seeds])}." if len(seeds) > 1 else f"One seed ({seeds[0]})."
+    repeated = (
+        f"Repeated with seeds {words.listing([str(seed) for seed in seeds])}."
+        if len(seeds) > 1
+        else f"One seed ({seeds[0]})."
+    )
     return (
         f"{words.dataset(scenario.dataset)} {words.partition(scenario.partition, scenario.clients)}; "
         f"{words.split(scenario.split, runs[0].things)}. "
@@ -50,7 +56,11 @@ def tiles(groups: Sequence[Group]) -> str:
         tiles.append((partition.things, f"{sum(partition.sizes):,}"))
         if partition.cross_share is not None:
             tiles.append(("edges that cross", f"{100 * partition.cross_share:.0f} %"))
-    return '<dl class="tiles">' + "".join(f"<div><dt>{esc(name)}</dt><dd>{esc(value)}</dd></div>" for name, value in tiles) + "</dl>"
+    return (
+        '<dl class="tiles">'
+        + "".join(f"<div><dt>{esc(name)}</dt><dd>{esc(value)}</dd></div>" for name, value in tiles)
+        + "</dl>"
+    )
 
 
 def redrawn(runs: Sequence[Run]) -> bool:
@@ -67,9 +77,16 @@ def doubts(runs: Sequence[Run]) -> str:
     doubts = []
     sources = sorted({run.text("source") for run in runs} - {""})
     if len(sources) > 1:
-        doubts.append(f"The runs read their data from different sources ({words.listing(sources)}): node order and splits may differ.")
+        doubts.append(
+            f"The runs read their data from different sources ({words.listing(sources)}): node order and splits may "
+            "differ."
+        )
     seen: dict[int, Partition] = {}
-    unequal = {run.seed for run in runs if run.partition is not None and seen.setdefault(run.seed, run.partition) != run.partition}
+    unequal = {
+        run.seed
+        for run in runs
+        if run.partition is not None and seen.setdefault(run.seed, run.partition) != run.partition
+    }
     if unequal:
         names = words.listing([str(seed) for seed in sorted(unequal)])
         doubts.append(f"Under seed {names} not all methods had the same partition: their scores are not like for like.")
@@ -79,22 +96,34 @@ def doubts(runs: Sequence[Run]) -> str:
 def size_sentence(partition: Partition) -> str:
     low, high = min(partition.sizes), max(partition.sizes)
     known = [value for value in partition.homophily if value is not None]
-    same = f", and {min(known):.2f} to {max(known):.2f} of a client's edges join nodes of the same class (homophily)" if known else ""
+    same = (
+        f", and {min(known):.2f} to {max(known):.2f} of a client's edges join nodes of the same class (homophily)"
+        if known
+        else ""
+    )
     return f"Clients hold {low:,} to {high:,} {partition.things}{same}."
 
 
 def cross_sentence(partition: Partition) -> str:
-    share = f"{100 * partition.cross_share:.1f} % of all edges cross between clients; " if partition.cross_share is not None else ""
+    share = (
+        f"{100 * partition.cross_share:.1f} % of all edges cross between clients; "
+        if partition.cross_share is not None
+        else ""
+    )
     return f"{share}the stronger the colour, the more edges join the two clients."
 
 
 def skew_sentence(partition: Partition) -> str:
     distance = figures.label_distance(partition)
-    mean = f"On average a client's mix lies {distance:.2f} from the whole " if distance is not None else "Distance from the whole "
+    mean = (
+        f"On average a client's mix lies {distance:.2f} from the whole "
+        if distance is not None
+        else "Distance from the whole "
+    )
     return mean + "(total variation: 0 is the same mix, 1 nothing in common)."
 
 
-# -- the result table ------------------------------------------------------------------------------------------------------------
+# -- the result table ------------------------------------------------------------------------------
 
 
 def result_sentence(rows: Sequence[ResultRow]) -> str:
@@ -143,7 +172,8 @@ def legend(section: int, groups: Sequence[Group]) -> str:
     if len(groups) < 2:
         return ""
     buttons = "".join(
-        f'<button type="button" aria-pressed="true" data-section="{section}" data-series="{i}">{_key(i)}{esc(group.label)}</button>'
+        f'<button type="button" aria-pressed="true" data-section="{section}" '
+        f'data-series="{i}">{_key(i)}{esc(group.label)}</button>'
         for i, group in enumerate(groups)
     )
     return f'<div class="legend" role="group" aria-label="methods shown; press to hide one">{buttons}</div>'
@@ -172,13 +202,15 @@ def score_rules(groups: Sequence[Group]) -> str:
         )
     things = groups[0].runs[0].things
     return (
-        f'<p class="fine">{text}</p><p class="fine">Test pooled counts all test {things} alike; client mean counts all clients alike. '
-        "Bytes are those of one training round, summed over clients, without setup and evaluation; the time is that of the median "
+        f'<p class="fine">{text}</p><p class="fine">Test pooled counts all test {things} alike; client mean counts '
+        "all clients alike. "
+        "Bytes are those of one training round, summed over clients, without setup and evaluation; the time is that of "
+        "the median "
         "training round.</p>"
     )
 
 
-# -- who saw what ------------------------------------------------------------------------------------------------------------------
+# -- who saw what ----------------------------------------------------------------------------------
 
 
 def who_saw_what(groups: Sequence[Group]) -> str:
@@ -196,7 +228,9 @@ def who_saw_what(groups: Sequence[Group]) -> str:
         remark = _remark(group, rows)
         lines = f'<tr><td colspan="6" class="what">{esc(remark)}</td></tr>' if remark else ""
         lines += "".join(_sheet_line(row) for row in rows)
-        body.append(f'<tbody><tr class="group"><th colspan="6" scope="rowgroup">{esc(group.label)}</th></tr>{lines}</tbody>')
+        body.append(
+            f'<tbody><tr class="group"><th colspan="6" scope="rowgroup">{esc(group.label)}</th></tr>{lines}</tbody>'
+        )
     head = "".join(
         f'<th scope="col"{kind}>{name}</th>'
         for name, kind in (
@@ -211,11 +245,17 @@ def who_saw_what(groups: Sequence[Group]) -> str:
     meant = "".join(f"<dt>{esc(way)}</dt><dd>{esc(text)}</dd>" for way, text in ways.items())
     protections = f'<dl class="words">{meant}</dl>' if meant else ""
     entries = "".join(f"<dt>{esc(kind)}</dt><dd>{esc(text)}</dd>" for kind, text in words.KINDS.items() if kind in used)
-    glossary = f'<details><summary>What the kinds of content mean</summary><dl class="words">{entries}</dl></details>' if entries else ""
+    glossary = (
+        f'<details><summary>What the kinds of content mean</summary><dl class="words">{entries}</dl></details>'
+        if entries
+        else ""
+    )
     return (
-        '<h3>Who saw what</h3><p class="what">Every kind of message that passed between parties, taken from the ledger of the runs '
+        '<h3>Who saw what</h3><p class="what">Every kind of message that passed between parties, taken from the '
+        "ledger of the runs "
         "(mean per run), and how it was protected on the way.</p>"
-        f'<div class="scroll"><table class="sheet"><thead><tr>{head}</tr></thead>{"".join(body)}</table></div>{protections}{glossary}'
+        '<div class="scroll"><table '
+        f'class="sheet"><thead><tr>{head}</tr></thead>{"".join(body)}</table></div>{protections}{glossary}'
     )
 
 
@@ -235,20 +275,23 @@ def _sheet_line(row: Disclosure) -> str:
     chips = "".join(f'<span class="chip">{esc(words.kind(kind))}</span>' for kind in row.kinds)
     phase = f" <small>{esc(row.phase)}</small>" if row.phase else ""
     return (
-        f'<tr><td class="route">{esc(row.sender)} → {esc(row.receiver)}</td><td>{esc(row.message)}{phase}</td><td>{chips}</td>'
+        f'<tr><td class="route">{esc(row.sender)} → '
+        f"{esc(row.receiver)}</td><td>{esc(row.message)}{phase}</td><td>{chips}</td>"
         f'<td>{esc(row.protection or words.ABSENT)}</td><td class="n">{words.count(row.times)}</td>'
         f'<td class="n">{words.size(row.bytes)}</td></tr>'
     )
 
 
 def _remark(group: Group, rows: Sequence[Disclosure]) -> str:
-    """What the rows alone would not say: few messages can mean that nothing was shared, or that everything was, beforehand."""
+    """What the rows alone would not say: few messages can mean that nothing was shared, or that everything was,
+    beforehand.
+    """
     if any(run.pooled for run in group.runs):
         return "All data lies in one place from the start: a yardstick for the others, not a federation."
     return "" if rows else "No message passed between parties."
 
 
-# -- settings and provenance -----------------------------------------------------------------------------------------------------
+# -- settings and provenance -----------------------------------------------------------------------
 
 
 def facts(groups: Sequence[Group]) -> str:
@@ -257,7 +300,9 @@ def facts(groups: Sequence[Group]) -> str:
     for group in groups:
         told = [found for run in group.runs if isinstance(found := run.result.get("facts"), Mapping) and found]
         if told:
-            lines = "".join(f'<tr><th scope="row">{esc(name)}</th><td>{_cell(value)}</td></tr>' for name, value in fact_rows(told))
+            lines = "".join(
+                f'<tr><th scope="row">{esc(name)}</th><td>{_cell(value)}</td></tr>' for name, value in fact_rows(told)
+            )
             table = f'<div class="scroll"><table><tbody>{lines}</tbody></table></div>'
             folded.append(f"<details open><summary>{esc(group.label)}</summary>{table}</details>")
     what = "Numbers the methods keep about their own work; means over seeds where there are several."
@@ -270,8 +315,14 @@ def settings(groups: Sequence[Group]) -> str:
         run = group.runs[0]
         if run.config_text:
             others = words.listing([f"seed {seed}" for seed in group.seeds[1:]])
-            which = f' <span class="fine">({esc(f"seed {run.seed} shown; {others} the same otherwise")})</span>' if others else ""
-            folded.append(f"<details><summary>{esc(group.label)}{which}</summary><pre>{esc(run.config_text)}</pre></details>")
+            which = (
+                f' <span class="fine">({esc(f"seed {run.seed} shown; {others} the same otherwise")})</span>'
+                if others
+                else ""
+            )
+            folded.append(
+                f"<details><summary>{esc(group.label)}{which}</summary><pre>{esc(run.config_text)}</pre></details>"
+            )
     what = "The complete configuration of each method, as resolved at the start of its runs."
     return f'<h3>Settings</h3><p class="what">{what}</p>{"".join(folded)}' if folded else ""
 
@@ -280,7 +331,11 @@ def provenance(runs: Iterable[Run]) -> str:
     lines = []
     for run in runs:
         versions = run.result.get("versions")
-        stated = ", ".join(f"{name} {version}" for name, version in versions.items()) if isinstance(versions, Mapping) else words.ABSENT
+        stated = (
+            ", ".join(f"{name} {version}" for name, version in versions.items())
+            if isinstance(versions, Mapping)
+            else words.ABSENT
+        )
         cells = (
             run.method,
             run.seed,
@@ -290,8 +345,12 @@ def provenance(runs: Iterable[Run]) -> str:
             run.text("source") or words.ABSENT,
         )
         lines.append("<tr>" + "".join(f"<td>{esc(cell)}</td>" for cell in cells) + f"<td>{esc(stated)}</td></tr>")
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("method", "seed", "rounds", "engine", "folder", "data from", "versions"))
+    head = "".join(
+        f'<th scope="col">{name}</th>'
+        for name in ("method", "seed", "rounds", "engine", "folder", "data from", "versions")
+    )
     return (
         "<h3>Runs behind this page</h3><details><summary>Seeds, folders and versions</summary>"
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div></details>'
+        "<div "
+        f'class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div></details>'
     )

@@ -1,8 +1,8 @@
 """Run folders, read back.
 
-The report sees nothing but what a run left on disk, and it trusts none of it: every value is checked for its type here, once, so
-that the rooms behind this door deal in plain, typed records. `result.json` is what makes a folder usable. Anything else that is
-missing or damaged costs its own figure and one line on the page, not the report.
+The report sees nothing but what a run left on disk, and it trusts none of it: every value is checked for its type here,
+once, so that the rooms behind this door deal in plain, typed records. `result.json` is what makes a folder usable.
+Anything else that is missing or damaged costs its own figure and one line on the page, not the report.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ class Disclosure:
 
 @dataclass(frozen=True)
 class Partition:
-    """How the graph is split. `clients` fixes the order of every other field; a field the run did not record is None."""
+    """How the graph is split. `clients` fixes the order of every other field; a field the run did not record is
+    None.
+    """
 
     clients: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -157,7 +159,8 @@ def read_runs(run_dirs: Sequence[Path]) -> tuple[list[Run], list[LeftOut]]:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Run folders: those given, and where a folder holds runs instead (of `isthmus compare`, say) the finished runs in it.
+    """Run folders: those given, and where a folder holds runs instead (of `isthmus compare`, say) the finished runs in
+    it.
 
     Raises:
         DataError: A folder is no run and holds none.
@@ -169,7 +172,9 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
             continue
         inside = [result.parent for depth in ("*", "*/*") for result in path.glob(f"{depth}/result.json")]
         if not inside:
-            raise DataError(f"{path} holds no finished run: name a folder written by `isthmus run`, `compare` or `sweep`")
+            raise DataError(
+                f"{path} holds no finished run: name a folder written by `isthmus run`, `compare` or `sweep`"
+            )
         found += sorted(inside, key=lambda folder: natural(str(folder)))
     return found
 
@@ -250,7 +255,8 @@ def _json(file: Path) -> object:
         return None
 
 
-# What may differ between repetitions of one experiment: the seed, where a run was put, and what it wrote beside its results.
+# What may differ between repetitions of one experiment: the seed, where a run was put, and what it wrote beside its
+# results.
 _NOT_A_SETTING = frozenset({"seed", "out", "run_dir", "checkpoint", "checkpoint.every", "tensorboard"})
 
 
@@ -291,7 +297,11 @@ def _curve(path: Path, notes: list[str]) -> tuple[Point, ...]:
         val, test = as_number(record.get("val")), as_number(record.get("test"))
         if val is not None or test is not None:
             # A resumed run may write a round twice: the later line is the one that was kept.
-            records[(_text(record.get("phase")), index)] = (val, test, _share(_mapping(record.get("test_groups")).get("minority")))
+            records[(_text(record.get("phase")), index)] = (
+                val,
+                test,
+                _share(_mapping(record.get("test_groups")).get("minority")),
+            )
     if broken:
         notes.append(f"metrics.jsonl: {broken} unreadable line{'s' if broken > 1 else ''} skipped")
     return tuple(_through_phases(records))
@@ -299,7 +309,9 @@ def _curve(path: Path, notes: list[str]) -> tuple[Point, ...]:
 
 def _share(counts: object) -> float | None:
     """Right answers over all answers, of a pair of counts."""
-    right, total = (as_number(count) for count in counts) if isinstance(counts, list) and len(counts) == 2 else (None, None)
+    right, total = (
+        (as_number(count) for count in counts) if isinstance(counts, list) and len(counts) == 2 else (None, None)
+    )
     return right / total if right is not None and total else None
 
 
@@ -370,7 +382,10 @@ def _disclosure(path: Path, notes: list[str]) -> tuple[Disclosure, ...] | None:
 def _protections(path: Path) -> dict[str, str]:
     """What each word for a protection means, as the run itself says; empty where it does not."""
     sheet = _json(path / "disclosure.json")
-    return {word: str(meaning) for word, meaning in _mapping(sheet.get("protections") if isinstance(sheet, dict) else None).items()}
+    return {
+        word: str(meaning)
+        for word, meaning in _mapping(sheet.get("protections") if isinstance(sheet, dict) else None).items()
+    }
 
 
 def _partition(path: Path, notes: list[str]) -> Partition | None:
@@ -399,7 +414,9 @@ def _partition(path: Path, notes: list[str]) -> Partition | None:
 
 
 def _by_client(raw: object) -> dict[str, Any]:
-    """The scenario with a map from client per quantity; one that lists its clients (`data.Statistics.to_json`) is turned round."""
+    """The scenario with a map from client per quantity; one that lists its clients (`data.Statistics.to_json`) is
+    turned round.
+    """
     if not isinstance(raw, dict):
         return {}
     if "sizes" in raw or not isinstance(raw.get("clients"), list):
@@ -417,7 +434,11 @@ def _mapping(value: object) -> dict[str, Any]:
 def _square(value: object, order: Sequence[int]) -> tuple[tuple[int, ...], ...] | None:
     """The K x K counts in the given order of clients; None if it is no such matrix."""
     size = len(order)
-    if not isinstance(value, list) or len(value) != size or not all(isinstance(row, list) and len(row) == size for row in value):
+    if (
+        not isinstance(value, list)
+        or len(value) != size
+        or not all(isinstance(row, list) and len(row) == size for row in value)
+    ):
         return None
     return tuple(tuple(_whole(value[i][j]) or 0 for j in order) for i in order)
 

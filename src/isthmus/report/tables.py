@@ -1,7 +1,7 @@
 """The result table: runs grouped by scenario, method and settings, with spread over seeds.
 
-The terminal and the page show the same rows. Spread is the population standard deviation over seeds: the seeds given are all
-there are, not a sample from which to guess. With one seed it is unknown, and the table says so.
+The terminal and the page show the same rows. Spread is the population standard deviation over seeds: the seeds given
+are all there are, not a sample from which to guess. With one seed it is unknown, and the table says so.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class Group:
 
 @dataclass(frozen=True)
 class ResultRow:
-    """One line of the result table. Scores in 0..1; spread None with one seed; bytes and seconds are means over seeds."""
+    """One line of the result table. Scores in 0..1; spread None with one seed; bytes and seconds are means over
+    seeds.
+    """
 
     scenario: Scenario
     method: str
@@ -118,7 +120,8 @@ def group_runs(runs: Sequence[Run]) -> tuple[list[Group], list[LeftOut]]:
         else:
             seeds[run.seed] = run
     groups = [
-        Group(scenario, method, method, tuple(seeds[seed] for seed in sorted(seeds))) for (scenario, method, _), seeds in gathered.items()
+        Group(scenario, method, method, tuple(seeds[seed] for seed in sorted(seeds)))
+        for (scenario, method, _), seeds in gathered.items()
     ]
     return _labelled(groups), repeated
 
@@ -142,7 +145,10 @@ def result_rows(groups: Iterable[Group]) -> list[ResultRow]:
             top[row.scenario] = max(top.get(row.scenario, row.score), row.score)
     return [
         replace(
-            row, best=rivals[row.scenario] > 1 and row.score is not None and words.percent(row.score) == words.percent(top[row.scenario])
+            row,
+            best=rivals[row.scenario] > 1
+            and row.score is not None
+            and words.percent(row.score) == words.percent(top[row.scenario]),
         )
         for row in rows
     ]
@@ -160,7 +166,9 @@ def _with_gains(rows: Sequence[ResultRow]) -> list[ResultRow]:
 
 
 def columns(rows: Sequence[ResultRow]) -> list[Column]:
-    """The columns these rows fill; those about minority classes, privacy, gain, peers and devices only where some row has them."""
+    """The columns these rows fill; those about minority classes, privacy, gain, peers and devices only where some row
+    has them.
+    """
     shown = [
         Column("method", lambda row: row.label, numeric=False),
         Column("runs", lambda row: str(row.runs)),
@@ -173,7 +181,9 @@ def columns(rows: Sequence[ResultRow]) -> list[Column]:
     if any(row.epsilon is not None for row in rows):  # differential privacy; a row without it has no such bound
         shown.append(Column("epsilon", lambda row: words.count(None) if row.epsilon is None else f"{row.epsilon:.3g}"))
     if any(row.gain is not None for row in rows):
-        shown.append(Column("graph gain (%)", lambda row: words.ABSENT if row.gain is None else words.percent(row.gain.value)))
+        shown.append(
+            Column("graph gain (%)", lambda row: words.ABSENT if row.gain is None else words.percent(row.gain.value))
+        )
     shown += [
         Column("parameters", lambda row: words.count(row.trainable)),
         Column("up / round", lambda row: words.size(row.up_per_round)),
@@ -258,7 +268,9 @@ def _labelled(groups: Sequence[Group]) -> list[Group]:
             labelled.append(group)
             continue
         flat = [_flat(rival.runs[0].settings) for rival in rivals]
-        differing = [key for key in sorted({key for one in flat for key in one}) if len({one.get(key) for one in flat}) > 1]
+        differing = [
+            key for key in sorted({key for one in flat for key in one}) if len({one.get(key) for one in flat}) > 1
+        ]
         own = _flat(group.runs[0].settings)
         told = [f"{key.rpartition('.')[2]}={own.get(key, words.ABSENT)}" for key in differing]
         label = f"{group.method} · {', '.join(told[:3])}" if told else group.method

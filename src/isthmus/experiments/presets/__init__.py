@@ -1,7 +1,7 @@
 """Settings of the papers' experiments, one TOML file per paper, as layers with conditions.
 
-Each ``[[layer]]`` applies when all its conditions hold (``dataset``, ``backbone``, ``profile``, ``method``: a name or a list of names);
-later layers win. ``score`` names the rule that forms the number the paper reports.
+Each ``[[layer]]`` applies when all its conditions hold (``dataset``, ``backbone``, ``profile``, ``method``: a name or a
+list of names); later layers win. ``score`` names the rule that forms the number the paper reports.
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ def _holds(wanted: Any, fact: Any) -> bool:
 
 
 def preset_names() -> list[str]:
-    return sorted(entry.name.removesuffix(".toml") for entry in resources.files(__name__).iterdir() if entry.name.endswith(".toml"))
+    return sorted(
+        entry.name.removesuffix(".toml")
+        for entry in resources.files(__name__).iterdir()
+        if entry.name.endswith(".toml")
+    )
 
 
 def load_preset(name: str) -> Preset:

@@ -1,7 +1,7 @@
 """Everything in one process. The default engine.
 
-Parties are isolated by copying every message at the wall; with ``wire=True`` each message also goes through the full wire codec, with the
-same bits as a result. With ``cohort=True`` clients whose class offers it are trained together.
+Parties are isolated by copying every message at the wall; with ``wire=True`` each message also goes through the full
+wire codec, with the same bits as a result. With ``cohort=True`` clients whose class offers it are trained together.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def check_names(clients: Iterable[ClientId]) -> None:
     """Refuse clients whose names mean something else."""
     for client in clients:
         if client in RESERVED or "/" in client or not client:
-            raise DataError(f"a client cannot be called {client!r}: {', '.join(RESERVED)} and names with '/' are taken; rename it")
+            raise DataError(
+                f"a client cannot be called {client!r}: {', '.join(RESERVED)} and names with '/' are taken; rename it"
+            )
 
 
 class LocalEngine:
@@ -42,8 +44,16 @@ class LocalEngine:
         cohort: Train clients together where their class offers it.
     """
 
-    def __init__(self, parts: Mapping[ClientId, NodeData], table: RoleTable, config: Any, stream: Stream, *, wire: bool = False,
-                 cohort: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        parts: Mapping[ClientId, NodeData],
+        table: RoleTable,
+        config: Any,
+        stream: Stream,
+        *,
+        wire: bool = False,
+        cohort: bool = False,
+    ) -> None:
         check_names(parts)
         self._transfer = transfer_wire if wire else transfer_copy
         self._table = table
@@ -98,11 +108,16 @@ class LocalEngine:
     def _cross(self, parcel: Parcel) -> Parcel:
         return Parcel(parcel.sender, parcel.receiver, self._transfer(parcel.content))
 
-    # -- clients trained together --------------------------------------------------------------------------------------------
+    # -- clients trained together ------------------------------------------------------------------
 
     def _together(self, calls: Sequence[Invocation]) -> Stacked[Any] | dict[PartyId, Outcome] | None:
         role, handler = calls[0].role, calls[0].handler
-        if not self._cohort_wanted or calls[0].parcels is not None or calls[0].mask is not None or len(calls) != len(self._parties[role]):
+        if (
+            not self._cohort_wanted
+            or calls[0].parcels is not None
+            or calls[0].mask is not None
+            or len(calls) != len(self._parties[role])
+        ):
             return None
         cohort = self._cohort(role)
         if cohort is None or hasattr(Cohort, handler) or not hasattr(cohort, handler):
@@ -113,7 +128,9 @@ class LocalEngine:
             # The cohort may be half changed: it goes, and the round is played again from a tag.
             self._with_cohort.discard(role)
             del self._cohorts[role]
-            failure = Failure("protocol" if isinstance(error, ProtocolError) else "handler", type(error).__name__, error)
+            failure = Failure(
+                "protocol" if isinstance(error, ProtocolError) else "handler", type(error).__name__, error
+            )
             return {call.party: failure for call in calls}
 
     def _run_together(self, cohort: Cohort[Any], calls: Sequence[Invocation]) -> Stacked[Any] | dict[PartyId, Outcome]:
@@ -129,8 +146,14 @@ class LocalEngine:
         result = getattr(cohort, handler)(*self._requests(calls))
         if result is None and reply is None:
             return {call.party: None for call in calls}
-        if not isinstance(result, Stacked) or type(result.message) is not reply or result.parties != tuple(call.party for call in calls):
-            raise ProtocolError(f"{type(cohort).__name__}.{handler} must return the replies of all its clients as a Stacked message")
+        if (
+            not isinstance(result, Stacked)
+            or type(result.message) is not reply
+            or result.parties != tuple(call.party for call in calls)
+        ):
+            raise ProtocolError(
+                f"{type(cohort).__name__}.{handler} must return the replies of all its clients as a Stacked message"
+            )
         return result
 
     def _requests(self, calls: Sequence[Invocation]) -> tuple[Any, ...]:
@@ -163,7 +186,7 @@ class LocalEngine:
             self._cohorts[role].store()
         self._with_cohort.clear()
 
-    # -- transactions --------------------------------------------------------------------------------------------------------
+    # -- transactions ------------------------------------------------------------------------------
 
     def _all(self) -> list[Party]:
         return [party for group in self._parties.values() for party in group.values()]
@@ -217,5 +240,7 @@ class LocalEngine:
         self._release()
 
 
-def _maker(cls: type[Client[Any, Any]], name: PartyId, data: Any, config: Any, stream: Stream) -> Callable[[], Client[Any, Any]]:
+def _maker(
+    cls: type[Client[Any, Any]], name: PartyId, data: Any, config: Any, stream: Stream
+) -> Callable[[], Client[Any, Any]]:
     return lambda: cls(name, data, config, stream)

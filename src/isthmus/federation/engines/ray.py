@@ -1,18 +1,24 @@
-"""Many simulated clients on many cores, or on a cluster, inside one trust domain (``--engine ray``, extra ``isthmus[ray]``).
+"""Many simulated clients on many cores, or on a cluster, inside one trust domain (``--engine ray``, extra
+``isthmus[ray]``).
 
 Clients are packed on a few actors, one per core: client ``i`` lives on actor ``i mod n`` and stays there. An actor is a
-:class:`~isthmus.federation.host.PartyHost`; frames of our codec travel to and from it as numpy bytes, which ray shares without copying.
-Ray's own serialiser (cloudpickle) carries only what the simulation hands over once: data, roles, config, places of checkpoints.
+:class:`~isthmus.federation.host.PartyHost`; frames of our codec travel to and from it as numpy bytes, which ray shares
+without copying. Ray's own serialiser (cloudpickle) carries only what the simulation hands over once: data, roles,
+config, places of checkpoints.
 
-Ray never runs anything a second time here (no restarts, no retries: a restarted actor would be empty and answer all the same). An actor
-that dies is a lost place: the loop takes everybody back to the newest tag, :meth:`RayEngine.revive` starts a new actor that reads its
-parties' tags from the run folder, and the rounds since are played again, with the same bits.
+Ray never runs anything a second time here (no restarts, no retries: a restarted actor would be empty and answer all the
+same). An actor
+that dies is a lost place: the loop takes everybody back to the newest tag, :meth:`RayEngine.revive` starts a new actor
+that reads its parties' tags from the run folder, and the rounds since are played again, with the same bits.
 
-With ``execution=each`` results are those of the local engine, bit for bit. With ``execution=cohort`` each actor trains its own clients
-together, so sums are formed in another order than in one process: equal within 1e-5 after a round, and bits depend on ``ray.actors``.
+With ``execution=each`` results are those of the local engine, bit for bit. With ``execution=cohort`` each actor trains
+its own clients
+together, so sums are formed in another order than in one process: equal within 1e-5 after a round, and bits depend on
+``ray.actors``.
 
-Without ``ray.address`` a cluster of the run's own is started on this machine: no dashboard, no usage statistics, a token of its own, ended
-with the run. With it, actors run on that cluster; its nodes need isthmus installed and must share the file system of the run folder.
+Without ``ray.address`` a cluster of the run's own is started on this machine: no dashboard, no usage statistics, a
+token of its own, ended with the run. With it, actors run on that cluster; its nodes need isthmus installed and must
+share the file system of the run folder.
 """
 
 from __future__ import annotations
@@ -60,11 +66,12 @@ Bundle = bytes | list[np.ndarray]
 class Cluster:
     """A connection to ray, and actors that wait for work.
 
-    A run has one of its own; several runs one after another may share one (``with Cluster(actors=2) as cluster``), so that only the first
-    waits for processes to start.
+    A run has one of its own; several runs one after another may share one (``with Cluster(actors=2) as cluster``), so
+    that only the first waits for processes to start.
 
     Args:
-        address: ``host:port`` of an existing cluster; None starts one on this machine. A process that is connected already stays so.
+        address: ``host:port`` of an existing cluster; None starts one on this machine. A process that is connected
+            already stays so.
         actors: Cores of a cluster on this machine; None is all of them.
     """
 
@@ -96,7 +103,9 @@ class Cluster:
         try:
             ray.init(address="local", num_cpus=cores, include_dashboard=False, **place, **quiet)
         except (ConnectionError, RuntimeError, OSError) as error:
-            raise RunError(f"ray does not start on this machine: {_first_line(error)}; run with --engine local") from None
+            raise RunError(
+                f"ray does not start on this machine: {_first_line(error)}; run with --engine local"
+            ) from None
 
     def actor(self) -> Any:
         """An actor that waits for work, or a new one."""
@@ -147,12 +156,24 @@ class RayEngine(RemoteEngine):
         cluster: One that is there already and stays; instead of ``address``.
     """
 
-    def __init__(self, parts: Mapping[ClientId, Any], table: RoleTable, config: Any, stream: Stream, *, wire: bool = False,
-                 cohort: bool = False, address: str | None = None, actors: int | None = None,
-                 cluster: Cluster | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        parts: Mapping[ClientId, Any],
+        table: RoleTable,
+        config: Any,
+        stream: Stream,
+        *,
+        wire: bool = False,
+        cohort: bool = False,
+        address: str | None = None,
+        actors: int | None = None,
+        cluster: Cluster | None = None,
+    ) -> None:
         for role in table.roles.values():
             if role.cls.__module__ == "__main__":
-                raise ConfigError(f"actors cannot import {role.cls.__name__} from a script: move the method into a module of its own")
+                raise ConfigError(
+                    f"actors cannot import {role.cls.__name__} from a script: move the method into a module of its own"
+                )
         self._actors: dict[Place, Any] = {}
         self._late: dict[Place, Any] = {}
         self._store: Callable[[PartyId], Store] | None = None
@@ -162,7 +183,9 @@ class RayEngine(RemoteEngine):
         try:
             room = self._cluster.room()
             if actors is not None and room < min(actors, len(parts)):
-                raise ConfigError(f"the ray cluster has {room} free cores, ray.actors={actors} needs more: give a smaller number")
+                raise ConfigError(
+                    f"the ray cluster has {room} free cores, ray.actors={actors} needs more: give a smaller number"
+                )
             count, names = min(len(parts), actors or room), sorted(parts)
             super().__init__({f"actor-{k}": names[k::count] for k in range(count)}, table)
             self._parts = parts
@@ -181,7 +204,7 @@ class RayEngine(RemoteEngine):
     def resolved(self) -> Mapping[str, Any]:
         return {"ray_actors": len(self.places)}
 
-    # -- actors ----------------------------------------------------------------------------------------------------------------
+    # -- actors ------------------------------------------------------------------------------------
 
     def _start(self, places: Sequence[Place]) -> None:
         """Actors at these places, with the data of their clients and the stores of their parties."""
@@ -196,24 +219,38 @@ class RayEngine(RemoteEngine):
             except ray.exceptions.RayTaskError as error:
                 if isinstance(error.cause, IsthmusError):
                     raise error.cause from None
-                raise RunError(f"{place} cannot build its clients: {type(error.cause).__name__}: {error.cause}") from error
+                raise RunError(
+                    f"{place} cannot build its clients: {type(error.cause).__name__}: {error.cause}"
+                ) from error
             except ray.exceptions.RayError as error:
                 self._actors[place] = None
-                raise RunError(f"{place} did not start ({type(error).__name__}): see the logs of ray, then resume the run") from error
+                raise RunError(
+                    f"{place} did not start ({type(error).__name__}): see the logs of ray, then resume the run"
+                ) from error
         if self._store is not None:
             self._hand_stores(places)
 
     def _hand_stores(self, places: Sequence[Place]) -> None:
         assert self._store is not None
-        parties = {place: [address(client, role) for role in self._table.roles for client in self.places[place]] for place in places}
-        ray.get([self._actors[place].keep_tags.remote({party: self._store(party) for party in parties[place]}) for place in places])
+        parties = {
+            place: [address(client, role) for role in self._table.roles for client in self.places[place]]
+            for place in places
+        }
+        ray.get(
+            [
+                self._actors[place].keep_tags.remote({party: self._store(party) for party in parties[place]})
+                for place in places
+            ]
+        )
 
     def keep_tags(self, store: Callable[[PartyId], Store]) -> None:
         self._store, self._checked = store, False
         self._hand_stores(list(self.places))
 
     def revive(self) -> None:
-        for place, late in list(self._late.items()):  # one that answers late is kept, one that still does not answer is given up
+        for place, late in list(
+            self._late.items()
+        ):  # one that answers late is kept, one that still does not answer is given up
             if not ray.wait([late], timeout=0)[0]:
                 ray.kill(self._actors[place])
                 self._actors[place] = None
@@ -228,8 +265,10 @@ class RayEngine(RemoteEngine):
         if self._store is not None and not self._checked:
             for clients in self.places.values():
                 if step not in self._store(clients[0]).steps():
-                    raise ConfigError("actors write checkpoints where this process does not find them: "
-                                      "choose an --out on a file system that all nodes of the cluster share")  # fmt: skip
+                    raise ConfigError(
+                        "actors write checkpoints where this process does not find them: "
+                        "choose an --out on a file system that all nodes of the cluster share"
+                    )
             self._checked = True
 
     def close(self) -> None:
@@ -240,9 +279,11 @@ class RayEngine(RemoteEngine):
         if self._owns_cluster:
             self._cluster.close()
 
-    # -- frames ----------------------------------------------------------------------------------------------------------------
+    # -- frames ------------------------------------------------------------------------------------
 
-    def carry(self, kind: FrameKind, frames: Mapping[Place, Frame], timeout: float | None) -> Mapping[Place, Frame | Failure]:
+    def carry(
+        self, kind: FrameKind, frames: Mapping[Place, Frame], timeout: float | None
+    ) -> Mapping[Place, Frame | Failure]:
         deadline = None if timeout is None else time.monotonic() + timeout
         users = Counter(id(part) for frame in frames.values() for part in frame)
         put: dict[int, Any] = {}
@@ -259,7 +300,11 @@ class RayEngine(RemoteEngine):
                 continue
             shared = {k: put[id(part)] for k, part in enumerate(frame) if id(part) in put}
             own = _bundle([part for k, part in enumerate(frame) if k not in shared])
-            refs[place] = actor.handle.remote(kind, own, list(shared), *shared.values()) if shared else actor.handle.remote(kind, own)
+            refs[place] = (
+                actor.handle.remote(kind, own, list(shared), *shared.values())
+                if shared
+                else actor.handle.remote(kind, own)
+            )
         for place, ref in refs.items():
             answers[place] = self._answer(place, ref, deadline)
         return answers
@@ -271,7 +316,9 @@ class RayEngine(RemoteEngine):
         except ray.exceptions.GetTimeoutError:
             self._late[place] = ref
             return Failure("timeout", "no answer in time")
-        except ray.exceptions.ActorUnavailableError as error:  # may have run: the session asks once more, with the same sequence
+        except (
+            ray.exceptions.ActorUnavailableError
+        ) as error:  # may have run: the session asks once more, with the same sequence
             self._late[place] = ref
             return Failure("unavailable", type(error).__name__)
         except ray.exceptions.RayActorError as error:
@@ -285,7 +332,9 @@ class RayEngine(RemoteEngine):
 class _Actor:
     """A host of parties in a process of its own."""
 
-    def build(self, parts: Mapping[ClientId, Any], table: RoleTable, config: Any, stream: Stream, cohort: bool, threads: int) -> None:
+    def build(
+        self, parts: Mapping[ClientId, Any], table: RoleTable, config: Any, stream: Stream, cohort: bool, threads: int
+    ) -> None:
         torch.set_num_threads(threads)
         # One trust domain: texts of errors may leave, so that a failed simulation says why.
         self.host = PartyHost(parts, table, config, stream, cohort=cohort, explain=True)
@@ -308,7 +357,9 @@ def _array(part: Buffer) -> np.ndarray:
 
 
 def _bundle(parts: Sequence[Buffer]) -> Bundle:
-    """What ray is given: small parts as one byte string, which travels inside the call; large ones as arrays, which it shares."""
+    """What ray is given: small parts as one byte string, which travels inside the call; large ones as arrays, which it
+    shares.
+    """
     return pack(tuple(parts)) if sum(map(len, parts)) < SMALL else [_array(part) for part in parts]
 
 
@@ -324,14 +375,22 @@ def _join(address: str, quiet: Mapping[str, Any]) -> None:
     _check_reachable(address)
     try:
         ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError) as error:  # other versions of ray or Python, a head that is no ray
-        raise ConfigError(f"cannot use the ray cluster at {address}: {_first_line(error)}; see `ray status --address {address}`") from None
+    except (
+        ConnectionError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # other versions of ray or Python, a head that is no ray
+        raise ConfigError(
+            f"cannot use the ray cluster at {address}: {_first_line(error)}; see `ray status --address {address}`"
+        ) from None
 
 
 def _check_reachable(address: str) -> None:
     host, colon, port = address.rpartition(":")
     if "://" in address or not colon or not host or not port.isdigit():
-        raise ConfigError(f"ray.address must be HOST:PORT of the cluster's head (as `ray start --head` prints it), got {address!r}")
+        raise ConfigError(
+            f"ray.address must be HOST:PORT of the cluster's head (as `ray start --head` prints it), got {address!r}"
+        )
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:

@@ -1,9 +1,10 @@
 """What all engines have in common whose parties live in other processes.
 
-Clients are spread over *places*, each a :class:`~isthmus.federation.host.PartyHost`. An engine of this kind carries frames to places
-(:meth:`RemoteEngine.carry`) and starts lost ones again (:meth:`RemoteEngine.revive`); grouping, encoding, checking and the order of
-a rollback are here, so they cannot differ. Nothing is sent twice by an engine: whether a lost call is repeated is decided by the session
-(same sequence, answered from memory) and by the loop (back to a tag), never by a transport.
+Clients are spread over *places*, each a :class:`~isthmus.federation.host.PartyHost`. An engine of this kind carries
+frames to places (:meth:`RemoteEngine.carry`) and starts lost ones again (:meth:`RemoteEngine.revive`); grouping,
+encoding, checking and the order of a rollback are here, so they cannot differ. Nothing is sent twice by an engine:
+whether a lost call is repeated is decided by the session (same sequence, answered from memory) and by the loop (back to
+a tag), never by a transport.
 """
 
 from __future__ import annotations
@@ -37,19 +38,27 @@ class RemoteEngine(ABC):
         limits: What is accepted of a place before anybody looks closer.
     """
 
-    def __init__(self, places: Mapping[Place, Sequence[ClientId]], table: RoleTable, *, limits: Limits = LIMITS) -> None:
+    def __init__(
+        self, places: Mapping[Place, Sequence[ClientId]], table: RoleTable, *, limits: Limits = LIMITS
+    ) -> None:
         self.places = {place: tuple(clients) for place, clients in places.items()}
         self._place_of = {client: place for place, clients in places.items() for client in clients}
         check_names(self._place_of)
         self._table, self._limits = table, limits
-        self._parties = {role: tuple(address(client, role) for client in sorted(self._place_of)) for role in table.roles}
+        self._parties = {
+            role: tuple(address(client, role) for client in sorted(self._place_of)) for role in table.roles
+        }
 
-    # -- what an engine of this kind must do -----------------------------------------------------------------------------------
+    # -- what an engine of this kind must do
+    # -----------------------------------------------------------------------------------
 
     @abstractmethod
-    def carry(self, kind: FrameKind, frames: Mapping[Place, Frame], timeout: float | None) -> Mapping[Place, Frame | Failure]:
-        """Bring each place its frame and back what its host answered, all at the same time. A place that cannot be reached, or is lost
-        while it works, gets a failure (``unavailable``, ``crashed``, ``timeout``); nothing is ever sent a second time."""
+    def carry(
+        self, kind: FrameKind, frames: Mapping[Place, Frame], timeout: float | None
+    ) -> Mapping[Place, Frame | Failure]:
+        """Bring each place its frame and back what its host answered, all at the same time. A place that cannot be
+        reached, or is lost while it works, gets a failure (``unavailable``, ``crashed``, ``timeout``); nothing is ever
+        sent a second time."""
 
     @abstractmethod
     def revive(self) -> None:
@@ -69,7 +78,7 @@ class RemoteEngine(ABC):
     def execution(self) -> Literal["each", "cohort"]:
         return "each"
 
-    # -- calls -----------------------------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
 
     def parties(self, role: str) -> tuple[PartyId, ...]:
         return self._parties.get(role, ())
@@ -95,7 +104,7 @@ class RemoteEngine(ABC):
             refusal = _refusal(answer, self._limits) or error  # a host that could not read the calls says why
             return dict.fromkeys((call.party for call in calls), Failure("protocol", type(refusal).__name__, refusal))
 
-    # -- orders ----------------------------------------------------------------------------------------------------------------
+    # -- orders ------------------------------------------------------------------------------------
 
     def order(self, order: Order, timeout: float | None = None) -> dict[Place, Answer]:
         """The same operation at every place."""
@@ -104,7 +113,12 @@ class RemoteEngine(ABC):
     def each(self, orders: Mapping[Place, Order], timeout: float | None = None) -> dict[Place, Answer]:
         """An operation at each place; a place that is lost loses the quorum, an error of one is raised."""
         found = self.carry("order", {place: (codec.encode(order),) for place, order in orders.items()}, timeout)
-        lost = {client: answer for place, answer in found.items() if isinstance(answer, Failure) for client in self.places[place]}
+        lost = {
+            client: answer
+            for place, answer in found.items()
+            if isinstance(answer, Failure)
+            for client in self.places[place]
+        }
         if lost:
             names = ", ".join(sorted({order.name for order in orders.values()}))
             raise QuorumError(names, lost, len(self._place_of) - len(lost), len(self._place_of))
@@ -130,7 +144,9 @@ class RemoteEngine(ABC):
         return tuple(sorted(set.intersection(*(set(answer.steps) for answer in self.order(Order("tags")).values()))))
 
     def rollback(self, step: int) -> None:
-        self.order(Order("fetch", step=step))  # all must be able to, before any of them goes back and forgets newer tags
+        self.order(
+            Order("fetch", step=step)
+        )  # all must be able to, before any of them goes back and forgets newer tags
         self.order(Order("rollback", step=step))
 
     def select(self) -> None:
@@ -138,9 +154,15 @@ class RemoteEngine(ABC):
 
     def export(self, selected: bool) -> Iterator[tuple[ClientId, Export]]:
         longest = max(map(len, self.places.values()))
-        for start in range(0, longest, EXPORTED):  # a few at a time: all models of many clients need not be in memory at once
+        for start in range(
+            0, longest, EXPORTED
+        ):  # a few at a time: all models of many clients need not be in memory at once
             asked = {place: clients[start : start + EXPORTED] for place, clients in self.places.items()}
-            orders = {place: Order("export", selected=selected, clients=clients) for place, clients in asked.items() if clients}
+            orders = {
+                place: Order("export", selected=selected, clients=clients)
+                for place, clients in asked.items()
+                if clients
+            }
             for place, answer in self.each(orders).items():
                 exports = answer.exports or {}
                 if exports.keys() != set(asked[place]):

@@ -1,4 +1,6 @@
-"""A client of FedStruct after the powers: its structure features, its part of the gradient, alone or together with others."""
+"""A client of FedStruct after the powers: its structure features, its part of the gradient, alone or together with
+others.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from isthmus.nn.train import gradients
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights, get_weights, scaled
 
-# -- messages ----------------------------------------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class Ready(Message):
     nsf: Embedding[Tensor | None]
 
 
-# -- state -------------------------------------------------------------------------------------------------------------------------
+# -- state -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class FedStructState(PowerState):
     nsf_optimizer: OptimizerState
 
 
-# -- client ------------------------------------------------------------------------------------------------------------------------
+# -- client ----------------------------------------------------------------------------------------
 
 
 class FedStructCohort(Cohort[Any]):
@@ -184,7 +186,9 @@ class FedStructCohort(Cohort[Any]):
 
 
 class FedStructClient(PowerClient[FedStructConfig]):
-    """One client. Features and labels stay in ``self.data``; its rows of Abar and what it was sent of S are its state."""
+    """One client. Features and labels stay in ``self.data``; its rows of Abar and what it was sent of S are its
+    state.
+    """
 
     state: FedStructState
     cohort: ClassVar[type[Cohort[Any]] | None] = FedStructCohort
@@ -198,20 +202,28 @@ class FedStructClient(PowerClient[FedStructConfig]):
     def initial_state(self) -> FedStructState:
         weights = first_weights(self.config, get_weights(self.learner.model), self.data.num_classes, self.common)
         fields: dict[str, Any] = self.power_state()
-        optimizer = fresh_state(self.config.optimizer, weights) if self.config.algorithm == "fedavg" else OptimizerState((0,), {}, {})
-        return FedStructState(weights=weights, optimizer=optimizer, nsf=None, nsf_optimizer=OptimizerState((0,), {}, {}), **fields)
+        optimizer = (
+            fresh_state(self.config.optimizer, weights)
+            if self.config.algorithm == "fedavg"
+            else OptimizerState((0,), {}, {})
+        )
+        return FedStructState(
+            weights=weights, optimizer=optimizer, nsf=None, nsf_optimizer=OptimizerState((0,), {}, {}), **fields
+        )
 
     def export(self) -> Weights:
         replica = {} if self.state.nsf is None or not self.config.learns_nsf else {NSF: self.state.nsf}
         return {**self.state.weights, **replica}
 
-    # -- Abar ----------------------------------------------------------------------------------------------------------------------
+    # -- Abar --------------------------------------------------------------------------------------
 
     @property
     def training_reach(self) -> Reach:
         """Abar's rows of the training nodes."""
         rows = torch.nonzero(self.data.train).flatten().numpy()
-        reach: Reach = self._derived("train", lambda blocks: Reach.of([block_of(block)[rows] for block in blocks], self.config.dtype))
+        reach: Reach = self._derived(
+            "train", lambda blocks: Reach.of([block_of(block)[rows] for block in blocks], self.config.dtype)
+        )
         return reach
 
     @property
@@ -232,7 +244,7 @@ class FedStructClient(PowerClient[FedStructConfig]):
             self._reaches[name] = kept = blocks, make(blocks)
         return kept[1]
 
-    # -- structure features ----------------------------------------------------------------------------------------------------------
+    # -- structure features ------------------------------------------------------------------------
 
     def own_nsf(self) -> NsfBlock:
         """S_i."""
@@ -261,11 +273,13 @@ class FedStructClient(PowerClient[FedStructConfig]):
     @handler
     def take_nsf(self, mail: Mapping[PartyId, NsfBlock]) -> Fingerprint:
         nsf = assembled(mail, self.state.owner.numel())
-        optimizer = fresh_state(self.config.optimizer, {NSF: nsf}) if self.config.learns_nsf else self.state.nsf_optimizer
+        optimizer = (
+            fresh_state(self.config.optimizer, {NSF: nsf}) if self.config.learns_nsf else self.state.nsf_optimizer
+        )
         self.state = replace(self.state, nsf=nsf, nsf_optimizer=optimizer)
         return Fingerprint(fingerprint(nsf))
 
-    # -- training --------------------------------------------------------------------------------------------------------------------
+    # -- training ----------------------------------------------------------------------------------
 
     def _gradients(self, weights: Weights, nsf: Tensor, share: float) -> tuple[dict[str, Tensor], Tensor | None]:
         generators = [self.stream("structure").torch()] if self.config.dropout else None
@@ -294,7 +308,12 @@ class FedStructClient(PowerClient[FedStructConfig]):
     def local_update(self, task: Task) -> Averaged:
         """FedAvg: local steps of the client's own optimiser on its mean loss."""
         config, share = self.config, self.samples() / task.total
-        weights, nsf, optimizer, nsf_optimizer = task.weights, self._nsf(task.nsf), self.state.optimizer, self.state.nsf_optimizer
+        weights, nsf, optimizer, nsf_optimizer = (
+            task.weights,
+            self._nsf(task.nsf),
+            self.state.optimizer,
+            self.state.nsf_optimizer,
+        )
         if config.learns_nsf and not nsf_optimizer.first and config.optimizer == "adam":
             nsf_optimizer = fresh_state(config.optimizer, {NSF: nsf})
         for _ in range(config.local_epochs if self.data.num_train else 0):
@@ -311,13 +330,17 @@ class FedStructClient(PowerClient[FedStructConfig]):
             raise RunError("no structure features: play the phases in order")
         return nsf
 
-    # -- use -------------------------------------------------------------------------------------------------------------------------
+    # -- use ---------------------------------------------------------------------------------------
 
     def joint_logits(self, weights: Weights, embedded: Tensor) -> Tensor:
         """E1 of all own nodes, from g(S)."""
         betas = weights.get(STRUCTURE + StructureNet.BETAS)
         parts = [matrix.times(embedded) for matrix in self.all_rows]
-        z = parts[0] if betas is None else torch.stack([beta * part for beta, part in zip(betas, parts, strict=True)]).sum(0)
+        z = (
+            parts[0]
+            if betas is None
+            else torch.stack([beta * part for beta, part in zip(betas, parts, strict=True)]).sum(0)
+        )
         if self.config.inference == "structure":
             return z
         return self.learner.logits(below(weights, FEATURE)) + z
@@ -330,7 +353,9 @@ class FedStructClient(PowerClient[FedStructConfig]):
     def deploy_all(self, ready: Ready) -> Evaluation:
         """Take the trained model and score it on own nodes."""
         self.state = replace(self.state, weights=ready.weights)
-        return self.score(self.joint_logits(ready.weights, self.net.embed(below(ready.weights, STRUCTURE), self._nsf(ready.nsf))))
+        return self.score(
+            self.joint_logits(ready.weights, self.net.embed(below(ready.weights, STRUCTURE), self._nsf(ready.nsf)))
+        )
 
     @handler
     def detail(self) -> Detail:
@@ -339,13 +364,20 @@ class FedStructClient(PowerClient[FedStructConfig]):
 
 
 def joint_gradients(
-    client: FedStructClient, weights: Weights, nsf: Tensor, inputs: Inputs, group: Group, dropout: Any,
-    generators: Sequence[torch.Generator] | None, shares: Sequence[float],
-) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor | None]:  # fmt: skip
+    client: FedStructClient,
+    weights: Weights,
+    nsf: Tensor,
+    inputs: Inputs,
+    group: Group,
+    dropout: Any,
+    generators: Sequence[torch.Generator] | None,
+    shares: Sequence[float],
+) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor | None]:
     """Both branches of one client or of many.
 
     Returns:
-        Gradients of theta_f for every client's own mean loss (stacked for many); of theta_s and of S, weighted by shares and summed.
+        Gradients of theta_f for every client's own mean loss (stacked for many); of theta_s and of S, weighted by
+        shares and summed.
     """
     run = client.net.run(below(weights, STRUCTURE), nsf, group, generators)
     padded = inputs.padded[-1]
@@ -359,7 +391,7 @@ def joint_gradients(
     return named(feature, FEATURE), named(structure, STRUCTURE), nsf_grad
 
 
-# -- what clients and server share -------------------------------------------------------------------------------------------------
+# -- what clients and server share -----------------------------------------------------------------
 
 
 def first_weights(config: FedStructConfig, feature: Weights, num_classes: int, common: Stream) -> dict[str, Tensor]:
@@ -390,7 +422,10 @@ def check_replicas(replies: Mapping[PartyId, Fingerprint]) -> None:
     first = next(iter(values.values()))
     strayed = [party for party, value in values.items() if value != first]
     if strayed:
-        raise RunError(f"structure features of {', '.join(strayed)} differ from the others' copies: resume the run from a checkpoint")
+        raise RunError(
+            f"structure features of {', '.join(strayed)} differ from the others' copies: resume the run from a "
+            "checkpoint"
+        )
 
 
 def named(weights: Weights, prefix: str) -> dict[str, Tensor]:
@@ -407,6 +442,10 @@ def _stack_evaluations(rows: Collection[Evaluation]) -> Evaluation:
     for part in next(iter(rows)).parts:
         tallies = [row.parts[part] for row in rows]
         correct, total = (torch.tensor([getattr(t, name) for t in tallies]) for name in ("correct", "total"))
-        stacked: dict[str, Any] = {"correct": correct, "total": total, "loss": torch.tensor([t.loss for t in tallies], dtype=torch.float64)}
+        stacked: dict[str, Any] = {
+            "correct": correct,
+            "total": total,
+            "loss": torch.tensor([t.loss for t in tallies], dtype=torch.float64),
+        }
         parts[part] = Tally(**stacked)
     return Evaluation(parts)

@@ -1,4 +1,6 @@
-"""Settings of FedStruct: how Abar is obtained (`directory.py`, `powers.py`), and how both branches are trained (`client.py`)."""
+"""Settings of FedStruct: how Abar is obtained (`directory.py`, `powers.py`), and how both branches are trained
+(`client.py`).
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class PowerConfig(WeightedConfig):
         if self.prune < 0:
             raise ConfigError(f"prune must be at least 0 (0 keeps everything), got {self.prune}")
         if self.betas and len(self.betas) != self.structure_hops:
-            raise ConfigError(f"betas must name one weight per power: structure_hops={self.structure_hops}, got {len(self.betas)}")
+            raise ConfigError(
+                f"betas must name one weight per power: structure_hops={self.structure_hops}, got {len(self.betas)}"
+            )
         if self.dp_clip:
             raise ConfigError("fedstruct has no differential privacy: leave dp_clip out, or use fedsgd")
 
@@ -72,10 +76,12 @@ class FedStructConfig(PowerConfig):
     Args:
         nsf: Structure feature: ``degree``, ``walk`` or ``hop2vec``.
         nsf_dim: d_s.
-        form: HOP2VEC with the MLP g on top (``headed``, what the published numbers come from) or without (``direct``, the paper's Eq. 15).
+        form: HOP2VEC with the MLP g on top (``headed``, what the published numbers come from) or without (``direct``,
+            the paper's Eq. 15).
         structure_hidden: Hidden widths of g.
         nsf_at: Where HOP2VEC's S lives: ``server``, or a replica at all ``clients``.
-        nsf_lr, nsf_weight_decay: Of S; not given = those of theta, and in the direct form 0.5 and 0 (docs/methods/fedstruct.md).
+        nsf_lr, nsf_weight_decay: Of S; not given = those of theta, and in the direct form 0.5 and 0
+            (docs/methods/fedstruct.md).
         algorithm: ``fedsgd`` (the paper), or ``fedavg``: local optimiser steps, averaged weights.
         inference: ``structure`` predicts with z alone.
     """
@@ -96,7 +102,10 @@ class FedStructConfig(PowerConfig):
         if self.form == "direct" and self.nsf != "hop2vec":
             raise ConfigError(f"form=direct has no head to read nsf={self.nsf} with: use nsf=hop2vec, or form=headed")
         if self.nsf == "walk" and self.nsf_dim <= self.structure_hops:
-            raise ConfigError(f"nsf=walk has structure_hops={self.structure_hops} walk values and the degree: nsf_dim must be above that")
+            raise ConfigError(
+                f"nsf=walk has structure_hops={self.structure_hops} walk values and the degree: nsf_dim must be above "
+                "that"
+            )
         if self.nsf_lr is not None and self.nsf_lr <= 0.0:
             raise ConfigError(f"nsf_lr must be above 0, got {self.nsf_lr}")
         if self.nsf_weight_decay is not None and self.nsf_weight_decay < 0.0:
@@ -108,8 +117,12 @@ class FedStructConfig(PowerConfig):
     def net(self, num_classes: int) -> StructureNet:
         """g."""
         direct = self.form == "direct"
-        return StructureNet(width=num_classes if direct else self.nsf_dim, num_classes=num_classes,
-                            hidden=None if direct else self.structure_hidden, dropout=self.dropout)  # fmt: skip
+        return StructureNet(
+            width=num_classes if direct else self.nsf_dim,
+            num_classes=num_classes,
+            hidden=None if direct else self.structure_hidden,
+            dropout=self.dropout,
+        )
 
     @property
     def learns_nsf(self) -> bool:
@@ -127,7 +140,9 @@ class FedStructConfig(PowerConfig):
         decay = self.nsf_weight_decay if self.nsf_weight_decay is not None else 0.0 if direct else self.weight_decay
         return lr, decay
 
-    def stepped(self, weights: Weights, grads: Weights, state: OptimizerState) -> tuple[dict[str, Tensor], OptimizerState]:
+    def stepped(
+        self, weights: Weights, grads: Weights, state: OptimizerState
+    ) -> tuple[dict[str, Tensor], OptimizerState]:
         """One optimiser step on theta. Betas are a filter, not weights of a layer: no decay pulls them to zero."""
         betas = [name for name in grads if name == STRUCTURE + StructureNet.BETAS]
         new, moments = _owned(weights), _owned_state(state)

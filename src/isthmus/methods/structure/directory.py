@@ -1,10 +1,11 @@
 """Who owns which column, and which rows a cross edge joins: what FedStruct's parties agree on before the powers.
 
-Everybody's columns have one numbering, the directory. ``protocol=published``: columns are global ids. ``protocol=hardened`` (spec 13.1e):
-an owner numbers its columns in an order only it knows; its secret never leaves it.
+Everybody's columns have one numbering, the directory. ``protocol=published``: columns are global ids.
+``protocol=hardened`` (spec 13.1e): an owner numbers its columns in an order only it knows; its secret never leaves it.
 
-A row of what is sent later is addressed by its *slot*: every client numbers its nodes with outgoing cross edges and tells the other end of
-each edge the number. Both ends know the edge already. The same exchange shows whether both ends agree on their edges.
+A row of what is sent later is addressed by its *slot*: every client numbers its nodes with outgoing cross edges and
+tells the other end of each edge the number. Both ends know the edge already. The same exchange shows whether both ends
+agree on their edges.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class Directory(Message):
 
 @dataclass(frozen=True)
 class EdgeList(Message):
-    """All cross edges the sender shares with the receiver, seen from the sender; with slots, -1 for arcs that enter the sender."""
+    """All cross edges the sender shares with the receiver, seen from the sender; with slots, -1 for arcs that enter the
+    sender.
+    """
 
     own: Identifier[Tensor]
     other: Identifier[Tensor]
@@ -113,7 +116,9 @@ class DirectoryClient(WeightedClient[ConfigT], Generic[ConfigT]):
         source, target = data.edge_index.numpy()
         loops = np.arange(data.num_nodes)
         ones = np.ones(len(source) + len(loops))
-        self.inner = as_csr(sp.csr_matrix((ones, (np.append(source, loops), np.append(target, loops))), shape=(len(loops), len(loops))))
+        self.inner = as_csr(
+            sp.csr_matrix((ones, (np.append(source, loops), np.append(target, loops))), shape=(len(loops), len(loops)))
+        )
         weight = self.cross.weight.numpy().astype(np.float64)
         if (weight < 0).any():
             raise DataError(f"{self.party} has cross edges of negative weight; random walks need weights of at least 0")
@@ -127,20 +132,28 @@ class DirectoryClient(WeightedClient[ConfigT], Generic[ConfigT]):
         none = torch.zeros(0, dtype=torch.int64)
         diagonal = torch.zeros(self.data.num_nodes, self.config.structure_hops, dtype=self.config.dtype)
         return {
-            "secret": secrets.token_bytes(32), "owner": none, "columns": none, "far": none, "entering": {},
-            "power": None, "combined": (), "diagonal": diagonal,
-        }  # fmt: skip
+            "secret": secrets.token_bytes(32),
+            "owner": none,
+            "columns": none,
+            "far": none,
+            "entering": {},
+            "power": None,
+            "combined": (),
+            "diagonal": diagonal,
+        }
 
     @property
     def hardened(self) -> bool:
         return self.config.protocol == "hardened"
 
     def secret_generator(self, purpose: str) -> np.random.Generator:
-        """Randomness nobody else can repeat: from the party's secret, not from the run's seed, which all parties know."""
+        """Randomness nobody else can repeat: from the party's secret, not from the run's seed, which all parties
+        know.
+        """
         digest = hashlib.sha256(self.state.secret + purpose.encode()).digest()
         return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "big")))
 
-    # -- directory ---------------------------------------------------------------------------------------------------------------
+    # -- directory ---------------------------------------------------------------------------------
 
     @handler
     def enrol(self) -> Enrolment:
@@ -158,7 +171,9 @@ class DirectoryClient(WeightedClient[ConfigT], Generic[ConfigT]):
         else:
             columns = torch.searchsorted(directory.ids, self.data.node_id)
             # An id nobody owns gets a column all the same; its owner finds out when the edge lists are compared.
-            far = torch.searchsorted(directory.ids, self.cross.other[torch.from_numpy(self.out)]).clamp(max=owner.numel() - 1)
+            far = torch.searchsorted(directory.ids, self.cross.other[torch.from_numpy(self.out)]).clamp(
+                max=owner.numel() - 1
+            )
         self.state = replace(self.state, owner=owner, columns=columns, far=far)
         slot = np.full(self.data.num_nodes, -1)
         slot[self.boundary] = np.arange(len(self.boundary))
@@ -169,8 +184,14 @@ class DirectoryClient(WeightedClient[ConfigT], Generic[ConfigT]):
             own = self.cross.own[arcs]
             slots = torch.where(outgoing, torch.from_numpy(slot)[own], torch.tensor(-1))
             if client != self.party:
-                mail[client] = EdgeList(self.data.node_id[own], self.cross.other[arcs], outgoing.long(), self.cross.weight[arcs], slots,
-                                        len(self.boundary))  # fmt: skip
+                mail[client] = EdgeList(
+                    self.data.node_id[own],
+                    self.cross.other[arcs],
+                    outgoing.long(),
+                    self.cross.weight[arcs],
+                    slots,
+                    len(self.boundary),
+                )
         unknown = ~np.isin(np.array(self.cross.owners), [c for c in directory.clients if c != self.party])
         self.scratch.unknown = int(unknown[self.cross.owner.numpy()].sum())
         return mail
@@ -183,8 +204,12 @@ class DirectoryClient(WeightedClient[ConfigT], Generic[ConfigT]):
         entering = {}
         for client, edges in mail.items():
             arcs = self._shared_with(client)
-            mine = arc_set(self.data.node_id[self.cross.own[arcs]], self.cross.other[arcs], self.cross.outgoing[arcs].long(),
-                            self.cross.weight[arcs])  # fmt: skip
+            mine = arc_set(
+                self.data.node_id[self.cross.own[arcs]],
+                self.cross.other[arcs],
+                self.cross.outgoing[arcs].long(),
+                self.cross.weight[arcs],
+            )
             theirs = arc_set(edges.other, edges.own, 1 - edges.outgoing, edges.weight)
             missing, unanswered = missing + _surplus(theirs, mine), unanswered + _surplus(mine, theirs)
             arriving = np.flatnonzero(edges.outgoing.numpy())
@@ -192,7 +217,9 @@ class DirectoryClient(WeightedClient[ConfigT], Generic[ConfigT]):
             targets = np.array([row.get(node, -1) for node in edges.other.numpy()[arriving].tolist()], dtype=np.int64)
             known = (targets >= 0) & (rows >= 0) & (rows < edges.slots)
             shape = (edges.slots, self.data.num_nodes)
-            entering[client] = tensor_of(as_csr(sp.csr_matrix((weight[known], (rows[known], targets[known])), shape=shape)))
+            entering[client] = tensor_of(
+                as_csr(sp.csr_matrix((weight[known], (rows[known], targets[known])), shape=shape))
+            )
         self.state = replace(self.state, entering=entering)
         return EdgeCheck(missing, unanswered, self.scratch.unknown)
 
@@ -208,14 +235,20 @@ def make_directory(federation: Federation, config: PowerConfig) -> Directory:
     clients = tuple(enrolled)
     if config.protocol == "hardened":
         sizes = torch.tensor([reply.nodes for reply in enrolled.values()])
-        return Directory(clients, torch.repeat_interleave(torch.arange(len(clients)), sizes), torch.zeros(0, dtype=torch.int64))
+        return Directory(
+            clients, torch.repeat_interleave(torch.arange(len(clients)), sizes), torch.zeros(0, dtype=torch.int64)
+        )
     ids = torch.cat([reply.ids for reply in enrolled.values()])
-    owner = torch.repeat_interleave(torch.arange(len(clients)), torch.tensor([reply.ids.numel() for reply in enrolled.values()]))
+    owner = torch.repeat_interleave(
+        torch.arange(len(clients)), torch.tensor([reply.ids.numel() for reply in enrolled.values()])
+    )
     order = torch.argsort(ids, stable=True)
     ids = ids[order]
     twice = torch.nonzero(ids[1:] == ids[:-1]).flatten()
     if twice.numel():
-        raise DataError(f"node {int(ids[twice[0]])} has two owners: every node belongs to one client; correct the clients' node ids")
+        raise DataError(
+            f"node {int(ids[twice[0]])} has two owners: every node belongs to one client; correct the clients' node ids"
+        )
     return Directory(clients, owner[order], ids)
 
 
@@ -224,11 +257,16 @@ def agree_on_edges(federation: Federation, directory: Directory) -> None:
     checks = federation.exchange(DirectoryClient.list_edges, DirectoryClient.check_edges, directory)
     for client, check in checks.items():
         if check.unknown:
-            raise DataError(f"{client} has {check.unknown} cross edges to clients that take no part: remove them, or let those clients in")
+            raise DataError(
+                f"{client} has {check.unknown} cross edges to clients that take no part: remove them, or let those "
+                "clients in"
+            )
         if check.missing or check.unanswered:
             raise DataError(
-                f"cross edges of {client} and of the others do not match: {check.missing} it does not list but the other end does, "
-                f"{check.unanswered} it lists but the other end does not own or list; both ends must list every cross edge"
+                f"cross edges of {client} and of the others do not match: {check.missing} it does not list but the "
+                "other end does, "
+                f"{check.unanswered} it lists but the other end does not own or list; both ends must list every cross "
+                "edge"
             )
 
 
@@ -237,9 +275,12 @@ def tensor_of(block: Block) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(block))
     matrix = block if block.has_sorted_indices else block.sorted_indices()
     return torch.sparse_csr_tensor(
-        torch.from_numpy(matrix.indptr.astype(np.int64)), torch.from_numpy(matrix.indices.astype(np.int64)),
-        torch.from_numpy(np.ascontiguousarray(matrix.data)), size=(int(matrix.shape[0]), int(matrix.shape[1])), check_invariants=False,
-    )  # fmt: skip
+        torch.from_numpy(matrix.indptr.astype(np.int64)),
+        torch.from_numpy(matrix.indices.astype(np.int64)),
+        torch.from_numpy(np.ascontiguousarray(matrix.data)),
+        size=(int(matrix.shape[0]), int(matrix.shape[1])),
+        check_invariants=False,
+    )
 
 
 def block_of(tensor: Tensor) -> Block:

@@ -1,8 +1,8 @@
 """Node structure features S (spec 3): what an owner can tell of a node's place in the graph, or a free parameter.
 
-    degree    one-hot of the degree, clipped to the last of d places; of a directed graph round((in + out) / 2)
-    walk      (Ah^l)_vv for l = 1 ... L_s, a by-product of the powers, and the degree in the other places (FED*)
-    hop2vec   learned; N(0, 0.05^2) at the start
+degree    one-hot of the degree, clipped to the last of d places; of a directed graph round((in + out) / 2)
+walk      (Ah^l)_vv for l = 1 ... L_s, a by-product of the powers, and the degree in the other places (FED*)
+hop2vec   learned; N(0, 0.05^2) at the start
 """
 
 from __future__ import annotations

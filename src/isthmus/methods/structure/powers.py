@@ -1,20 +1,25 @@
-"""FedStruct's pre-training protocol: every client obtains its rows of Abar = sum_l beta_l Ah^l (spec 5.1), with messages alone.
+"""FedStruct's pre-training protocol: every client obtains its rows of Abar = sum_l beta_l Ah^l (spec 5.1), with
+messages alone.
 
     paper              here
     At_i^[i], At_k^[i] `DirectoryClient.inner`, and at client k `PowerState.entering`
     Dt^[i]             `DirectoryClient.degree`
-    B_ijk              `Product.rows`              At_k^[i] [Ah^{l-1}]_j^[k], by client k for client i, columns of the stripe
+    B_ijk              `Product.rows`              At_k^[i] [Ah^{l-1}]_j^[k], by client k for client i, columns of the
+                                                   stripe
     [Ah^l]^[i]         `PowerState.power`
     Abar^[i]           `PowerState.combined`
 
-``protocol=published``: B_ijk arrives sender by sender. ``protocol=hardened`` (spec 13.1): a client is given only the sum over k, which with
-``secure_sum`` is masked, so that it can read no more. Columns and slots are those of `directory.py`.
+``protocol=published``: B_ijk arrives sender by sender. ``protocol=hardened`` (spec 13.1): a client is given only the
+sum over k, which with ``secure_sum`` is masked, so that it can read no more. Columns and slots are those of
+`directory.py`.
 
 Where powers are cut (``prune``):
 
     block    by the sender: the ceil(p/K) n_i largest entries of B_ijk (the paper's choice); never at l = 1
-    row      by the owner: the p largest entries of each of its rows, before they are multiplied into anything that leaves
-    global   by all: the p n largest entries of Ah^l (the reference code, also at l = 1), by counting digits (`graph.powers.Selection`)
+    row      by the owner: the p largest entries of each of its rows, before they are multiplied into anything that
+             leaves
+    global   by all: the p n largest entries of Ah^l (the reference code, also at l = 1), by counting digits
+             (`graph.powers.Selection`)
 
 With L_s = 1 nothing is ever cut.
 """
@@ -50,7 +55,15 @@ from isthmus.graph.powers import (
     stored,
 )
 from isthmus.methods.structure.config import PowerConfig
-from isthmus.methods.structure.directory import Directory, DirectoryClient, EdgeCheck, EdgeList, Enrolment, block_of, tensor_of
+from isthmus.methods.structure.directory import (
+    Directory,
+    DirectoryClient,
+    EdgeCheck,
+    EdgeList,
+    Enrolment,
+    block_of,
+    tensor_of,
+)
 from isthmus.records import Record
 
 STRIPE_BYTES = 256 * 2**20
@@ -60,7 +73,7 @@ STRIPE_BYTES = 256 * 2**20
 ConfigT = TypeVar("ConfigT", bound=PowerConfig)
 
 
-# -- messages ----------------------------------------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -81,7 +94,9 @@ class Product(Message):
 
 @dataclass(frozen=True)
 class Digit(Message):
-    """Decide the digit before (keep bins below ``bin``, and all of it if ``whole``), then count this one. The first decides nothing."""
+    """Decide the digit before (keep bins below ``bin``, and all of it if ``whole``), then count this one. The first
+    decides nothing.
+    """
 
     digit: Count[int]
     bin: Count[int]
@@ -123,7 +138,9 @@ class PowerClient(DirectoryClient[ConfigT], Generic[ConfigT]):
         if stripe.power == 1:
             size = self.state.owner.numel()
             own = self.state.columns.numpy()
-            power: Block = sp.csr_matrix((np.ones(len(own), dtype=self.kind), (np.arange(len(own)), own)), shape=(len(own), size))
+            power: Block = sp.csr_matrix(
+                (np.ones(len(own), dtype=self.kind), (np.arange(len(own)), own)), shape=(len(own), size)
+            )
         else:
             assert self.state.power is not None
             power = block_of(self.state.power)
@@ -143,7 +160,9 @@ class PowerClient(DirectoryClient[ConfigT], Generic[ConfigT]):
     def multiply_for_sum(self, stripe: Stripe) -> Mapping[PartyId, Product]:
         """The same for delivery as a sum: everybody writes to everybody, so that who writes tells nothing."""
         factor = self._factor(stripe)
-        return {client: Product(tensor_of(as_csr(self._product(client, factor, stripe)))) for client in self.state.entering}
+        return {
+            client: Product(tensor_of(as_csr(self._product(client, factor, stripe)))) for client in self.state.entering
+        }
 
     @handler
     def own_product(self, stripe: Stripe) -> None:
@@ -222,7 +241,9 @@ class PowerClient(DirectoryClient[ConfigT], Generic[ConfigT]):
             place = np.empty_like(order)
             place[order] = np.arange(len(order))
             if any(isinstance(part, np.ndarray) for part in stripes):
-                whole = np.hstack([part if isinstance(part, np.ndarray) else part.toarray() for part in stripes])[:, place]
+                whole = np.hstack([part if isinstance(part, np.ndarray) else part.toarray() for part in stripes])[
+                    :, place
+                ]
             else:
                 whole = as_csr(sp.hstack([as_csr(part) for part in stripes]).tocsr()[:, place])
         return scaled_rows(whole, 1.0 / self.degree)
@@ -255,8 +276,12 @@ class PowerClient(DirectoryClient[ConfigT], Generic[ConfigT]):
         diagonal = self.state.diagonal.clone()
         diagonal[:, power - 1] = torch.from_numpy(_diagonal(block, self.state.columns.numpy())).to(diagonal.dtype)
         tensor = tensor_of(block.astype(self.kind))
-        self.state = replace(self.state, power=tensor if power < config.structure_hops else None, diagonal=diagonal,
-                             combined=self._combined(power, tensor))  # fmt: skip
+        self.state = replace(
+            self.state,
+            power=tensor if power < config.structure_hops else None,
+            diagonal=diagonal,
+            combined=self._combined(power, tensor),
+        )
         mass = row_mass(block)
         return Kept(entries(block), float(mass.sum()), int((mass == 0).sum()))
 
@@ -266,7 +291,13 @@ class PowerClient(DirectoryClient[ConfigT], Generic[ConfigT]):
         if config.train_betas:
             return (*(self.state.combined or (self._identity(),)), tensor)
         weight = config.power_weights[power - 1]
-        parts = list(self.state.combined) if power > 1 else [self._scaled(self._identity(), config.beta0)] if config.beta0 else []
+        parts = (
+            list(self.state.combined)
+            if power > 1
+            else [self._scaled(self._identity(), config.beta0)]
+            if config.beta0
+            else []
+        )
         if weight:
             scaled = tensor if weight == 1.0 else self._scaled(tensor, weight)
             parts = [scaled] if not parts else [tensor_of(add(block_of(parts[0]), block_of(scaled)).astype(self.kind))]
@@ -275,13 +306,15 @@ class PowerClient(DirectoryClient[ConfigT], Generic[ConfigT]):
     def _identity(self) -> Tensor:
         own = self.state.columns.numpy()
         shape = (len(own), self.state.owner.numel())
-        return tensor_of(as_csr(sp.csr_matrix((np.ones(len(own), dtype=self.kind), (np.arange(len(own)), own)), shape=shape)))
+        return tensor_of(
+            as_csr(sp.csr_matrix((np.ones(len(own), dtype=self.kind), (np.arange(len(own)), own)), shape=shape))
+        )
 
     def _scaled(self, tensor: Tensor, factor: float) -> Tensor:
         return tensor_of(scaled_rows(block_of(tensor), np.full(tensor.shape[0], factor)))
 
 
-# -- server ------------------------------------------------------------------------------------------------------------------------
+# -- server ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -355,11 +388,14 @@ def power_sheet(config: PowerConfig, setup: str, powers: str) -> tuple[Disclosur
         lines.append(Disclosure(powers, "server", "client", Stripe))
         lines.append(Disclosure(powers, "client", "client", Product, "summed" if hardened else "clear"))
     if config.prunes and config.prune_mode == "global":
-        lines += [Disclosure(powers, "server", "client", Digit), Disclosure(powers, "client", "server", DigitCounts, "summed")]
+        lines += [
+            Disclosure(powers, "server", "client", Digit),
+            Disclosure(powers, "client", "server", DigitCounts, "summed"),
+        ]
     return tuple(lines)
 
 
-# -- tools -------------------------------------------------------------------------------------------------------------------------
+# -- tools -----------------------------------------------------------------------------------------
 
 
 def _smaller(block: Block) -> Block:
@@ -376,5 +412,7 @@ def _diagonal(block: Block, columns: NDArray[np.int64]) -> NDArray[np.floating]:
         return block[np.arange(len(columns)), columns]
     rows = np.repeat(np.arange(len(columns)), np.diff(block.indptr))
     found = block.indices == columns[rows]
-    diagonal: NDArray[np.float64] = np.bincount(rows[found], weights=block.data[found], minlength=len(columns)).astype(np.float64)
+    diagonal: NDArray[np.float64] = np.bincount(rows[found], weights=block.data[found], minlength=len(columns)).astype(
+        np.float64
+    )
     return diagonal

@@ -1,7 +1,8 @@
 """Features from embeddings: what an encoder was trained to keep, a decoder gives back.
 
-FedGGR's server is sent embeddings of all nodes. Where the auto-encoder is federated, it holds the decoder as well; where it is not, anybody
-who knows features of some nodes (one client in league with the server) can learn one (FedGGR spec, section 10).
+FedGGR's server is sent embeddings of all nodes. Where the auto-encoder is federated, it holds the decoder as well;
+where it is not, anybody who knows features of some nodes (one client in league with the server) can learn one (FedGGR
+spec, section 10).
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def decode_linear(embeddings: Reals, decoder: Reals) -> NDArray[np.float64]:
 
 
 def words_from_scores(scores: Reals, truth: Reals, party: str, attack: str = "features_from_embeddings") -> Recovery:
-    """Claim for every node its features of highest score, as many as it has, against the true ones (both (n, F), true = above 0).
+    """Claim for every node its features of highest score, as many as it has, against the true ones (both (n, F), true =
+    above 0).
 
     Compare with the same scores for every node (the mean): what anybody could claim without an embedding.
     """

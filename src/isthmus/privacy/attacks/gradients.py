@@ -1,7 +1,7 @@
 """The gradient of a linear layer for one record *is* the record (HiFGL spec, 11.5).
 
-For y = W s + b and one record, grad W = delta s^T and grad b = delta, so s = grad W[j] / grad b[j] for any j with delta_j != 0. A gradient
-summed over records is of higher rank and gives only a mixture.
+For y = W s + b and one record, grad W = delta s^T and grad b = delta, so s = grad W[j] / grad b[j] for any j with
+delta_j != 0. A gradient summed over records is of higher rank and gives only a mixture.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class LayerInput:
 
     Args:
         values: s, (in,); zeros where the gradient is zero.
-        residual: Share of grad W that a single record does not explain: near zero means the values are exact, known without the truth.
+        residual: Share of grad W that a single record does not explain: near zero means the values are exact, known
+            without the truth.
     """
 
     values: NDArray[np.float64]

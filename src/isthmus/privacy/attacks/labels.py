@@ -1,7 +1,8 @@
 """Labels from gradients of the output: softmax minus one-hot is negative at the true class and nowhere else.
 
-FedGGR's server is sent grad z_v = (1/n) (softmax_v - onehot(y_v)) W and knows W; rows of unlabelled nodes are zero (FedGGR spec, section
-10). FedStruct's server is sent rows that are positive combinations of such residuals (FedStruct spec, 13.6).
+FedGGR's server is sent grad z_v = (1/n) (softmax_v - onehot(y_v)) W and knows W; rows of unlabelled nodes are zero
+(FedGGR spec, section 10). FedStruct's server is sent rows that are positive combinations of such residuals (FedStruct
+spec, 13.6).
 """
 
 from __future__ import annotations
@@ -31,11 +32,15 @@ class Labels:
     def score(self, truth: NDArray[np.integer], party: str, attack: str = "labels_from_embedding_gradient") -> Recovery:
         """Against true training labels, -1 for nodes without one."""
         claimed = self.labels >= 0
-        return Recovery(attack, party, int(claimed.sum()), int((claimed & (self.labels == truth)).sum()), int((truth >= 0).sum()))
+        return Recovery(
+            attack, party, int(claimed.sum()), int((claimed & (self.labels == truth)).sum()), int((truth >= 0).sum())
+        )
 
 
 def labels_from_embedding_gradient(gradient: Reals, output_weight: Reals) -> Labels:
-    """Solve grad Z = R W for the residuals R: (n, F), (c, F) as in ``torch.nn.Linear`` -> labels. Exact where W has rank c."""
+    """Solve grad Z = R W for the residuals R: (n, F), (c, F) as in ``torch.nn.Linear`` -> labels. Exact where W has
+    rank c.
+    """
     if gradient.ndim != 2 or output_weight.ndim != 2 or gradient.shape[1] != output_weight.shape[1]:
         raise ValueError(f"gradients {gradient.shape} do not belong to an output layer {output_weight.shape}")
     weight, rows = output_weight.astype(np.float64), gradient.astype(np.float64)

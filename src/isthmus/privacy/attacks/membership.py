@@ -1,4 +1,6 @@
-"""Was this record trained on? A model that has memorised its training data shows small losses there (Yeom et al., 2018)."""
+"""Was this record trained on? A model that has memorised its training data shows small losses there (Yeom et al.,
+2018).
+"""
 
 from __future__ import annotations
 

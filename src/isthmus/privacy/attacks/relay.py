@@ -1,4 +1,6 @@
-"""Whoever relays unsigned session keys can hand out its own: sit in the middle of mail, or play all the other parties of a sum."""
+"""Whoever relays unsigned session keys can hand out its own: sit in the middle of mail, or play all the other parties
+of a sum.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +48,16 @@ class Puppets:
     def __init__(self, victim: SignedKey, others: Iterable[str]) -> None:
         self._victim = victim
         self._puppets = {name: SumParty(name) for name in others}
-        self.roster = SumRoster({victim.party: victim.key} | {name: puppet.public_key for name, puppet in self._puppets.items()})
+        self.roster = SumRoster(
+            {victim.party: victim.key} | {name: puppet.public_key for name, puppet in self._puppets.items()}
+        )
 
     def announcements(self) -> list[SignedKey]:
         """Keys for the victim, without the signatures it cannot make."""
-        return [self._victim, *(SignedKey(name, self._victim.run, puppet.public_key, b"") for name, puppet in self._puppets.items())]
+        return [
+            self._victim,
+            *(SignedKey(name, self._victim.run, puppet.public_key, b"") for name, puppet in self._puppets.items()),
+        ]
 
     def read(self, masked: Words, tag: SumTag) -> Words:
         """The victim's own numbers: the sum with puppets that have nothing to add."""

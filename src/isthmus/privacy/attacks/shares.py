@@ -1,6 +1,7 @@
 """HiFGL's coded embeddings as published, opened (HiFGL spec, 11.2 a-d).
 
-There the masks are part of what a silo hands to every source, the same for all, and the target is sent all T + 1 shares.
+There the masks are part of what a silo hands to every source, the same for all, and the target is sent all T + 1
+shares.
 """
 
 from __future__ import annotations
@@ -24,14 +25,20 @@ def open_with_masks(code: LagrangeCode, holder: int, share: Elements, masks: Ele
     return _over(code, code.field.sub(share, rest), basis[0])
 
 
-def open_with_known_neighbour(code: LagrangeCode, holder: int, share: Elements, known_share: Elements, known: Elements) -> Elements:
-    """(c) Without any key: share_v - share_w = L_1(alpha) (m_v - m_w), so one known embedding (e.g. zero) opens all others."""
+def open_with_known_neighbour(
+    code: LagrangeCode, holder: int, share: Elements, known_share: Elements, known: Elements
+) -> Elements:
+    """(c) Without any key: share_v - share_w = L_1(alpha) (m_v - m_w), so one known embedding (e.g. zero) opens all
+    others.
+    """
     difference = _over(code, code.field.sub(share, known_share), code.basis(code.alphas[holder])[0])
     return code.field.add(known, difference)
 
 
 def degree_from_sums(code: LagrangeCode, summed: Elements, masks: Elements) -> int:
-    """(d) The silo interpolates the summed shares at beta_2 and finds |N_u| z_2. Returns -1 if no single number explains all entries."""
+    """(d) The silo interpolates the summed shares at beta_2 and finds |N_u| z_2. Returns -1 if no single number
+    explains all entries.
+    """
     at_mask = code.evaluate(summed, code.betas[1]).ravel()
     usable = masks[0].ravel() != 0
     degrees = np.unique(code.field.mul(at_mask[usable], code.field.inverse(masks[0].ravel()[usable])))

@@ -1,8 +1,10 @@
-"""Neighbour lists from FedStruct's hop products (FedStruct spec, 13.1), nodes in reach from rows of a gradient that are not zero (13.6),
-and entries from an announced support.
+"""Neighbour lists from FedStruct's hop products (FedStruct spec, 13.1), nodes in reach from rows of a gradient that are
+not zero (13.6), and entries from an announced support.
 
-At hop 2 client i receives, from client k, the product of its edges into k with k's normalised adjacency. A node v of i with a single
-neighbour w in k receives row w as it is: the exact neighbour list of w and its degree. Known rows can be subtracted from others, and so on.
+At hop 2 client i receives, from client k, the product of its edges into k with k's normalised adjacency. A node v of i
+with a single
+neighbour w in k receives row w as it is: the exact neighbour list of w and its degree. Known rows can be subtracted
+from others, and so on.
 """
 
 from __future__ import annotations
@@ -22,14 +24,17 @@ _TINY = 1e-6
 
 @dataclass(frozen=True)
 class NeighbourLists:
-    """Neighbours (columns of the products, i.e. global ids) of foreign nodes, by global id. Only lists that are consistent are here:
-    all entries of a row of the normalised adjacency are one over their number, and the node itself is among them."""
+    """Neighbours (columns of the products, i.e. global ids) of foreign nodes, by global id. Only lists that are
+    consistent are here: all entries of a row of the normalised adjacency are one over their number, and the node itself
+    is among them."""
 
     neighbours: Mapping[int, NDArray[np.int64]]
 
     def score(self, truth: Mapping[int, NDArray[np.int64]], party: str) -> Recovery:
         """Lists against the true ones of all foreign nodes that could have leaked."""
-        right = sum(np.array_equal(found, np.sort(truth[node])) for node, found in self.neighbours.items() if node in truth)
+        right = sum(
+            np.array_equal(found, np.sort(truth[node])) for node, found in self.neighbours.items() if node in truth
+        )
         return Recovery("neighbours_from_hop_products", party, len(self.neighbours), int(right), len(truth))
 
     def edges(self) -> frozenset[tuple[int, int]]:
@@ -43,8 +48,10 @@ def neighbours_from_hop_products(
     """What a client reads from the products it was sent.
 
     Args:
-        own_edges: (n_i, m), edges of own nodes to m foreign nodes: those of client k, or all foreign ones for summed products.
-        products: (n_i, n), what arrived: own_edges times the rows of those m nodes in the normalised adjacency, over all n nodes.
+        own_edges: (n_i, m), edges of own nodes to m foreign nodes: those of client k, or all foreign ones for summed
+            products.
+        products: (n_i, n), what arrived: own_edges times the rows of those m nodes in the normalised adjacency, over
+            all n nodes.
         foreign_id: (m,), column of ``products`` that belongs to each foreign node.
         peel: Subtract rows once they are known and go on; False reads only nodes with a single foreign neighbour.
     """
@@ -66,7 +73,9 @@ def neighbours_from_hop_products(
         row = {column: value / weight for column, value in remainder[v].items() if abs(value) > _TINY}
         if not _is_walk_row(row, int(foreign_id[w])):
             continue
-        found[int(foreign_id[w])] = np.sort(np.array([column for column in row if column != foreign_id[w]], dtype=np.int64))
+        found[int(foreign_id[w])] = np.sort(
+            np.array([column for column in row if column != foreign_id[w]], dtype=np.int64)
+        )
         for other in touching[w]:
             unknown[other].discard(w)
             if peel:
@@ -84,18 +93,23 @@ class Reached:
 
     def score(self, truth: NDArray[np.int64], party: str) -> Recovery:
         """Against the nodes that really are within reach."""
-        return Recovery("reached_from_gradient", party, self.nodes.size, int(np.isin(self.nodes, truth).sum()), truth.size)
+        return Recovery(
+            "reached_from_gradient", party, self.nodes.size, int(np.isin(self.nodes, truth).sum()), truth.size
+        )
 
 
 def reached_from_gradient(gradient: NDArray[np.floating]) -> Reached:
-    """What the server reads from one client's gradient of the structure features, (n, d): dL/dS = Abar^T R, so a row that is not zero
-    belongs to a node within L_s hops of a labelled one. `labels.labels_from_signs` reads classes from rows that one node alone reaches."""
+    """What the server reads from one client's gradient of the structure features, (n, d): dL/dS = Abar^T R, so a row
+    that is not zero belongs to a node within L_s hops of a labelled one. `labels.labels_from_signs` reads classes from
+    rows that one node alone reaches."""
     return Reached(np.flatnonzero(np.abs(gradient).max(axis=1) > 0))
 
 
 def entries_from_support(announced: NDArray[np.int64], truth: NDArray[np.int64], party: str) -> Recovery:
     """Whoever is shown an announced support takes every position for an entry."""
-    return Recovery("entries_from_support", party, announced.size, int(np.isin(announced, truth).sum()), np.unique(truth).size)
+    return Recovery(
+        "entries_from_support", party, announced.size, int(np.isin(announced, truth).sum()), np.unique(truth).size
+    )
 
 
 def _row(matrix: sp.csr_matrix, v: int) -> zip[tuple[int, float]]:

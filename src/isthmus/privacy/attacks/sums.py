@@ -30,7 +30,9 @@ def difference_of_sums(totals: Sequence[tuple[Iterable[str], Reals]]) -> dict[st
     return {party: (weights[:, i] @ values).reshape(shape) for i, party in enumerate(parties) if reached[i]}
 
 
-def score_parties(recovered: Mapping[str, Reals], truth: Mapping[str, Reals], party: str, tolerance: float = 1e-6) -> Recovery:
+def score_parties(
+    recovered: Mapping[str, Reals], truth: Mapping[str, Reals], party: str, tolerance: float = 1e-6
+) -> Recovery:
     """Values of single parties against the true ones."""
     right = sum(bool(np.allclose(value, truth[name], rtol=0, atol=tolerance)) for name, value in recovered.items())
     return Recovery("difference_of_sums", party, len(recovered), right, len(truth))
@@ -49,9 +51,15 @@ class MaskDifference:
     plausible: bool
 
 
-def difference_under_one_mask(first: NDArray[np.uint64], second: NDArray[np.uint64], fraction_bits: int) -> MaskDifference:
-    """Two uploads of one party under a mask used twice: the mask cancels and the change of its numbers is in the clear."""
+def difference_under_one_mask(
+    first: NDArray[np.uint64], second: NDArray[np.uint64], fraction_bits: int
+) -> MaskDifference:
+    """Two uploads of one party under a mask used twice: the mask cancels and the change of its numbers is in the
+    clear.
+    """
     words = (first - second).view(np.int64)
     # Of uniform words every eighth lies in this middle part; a handful of numbers is enough to tell.
     inside = np.abs(words.astype(np.float64)) < 2.0**60
-    return MaskDifference(words.astype(np.float64) * 2.0**-fraction_bits, bool(inside.mean() > 0.9) if words.size else False)
+    return MaskDifference(
+        words.astype(np.float64) * 2.0**-fraction_bits, bool(inside.mean() > 0.9) if words.size else False
+    )
