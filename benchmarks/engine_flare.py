@@ -18,9 +18,9 @@ from typing import Any
 from engine_echo import ECHO
 from nvflare.collab import collab
 
-from isthmus.deploy.alive import end_with_parent
+from isthmus.deploy.credentials import Kit
+from isthmus.deploy.heartbeat import end_with_parent
 from isthmus.deploy.job import CLIENT_CONFIG, SERVER_APP, SERVER_CONFIG, SITE_APP, write_job
-from isthmus.deploy.kit import Kit
 from isthmus.deploy.loopback import Loopback
 from isthmus.deploy.play import RUNS, SitesEngine
 from isthmus.deploy.project import SERVER_KIT

@@ -34,7 +34,7 @@ from engine_echo import ECHO, Echo, Payload
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.errors import DataError
 from isthmus.experiments.config import resolve
-from isthmus.experiments.run import Experiment
+from isthmus.experiments.run import SimulatedRun
 from isthmus.federation import codec
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.party import Invocation
@@ -96,7 +96,7 @@ def round_row(name: str, engine: Callable[..., Engine], options: Options) -> Row
         "eval_every": options.rounds,
         "execution": "each",
     }
-    with Experiment(resolve("fedavg", flags), cora(), engine=engine) as experiment:
+    with SimulatedRun(resolve("fedavg", flags), cora(), engine=engine) as experiment:
         experiment.loop.play()
         sent = sum(experiment.loop.totals.training.values()) / options.rounds
         spent = experiment.loop.round_seconds[2:]
@@ -203,7 +203,7 @@ def ray_rows(options: Options) -> Iterator[Row]:
         for execution in ("cohort", "each"):
             settings = resolve("fedavg", {**flags, "execution": execution})
             begun = time.perf_counter()
-            with Experiment(settings, scenario, engine=partial(RayEngine, cluster=cluster, actors=2)) as experiment:
+            with SimulatedRun(settings, scenario, engine=partial(RayEngine, cluster=cluster, actors=2)) as experiment:
                 built = time.perf_counter() - begun
                 experiment.loop.play()
                 spent = 1e3 * statistics.median(experiment.loop.round_seconds[1:])

@@ -34,7 +34,7 @@ from torch_geometric.nn import GCNConv
 
 from isthmus.data.nodes import NodeData
 from isthmus.experiments.config import resolve
-from isthmus.experiments.run import Experiment
+from isthmus.experiments.run import SimulatedRun
 from isthmus.experiments.scenarios import scenario_of
 
 TOLERANCE = {"float64": 1e-5, "float32": 1e-3}
@@ -125,7 +125,7 @@ class PlainClient:
 class Plain:
     """All clients and the server."""
 
-    def __init__(self, experiment: Experiment) -> None:
+    def __init__(self, experiment: SimulatedRun) -> None:
         state: Any = experiment.loop.state
         parts: Mapping[str, Any] = experiment.parts
         config = experiment.settings.method_config
@@ -154,7 +154,7 @@ class Plain:
         self.proxies = torch.einsum("kc,kcd->cd", self.class_shares, torch.stack([upload[1] for upload in uploads]))
 
 
-def new_experiment(dataset: str, precision: str = "float32") -> Experiment:
+def new_experiment(dataset: str, precision: str = "float32") -> SimulatedRun:
     flags = {
         "dataset": dataset,
         "partition": "fedspray",
@@ -165,10 +165,10 @@ def new_experiment(dataset: str, precision: str = "float32") -> Experiment:
         "precision": precision,
     }
     settings = resolve("fedspray", flags)
-    return Experiment(settings, scenario_of(settings))
+    return SimulatedRun(settings, scenario_of(settings))
 
 
-def largest_difference(ours: Experiment, plain: Plain) -> float:
+def largest_difference(ours: SimulatedRun, plain: Plain) -> float:
     state: Any = ours.loop.state
     found = [float((state.proxies - plain.proxies).abs().max())]
     for name, tensor in state.encoder.items():

@@ -40,7 +40,7 @@ from isthmus.data.graphs import GraphSetData
 from isthmus.data.graphscenario import GraphScenario, build_graph_scenario
 from isthmus.data.graphsets import load_graphs
 from isthmus.experiments.config import resolve
-from isthmus.experiments.run import Experiment
+from isthmus.experiments.run import SimulatedRun
 from isthmus.graph.embedding import walk_embedding
 from isthmus.tensors import Weights
 
@@ -174,7 +174,7 @@ class Ours:
             "dropout": dropout,
             "precision": precision,
         }
-        self.experiment = Experiment(resolve("fedstar", flags), scenario)
+        self.experiment = SimulatedRun(resolve("fedstar", flags), scenario)
         self.experiment.loop.play(until=1)  # setup
         self.clients = {c: self.experiment.engine.party(c).client for c in self.experiment.engine.parties("client")}
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.errors import DataError
 from isthmus.experiments.config import resolve
-from isthmus.experiments.run import Experiment
+from isthmus.experiments.run import SimulatedRun
 from isthmus.graph.normalise import from_torch_csr, row_norm, to_torch_csr
 from isthmus.graph.powers import as_csr, keep_largest
 
@@ -40,7 +40,7 @@ MEMORY_LIMITS = {"pubmed": 2048.0, "growth": 8192.0}
 class Straightforward:
     """Everything at one place, one autograd graph per client and round."""
 
-    def __init__(self, scenario: Scenario, run: Experiment) -> None:
+    def __init__(self, scenario: Scenario, run: SimulatedRun) -> None:
         config = run.settings.method_config
         self.config = config
         begun = time.process_time()
@@ -90,7 +90,7 @@ class Straightforward:
         self.adam.step()
 
 
-def experiment(scenario: Scenario, **settings: Any) -> Experiment:
+def experiment(scenario: Scenario, **settings: Any) -> SimulatedRun:
     given = {
         "dataset": "cora",
         "clients": len(scenario.parts),
@@ -99,7 +99,7 @@ def experiment(scenario: Scenario, **settings: Any) -> Experiment:
         "prune": 30,
         "rounds": 10**6,
     }
-    return Experiment(resolve("fedstruct", {**given, **settings}), scenario)
+    return SimulatedRun(resolve("fedstruct", {**given, **settings}), scenario)
 
 
 def compare_rounds(rounds: int) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def compare_rounds(rounds: int) -> dict[str, Any]:
     }
 
 
-def train(run: Experiment, state: Any) -> Any:
+def train(run: SimulatedRun, state: Any) -> Any:
     """One round of training, without evaluation."""
     clock, phase = run.loop.session.clock, run.settings.method.phases[-1]
     clock.begin("train", clock.turn.round + 1, clock.turn.step + 1)

@@ -22,9 +22,9 @@ import torch
 from isthmus.errors import ConfigError
 from isthmus.privacy.field import P31, P61, Field
 from isthmus.privacy.fixedpoint import FixedPoint
+from isthmus.privacy.flatten import encode_leaves, error_bound, template_of
 from isthmus.privacy.homomorphic import CkksParameters, HomomorphicKeys
 from isthmus.privacy.lagrange import LagrangeCode
-from isthmus.privacy.leaves import encode_leaves, error_bound, template_of
 from isthmus.privacy.masks import SumParty, SumRoster, SumServer, SumTag, unmask_total
 
 T = TypeVar("T")

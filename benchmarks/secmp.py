@@ -23,12 +23,12 @@ import torch
 
 from isthmus.data.scenario import build_scenario
 from isthmus.experiments.config import resolve
-from isthmus.experiments.run import Experiment
+from isthmus.experiments.run import SimulatedRun
 from isthmus.methods import hifgl
-from isthmus.privacy.boxes import BoxHolder, fresh_keys, seal_boxes
-from isthmus.privacy.envelope import Header, Mailbox
+from isthmus.privacy.anonymous_seal import BoxHolder, fresh_keys, seal_boxes
 from isthmus.privacy.field import P61, Field
 from isthmus.privacy.fixedpoint import FixedPoint
+from isthmus.privacy.sealed_message import Header, Mailbox
 from isthmus.privacy.secmp import Exchange, SecretSums, deal_slots
 
 PROTOCOLS = (("plain", 1), ("published", 1), ("hardened", 1), ("hardened", 2), ("hardened", 3))
@@ -58,7 +58,7 @@ def bench_epochs(dataset: str, rounds: int) -> None:
             "one_neighbour": "allow",
             "eval_every": rounds + 2,
         }
-        experiment = Experiment(resolve("hifgl", flags), scenario)
+        experiment = SimulatedRun(resolve("hifgl", flags), scenario)
         sealing = 0.0
         exchange_keys = hifgl.exchange_keys
 

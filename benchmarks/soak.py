@@ -15,7 +15,7 @@ import threading
 import time
 from pathlib import Path
 
-from isthmus.deploy.alive import last_beat
+from isthmus.deploy.heartbeat import last_beat
 from isthmus.deploy.loopback import Loopback, prepare
 from isthmus.deploy.play import BEAT, committed_steps
 from isthmus.deploy.processes import descendants

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from isthmus.errors import unknown
 from isthmus.experiments.config import Settings, resolve
 from isthmus.experiments.folder import RunFolder
-from isthmus.experiments.run import Experiment
+from isthmus.experiments.run import SimulatedRun
 from isthmus.experiments.scenarios import AnyScenario, build
 from isthmus.federation.ledger import differences
 from isthmus.methods.registry import get_method
@@ -105,7 +105,7 @@ def small_runs(
     return runs
 
 
-def final_hashes(experiment: Experiment) -> dict[str, str]:
+def final_hashes(experiment: SimulatedRun) -> dict[str, str]:
     """SHA-256 of what each client ends with."""
     hashes = {}
     for client, weights in _exports(experiment).items():
@@ -229,12 +229,12 @@ class _Kit:
 
     def experiment(
         self, scenario: AnyScenario, *, method: str | None = None, set: Mapping[str, Any] | None = None, **changes: Any
-    ) -> Experiment:
+    ) -> SimulatedRun:
         given = changes if method is not None else {**self.settings, **changes}
         if method is None and "dropout" not in {field.name for field in fields(self.method.config)}:
             given.pop("dropout", None)
         flags = {"dataset": self.place["dataset"], "clients": len(scenario.parts), "seed": self.place["seed"], **given}
-        return Experiment(resolve(method or self.method.name, flags, set), scenario)
+        return SimulatedRun(resolve(method or self.method.name, flags, set), scenario)
 
     def models(self, scenario: AnyScenario, **changes: Any) -> Models:
         experiment = self.experiment(scenario, **changes)
@@ -242,7 +242,7 @@ class _Kit:
         return _exports(experiment)
 
 
-def _exports(experiment: Experiment) -> Models:
+def _exports(experiment: SimulatedRun) -> Models:
     return {client: export.weights or {} for client, export in experiment.engine.export(selected=False)}
 
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from isthmus.data import convert
+from isthmus.data import cache_format
 
 
 def test_a_changed_number_in_the_cache_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ISTHMUS_CACHE", str(tmp_path))
     tensors = {"x": torch.arange(6.0).view(2, 3), "y": torch.tensor([0, 1])}
-    convert.write_cached("toy", "key", tensors, "mirror")
-    found = convert.read_cached("toy", "key")
+    cache_format.write_cached("toy", "key", tensors, "mirror")
+    found = cache_format.read_cached("toy", "key")
     assert found is not None and found[1] == "mirror" and torch.equal(found[0]["x"], tensors["x"])
     (path,) = tmp_path.rglob("*.safetensors")
     spoiled = load_file(path)
@@ -26,4 +26,4 @@ def test_a_changed_number_in_the_cache_is_noticed(tmp_path: Path, monkeypatch: p
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
     save_file(spoiled, path, metadata=metadata)
-    assert convert.read_cached("toy", "key") is None
+    assert cache_format.read_cached("toy", "key") is None

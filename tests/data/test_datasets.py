@@ -15,7 +15,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from isthmus.data import convert, datasets, store
+from isthmus.data import cache_format, datasets, store
 from isthmus.data.datasets import Counts, find, load_dataset, load_nodes, node_sets
 from isthmus.data.fetch import fetch
 from isthmus.data.scenario import build_scenario
@@ -119,7 +119,7 @@ def test_missing_everywhere_says_what_to_do(fresh_cache: Path, monkeypatch: pyte
 def test_a_mirror_that_is_no_folder(monkeypatch: pytest.MonkeyPatch, fresh_cache: Path) -> None:
     monkeypatch.setenv("ISTHMUS_DATA", "/no/such/mirror")
     monkeypatch.setattr(
-        convert, "safe_open", lambda *_, **__: pytest.fail("a copy in the cache would hide the mistake")
+        cache_format, "safe_open", lambda *_, **__: pytest.fail("a copy in the cache would hide the mistake")
     )
     with pytest.raises(DataError, match=r"ISTHMUS_DATA is .* not a folder"):
         load_dataset("cora", STREAM)
@@ -302,4 +302,4 @@ def test_cora_content_parser(tmp_path: Path) -> None:
     tensors = datasets.read_cora_content(tmp_path)
     assert tensors["y"].tolist() == [1, 0, 1]
     assert sorted(zip(*tensors["edge_index"].tolist(), strict=True)) == [(0, 1), (1, 0), (1, 2), (2, 1)]
-    assert datasets.convert.unpack("x", tensors).to_dense().tolist() == [[0, 1], [1, 0], [1, 1]]
+    assert datasets.cache_format.unpack("x", tensors).to_dense().tolist() == [[0, 1], [1, 0], [1, 1]]

@@ -9,8 +9,8 @@ from sklearn.linear_model import LogisticRegression
 
 from isthmus.data.banks import PATTERNS, Banks
 from isthmus.data.generators import GENERATORS, GRAPH_GENERATORS, canonical, generate, generate_graphs
-from isthmus.data.loaded import Loaded
 from isthmus.data.scenario import build_scenario
+from isthmus.data.whole_graph import Loaded
 from isthmus.errors import ConfigError
 from isthmus.graph.homophily import edge_homophily
 from isthmus.graph.normalise import mean_norm

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from isthmus.data import communities
-from isthmus.data.build import node_data
+from isthmus.data.from_arrays import node_data
 from isthmus.data.generators import generate
-from isthmus.data.loaded import Loaded, PublicSplits
 from isthmus.data.partition import PARTITIONS, ListPartition, parse_partition
 from isthmus.data.scenario import Scenario, build_scenario, scenario_of
 from isthmus.data.split import GivenSplit, Masks, UniformSplit, parse_split, rank_inside
+from isthmus.data.whole_graph import Loaded, PublicSplits
 from isthmus.errors import ConfigError, DataError
 from isthmus.graph.homophily import node_homophily
 from isthmus.metrics.gain import subgraph_leakage

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from isthmus.data.nodes import NodeData
 from isthmus.data.partition import client_ids
-from isthmus.data.parts import cut
 from isthmus.data.scenario import Scenario, build_scenario
+from isthmus.data.split_graph import split_graph
 from isthmus.errors import ConfigError, DataError, IsthmusError
 
 SMALL = "csbm:nodes=120,classes=3,features=5,degree=5"
@@ -73,7 +73,7 @@ def test_cut_of_a_directed_graph_by_hand() -> None:
         node_id=torch.arange(4),
         num_classes=2,
     )
-    parts = cut(whole, torch.tensor([0, 1, 0, 1]), ("a", "b"))
+    parts = split_graph(whole, torch.tensor([0, 1, 0, 1]), ("a", "b"))
     assert parts["a"].edge_index.tolist() == [[0, 1], [1, 0]]  # 0 <-> 2 as rows 0, 1
     assert parts["b"].edge_index.shape == (2, 0)
     a, b = parts["a"].cross, parts["b"].cross

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from isthmus.deploy.handshake import Meet
 from isthmus.deploy.host import SiteHost
 from isthmus.deploy.roster import Organisations
-from isthmus.deploy.talk import Meet
-from isthmus.experiments.run import Experiment
+from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.engines.remote import RemoteEngine
 from isthmus.federation.host import FrameKind
@@ -90,8 +90,8 @@ WITH_MAIL = [
 def test_the_same_bits_between_organisations(method: str) -> None:
     for settings, scenario in small_runs(method).values():
         with (
-            Experiment(settings, scenario, engine=LocalEngine) as local,
-            Experiment(settings, scenario, engine=Organised) as apart,
+            SimulatedRun(settings, scenario, engine=LocalEngine) as local,
+            SimulatedRun(settings, scenario, engine=Organised) as apart,
         ):
             for experiment in (local, apart):
                 experiment.loop.play()

@@ -16,9 +16,9 @@ import torch
 from sites import Wires, federation, organisation, play, settings_of
 
 from isthmus.deploy import play as playing
+from isthmus.deploy.handshake import BEGIN, Begin, Joined
 from isthmus.deploy.play import committed_steps, read_failure
 from isthmus.deploy.runtime import SiteRuntime
-from isthmus.deploy.talk import BEGIN, Begin, Joined
 from isthmus.errors import ConfigError, DataError
 from isthmus.experiments.folder import NO_RUN as MARK
 from isthmus.experiments.result import versions

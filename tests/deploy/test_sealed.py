@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from isthmus.data.scenario import Scenario, build_scenario
+from isthmus.deploy.handshake import Keys, Meet
 from isthmus.deploy.host import SiteHost
 from isthmus.deploy.roster import Organisations
-from isthmus.deploy.talk import Keys, Meet
 from isthmus.errors import ConfigError, ProtocolError
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.engines.remote import RemoteEngine

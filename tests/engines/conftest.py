@@ -13,7 +13,7 @@ ABSENT = "absent"
 
 @pytest.fixture(scope="session")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
-    from isthmus.deploy.alive import is_alive
+    from isthmus.deploy.heartbeat import is_alive
     from isthmus.deploy.loopback import Loopback
     from isthmus.deploy.processes import descendants
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from nvflare.collab import collab
 
-from isthmus.deploy.alive import end_with_parent
-from isthmus.deploy.talk import BEGIN, CALL, ORDER, Begin
+from isthmus.deploy.handshake import BEGIN, CALL, ORDER, Begin
+from isthmus.deploy.heartbeat import end_with_parent
 from isthmus.experiments.folder import NO_RUN as MARK
 from isthmus.experiments.result import versions
 from isthmus.federation import codec
@@ -73,7 +73,7 @@ class HostileServer:
 
 
 def _said(data: bytes) -> str:
-    from isthmus.deploy.talk import Joined
+    from isthmus.deploy.handshake import Joined
 
     frame = unpack(data)
     for kind in (Answer, Joined):

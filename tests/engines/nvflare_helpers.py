@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from isthmus.deploy.alive import last_beat
+from isthmus.deploy.heartbeat import last_beat
 from isthmus.deploy.loopback import Loopback, prepare
 from isthmus.deploy.play import BEAT, committed_steps
 from isthmus.deploy.processes import descendants

@@ -33,7 +33,7 @@ from nvflare_helpers import (
     wait_until,
 )
 
-from isthmus.deploy.alive import is_alive
+from isthmus.deploy.heartbeat import is_alive
 from isthmus.deploy.loopback import Loopback, free_port
 from isthmus.deploy.play import committed_steps
 from isthmus.deploy.processes import descendants

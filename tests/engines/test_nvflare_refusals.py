@@ -29,8 +29,8 @@ from cryptography.x509.oid import NameOID
 from hostile_app import FOLDER
 from nvflare_helpers import settings_of, wait_until
 
+from isthmus.deploy.credentials import Kit
 from isthmus.deploy.job import CLIENT_CONFIG, SERVER_APP, SERVER_CONFIG, write_job
-from isthmus.deploy.kit import Kit
 from isthmus.deploy.loopback import Loopback
 from isthmus.deploy.play import RUNS
 from isthmus.deploy.processes import descendants, end

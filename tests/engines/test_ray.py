@@ -30,7 +30,7 @@ import isthmus
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.folder import RunFolder
-from isthmus.experiments.run import Experiment
+from isthmus.experiments.run import SimulatedRun
 from isthmus.experiments.scenarios import report_statistics, scenario_of
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.engines.ray import Cluster, RayEngine
@@ -74,7 +74,7 @@ def test_addresses_that_lead_nowhere(tmp_path: Path) -> None:
 
 
 def hashes(settings: Any, scenario: Any, engine: Any, **options: Any) -> dict[str, str]:
-    with Experiment(settings, scenario, engine=engine, **options) as experiment:
+    with SimulatedRun(settings, scenario, engine=engine, **options) as experiment:
         experiment.loop.play()
         return final_hashes(experiment)
 
@@ -135,7 +135,7 @@ def test_an_actor_killed_in_a_random_round_loses_nothing(cluster: Cluster, tmp_p
     engines: dict[str, Any] = {"local": LocalEngine, "ray": partial(Killing, cluster=cluster, actors=2)}
     results = {}
     for name, engine in engines.items():
-        with Experiment(settings, scenario, engine=engine) as experiment:
+        with SimulatedRun(settings, scenario, engine=engine) as experiment:
             folder = RunFolder.create(tmp_path / name, experiment.settings.to_toml(), report_statistics(scenario))
             results[name] = experiment.play(folder, resumed=False)
     ours: Any = experiment.engine
@@ -150,7 +150,7 @@ def test_cohorts_on_actors(cluster: Cluster) -> None:
     settings, scenario = small_runs("fedavg", settings={"execution": "cohort", "rounds": 1}, clients=4)["node"]
     found = []
     for engine in (partial(RayEngine, cluster=cluster, actors=2), LocalEngine):
-        with Experiment(settings, scenario, engine=engine) as experiment:
+        with SimulatedRun(settings, scenario, engine=engine) as experiment:
             assert experiment.settings.run.execution == "cohort"
             experiment.loop.play()
             found.append({client: export.weights for client, export in experiment.engine.export(False)})
@@ -172,7 +172,7 @@ def test_a_thousand_clients_on_two_actors(cluster: Cluster) -> None:
             "seed": 1,
         },
     )
-    with Experiment(
+    with SimulatedRun(
         settings, scenario_of(settings), engine=partial(RayEngine, cluster=cluster, actors=2)
     ) as experiment:
         experiment.loop.play()
@@ -188,13 +188,13 @@ def test_a_thousand_clients_on_two_actors(cluster: Cluster) -> None:
 
 def test_more_actors_than_clients(cluster: Cluster) -> None:
     settings, scenario = small_runs("fedavg")["node"]
-    with Experiment(settings, scenario, engine=partial(RayEngine, cluster=cluster, actors=500)) as experiment:
+    with SimulatedRun(settings, scenario, engine=partial(RayEngine, cluster=cluster, actors=500)) as experiment:
         assert dict(experiment.engine.resolved) == {"ray_actors": 3}
 
 
 def test_what_goes_wrong_in_an_actor_is_told(cluster: Cluster) -> None:
     settings, scenario = small_runs("fedavg")["node"]
-    with Experiment(settings, scenario, engine=partial(RayEngine, cluster=cluster, actors=2)) as experiment:
+    with SimulatedRun(settings, scenario, engine=partial(RayEngine, cluster=cluster, actors=2)) as experiment:
         bad = Invocation("client-0", "client", "local_update", Turn(0, "train", 1, 1), 1)  # its message is missing
         outcome: Any = experiment.engine.dispatch([bad], None)
         assert "deals in Broadcast" in str(outcome["client-0"].cause)

@@ -9,7 +9,7 @@ from typing import Any
 
 from isthmus.experiments.config import Settings, resolve
 from isthmus.experiments.folder import RunFolder
-from isthmus.experiments.run import Experiment, report_statistics, scenario_of
+from isthmus.experiments.run import SimulatedRun, report_statistics, scenario_of
 
 SMALL: dict[str, Any] = {
     "dataset": "csbm:nodes=90,features=6,degree=4",
@@ -28,10 +28,10 @@ def small(method: str = "fedavg", set: Mapping[str, Any] | None = None, **change
     return resolve(method, {**SMALL, **fixed, **changes}, set)
 
 
-def play(settings: Settings, path: Path, **options: Any) -> Experiment:
+def play(settings: Settings, path: Path, **options: Any) -> SimulatedRun:
     """Play a run in a folder, on whatever engine."""
     scenario = scenario_of(settings)
-    experiment = Experiment(settings, scenario, **options)
+    experiment = SimulatedRun(settings, scenario, **options)
     folder = RunFolder.create(path, experiment.settings.to_toml(), report_statistics(scenario))
     experiment.play(folder, resumed=False)
     return experiment

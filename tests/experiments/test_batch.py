@@ -59,7 +59,7 @@ def stop(*_: object, **__: object) -> None:
 def play_half(one: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """All rounds, but interrupted before the result is written."""
     with monkeypatch.context() as patch:
-        patch.setattr("isthmus.experiments.run.Experiment._finish", stop)
+        patch.setattr("isthmus.experiments.run.SimulatedRun._finish", stop)
         with pytest.raises(KeyboardInterrupt):
             run_all([one], workers=1)
     assert (one.folder / "config.toml").exists() and not (one.folder / "result.json").exists()

@@ -11,14 +11,14 @@ from isthmus.data.scenario import build_scenario
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.disclosure import sheet_of
-from isthmus.experiments.run import Experiment
+from isthmus.experiments.run import SimulatedRun
 from isthmus.experiments.scenarios import scenario_of
 from isthmus.experiments.scoring import evaluation_line
 from isthmus.methods.evaluation import Evaluation, Tally, tally
 from isthmus.methods.learners import node_groups
 from isthmus.metrics import classification as exact
 from isthmus.metrics.groups import majority_class
-from isthmus.metrics.named import parse_metric
+from isthmus.metrics.registry import parse_metric
 
 SMALL: dict[str, Any] = {
     "dataset": "banks:banks=3,accounts=600",
@@ -30,9 +30,9 @@ SMALL: dict[str, Any] = {
 }
 
 
-def play(method: str, **settings: Any) -> Experiment:
+def play(method: str, **settings: Any) -> SimulatedRun:
     resolved = resolve(method, {**SMALL, **settings})
-    experiment = Experiment(resolved, scenario_of(resolved))
+    experiment = SimulatedRun(resolved, scenario_of(resolved))
     experiment.loop.play()
     return experiment
 

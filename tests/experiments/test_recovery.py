@@ -12,7 +12,7 @@ from run_helpers import assert_same_run, play, small
 
 import isthmus
 from isthmus.errors import RunError
-from isthmus.experiments import loop as loop_module
+from isthmus.experiments import round_loop as loop_module
 from isthmus.experiments.callbacks import Callback
 from isthmus.experiments.config import Settings
 from isthmus.federation.faults import Fault, FaultyEngine

@@ -13,7 +13,7 @@ from hosted import HostedEngine
 from isthmus.errors import ConfigError, DataError, ProtocolError, RunError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.folder import FileStore, RunFolder
-from isthmus.experiments.run import Experiment
+from isthmus.experiments.run import SimulatedRun
 from isthmus.federation import codec, wire
 from isthmus.federation.engines import engine_class
 from isthmus.federation.engines.local import LocalEngine
@@ -36,7 +36,7 @@ def one_thread() -> Any:
 
 
 def hashes(settings: Any, scenario: Any, **options: Any) -> dict[str, str]:
-    with Experiment(settings, scenario, **options) as experiment:
+    with SimulatedRun(settings, scenario, **options) as experiment:
         experiment.loop.play()
         return final_hashes(experiment)
 
@@ -56,7 +56,7 @@ def test_secure_sums_cross_walls() -> None:
 
 def test_a_broadcast_crosses_once_per_place() -> None:
     settings, scenario = small_runs("fedavg", settings={"rounds": 1})["node"]
-    one, three = (Experiment(settings, scenario, engine=HostedEngine, places=n) for n in (1, 3))
+    one, three = (SimulatedRun(settings, scenario, engine=HostedEngine, places=n) for n in (1, 3))
     one.loop.play(), three.loop.play()
     engines: Any = (one.engine, three.engine)
     assert one.loop.totals == three.loop.totals, "the ledger counts messages, not transports"
@@ -66,8 +66,8 @@ def test_a_broadcast_crosses_once_per_place() -> None:
 def test_cohorts_train_inside_a_place() -> None:
     settings, scenario = small_runs("fedavg", settings={"execution": "cohort", "rounds": 1}, clients=4)["node"]
     with (
-        Experiment(settings, scenario, engine=HostedEngine) as experiment,
-        Experiment(settings, scenario, engine=LocalEngine) as local,
+        SimulatedRun(settings, scenario, engine=HostedEngine) as experiment,
+        SimulatedRun(settings, scenario, engine=LocalEngine) as local,
     ):
         assert experiment.settings.run.execution == "cohort"
         for one in (experiment, local):
@@ -95,7 +95,7 @@ def test_a_lost_place_comes_back_from_its_tags(round: int, tmp_path: Path) -> No
 
     results = {}
     for engine in (LocalEngine, Dying):
-        experiment = Experiment(settings, scenario, engine=engine)
+        experiment = SimulatedRun(settings, scenario, engine=engine)
         folder = RunFolder.create(tmp_path / engine.__name__, experiment.settings.to_toml(), {})
         results[engine.__name__] = experiment.play(folder, resumed=False)
     assert getattr(experiment.engine, "revived") == 1  # noqa: B009
@@ -113,14 +113,14 @@ def test_a_place_lost_at_the_very_end_comes_back(tmp_path: Path) -> None:
                 self.kill("place-0")
             return super().export(selected)
 
-    experiment = Experiment(settings, scenario, engine=Dying)
+    experiment = SimulatedRun(settings, scenario, engine=Dying)
     experiment.play(RunFolder.create(tmp_path / "r", experiment.settings.to_toml(), {}), resumed=False)
     assert final_hashes(experiment) == hashes(settings, scenario, engine=LocalEngine)
 
 
 def test_without_stores_a_lost_place_ends_the_run() -> None:
     settings, scenario = small_runs("fedavg")["node"]
-    experiment = Experiment(settings, scenario, engine=HostedEngine)
+    experiment = SimulatedRun(settings, scenario, engine=HostedEngine)
     experiment.loop.play(until=2)
     engine: Any = experiment.engine
     engine.kill("place-0")
@@ -189,7 +189,7 @@ def test_texts_of_errors_leave_only_where_they_may() -> None:
 
 def test_answers_of_other_parties_are_not_taken() -> None:
     settings, scenario = small_runs("fedavg")["node"]
-    with Experiment(settings, scenario, engine=HostedEngine) as experiment:
+    with SimulatedRun(settings, scenario, engine=HostedEngine) as experiment:
         engine: Any = experiment.engine
         engine.hosts["place-0"] = engine.hosts["place-1"]
         with pytest.raises(ProtocolError):
@@ -210,9 +210,9 @@ def test_an_experiment_closes_its_engine_also_where_it_cannot_begin(monkeypatch:
         return made[-1]
 
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(Experiment, "new_loop", lambda *_: 1 // 0)
-        Experiment(settings, scenario, engine=make)
-    with Experiment(settings, scenario, engine=make):
+        patch.setattr(SimulatedRun, "new_loop", lambda *_: 1 // 0)
+        SimulatedRun(settings, scenario, engine=make)
+    with SimulatedRun(settings, scenario, engine=make):
         assert not made[1].closed
     assert made[0].closed and made[1].closed
 

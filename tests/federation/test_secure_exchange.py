@@ -27,7 +27,7 @@ from isthmus.federation.secure import MailOrder, MailOrders, MailPlan, Masked
 from isthmus.federation.session import Session
 from isthmus.federation.transcript import Transcript, received
 from isthmus.privacy.attacks.uniform import uniformity
-from isthmus.privacy.leaves import error_bound
+from isthmus.privacy.flatten import error_bound
 from isthmus.records import Record
 from isthmus.seeds import Stream
 

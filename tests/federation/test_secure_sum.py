@@ -15,7 +15,7 @@ from torch import Tensor
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.errors import ConfigError, RunError
 from isthmus.experiments.config import resolve
-from isthmus.experiments.run import Experiment
+from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.faults import Fault, FaultyEngine
 from isthmus.federation.interface import QuorumError
@@ -25,7 +25,7 @@ from isthmus.federation.roles import Client, Role, RoleTable, handler
 from isthmus.federation.secure import Masked
 from isthmus.federation.session import Session
 from isthmus.privacy.attacks.uniform import uniformity
-from isthmus.privacy.leaves import error_bound
+from isthmus.privacy.flatten import error_bound
 from isthmus.records import Record
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights, equal_weights, max_difference
@@ -38,15 +38,15 @@ def scenario() -> Scenario:
     return build_scenario(dataset="csbm:nodes=90,classes=3,features=16,degree=4", clients=3, split="30/20/50", seed=5)
 
 
-def play(method: str, scenario: Scenario, engine: type[LocalEngine] = LocalEngine, **settings: Any) -> Experiment:
+def play(method: str, scenario: Scenario, engine: type[LocalEngine] = LocalEngine, **settings: Any) -> SimulatedRun:
     flags = {"dataset": "csbm", "clients": 3, "seed": 5, "rounds": 4, "hidden": (8,), "execution": "each", **settings}
     plan = {"plan": flags.pop("plan")} if "plan" in flags else {}
-    experiment = Experiment(resolve(method, flags), scenario, engine=engine, **plan)
+    experiment = SimulatedRun(resolve(method, flags), scenario, engine=engine, **plan)
     experiment.loop.play()
     return experiment
 
 
-def model(experiment: Experiment) -> Weights:
+def model(experiment: SimulatedRun) -> Weights:
     exported: Weights = experiment.engine.party("client-0").client.export()
     return exported
 

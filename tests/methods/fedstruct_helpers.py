@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from isthmus.data.nodes import NodeData
-from isthmus.data.parts import cut
 from isthmus.data.scenario import Scenario, build_scenario
+from isthmus.data.split_graph import split_graph
 from isthmus.experiments.config import resolve
-from isthmus.experiments.run import Experiment
+from isthmus.experiments.run import SimulatedRun
 from isthmus.methods.structure.directory import block_of
 
 SMALL = {"hidden": (8,), "structure_hidden": (8,), "nsf_dim": 12, "precision": "float64", "dropout": 0.0}
@@ -54,30 +54,30 @@ def same_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def scenario(whole: NodeData, owner: Tensor, clients: int) -> Scenario:
-    parts = cut(whole, owner, tuple(f"client-{i}" for i in range(clients)))
+    parts = split_graph(whole, owner, tuple(f"client-{i}" for i in range(clients)))
     some = build_scenario(dataset="csbm:nodes=30,classes=3", clients=2)
     return replace(some, parts=parts, whole=whole, clients=clients)
 
 
-def experiment(where: Scenario, method: str = "fedstruct", **settings: Any) -> Experiment:
+def experiment(where: Scenario, method: str = "fedstruct", **settings: Any) -> SimulatedRun:
     given = {"dataset": "csbm", "clients": len(where.parts), "rounds": 2, "execution": "each", **SMALL, **settings}
     if method != "fedstruct":
         given = {key: value for key, value in given.items() if key not in ("structure_hidden", "nsf_dim")}
-    return Experiment(resolve(method, given), where)
+    return SimulatedRun(resolve(method, given), where)
 
 
-def powers(where: Scenario, **settings: Any) -> Experiment:
+def powers(where: Scenario, **settings: Any) -> SimulatedRun:
     """A run that stops when the powers are complete."""
     run = experiment(where, **settings)
     run.loop.play(until=1 + run.settings.method_config.structure_hops)
     return run
 
 
-def states(run: Experiment) -> Mapping[str, Any]:
+def states(run: SimulatedRun) -> Mapping[str, Any]:
     return {client: run.engine.party(client).client.state for client in run.engine.parties("client")}
 
 
-def rows_of(run: Experiment, where: Scenario, power: int = -1) -> np.ndarray:
+def rows_of(run: SimulatedRun, where: Scenario, power: int = -1) -> np.ndarray:
     """Everybody's rows of Abar in one array by global ids, whatever the columns are called."""
     total = np.zeros((where.whole.num_nodes,) * 2)
     everyone = states(run)

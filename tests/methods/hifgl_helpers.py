@@ -12,7 +12,7 @@ from torch import Tensor
 from isthmus.data.nodes import NodeData
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.experiments.config import resolve
-from isthmus.experiments.run import Experiment
+from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.faults import Fault
 from isthmus.methods import hifgl
@@ -30,7 +30,7 @@ def small(clients: int = 3, dataset: str = SMALL, seed: int = 5) -> Scenario:
 
 def experiment_of(
     scenario: Scenario, *, engine: type[LocalEngine] = LocalEngine, plan: Sequence[Fault] | None = None, **settings: Any
-) -> Experiment:
+) -> SimulatedRun:
     given = {
         "hidden": (6,),
         "one_neighbour": "allow",
@@ -39,7 +39,7 @@ def experiment_of(
         "clients": len(scenario.parts),
     }
     options: dict[str, Any] = {} if plan is None else {"plan": plan}
-    return Experiment(
+    return SimulatedRun(
         resolve("hifgl", {"dataset": "csbm", "seed": 5, **given, **settings}), scenario, engine=engine, **options
     )
 
@@ -151,10 +151,10 @@ def dense_gradients(kind: str, scenario: Scenario, weights: Weights, *, pooled: 
 
 def with_edges(scenario: Scenario, edges: list[tuple[int, int]], clients: int = 3) -> Scenario:
     """The same nodes with other arcs, given one by one."""
-    from isthmus.data.parts import cut
+    from isthmus.data.split_graph import split_graph
 
     whole = replace(scenario.whole, edge_index=torch.tensor(edges).T.reshape(2, -1))
     owner = torch.empty(whole.num_nodes, dtype=torch.int64)
     for number, part in enumerate(scenario.parts.values()):
         owner[part.node_id] = number
-    return replace(scenario, whole=whole, parts=cut(whole, owner, tuple(scenario.parts)))
+    return replace(scenario, whole=whole, parts=split_graph(whole, owner, tuple(scenario.parts)))

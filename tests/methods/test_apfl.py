@@ -10,7 +10,7 @@ import torch
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import resolve
-from isthmus.experiments.run import Experiment
+from isthmus.experiments.run import SimulatedRun
 from isthmus.methods.apfl import APFLClient, APFLState, mixed
 from isthmus.nn.train import gradients
 from isthmus.tensors import Weights, equal_weights, max_difference
@@ -34,18 +34,18 @@ def scenario() -> Scenario:
     )
 
 
-def play(method: str, scenario: Scenario, **settings: Any) -> Experiment:
+def play(method: str, scenario: Scenario, **settings: Any) -> SimulatedRun:
     flags = {"dataset": "csbm", "clients": len(scenario.parts), "seed": 1, **SMALL, **settings}
-    experiment = Experiment(resolve(method, flags), scenario)
+    experiment = SimulatedRun(resolve(method, flags), scenario)
     experiment.loop.play()
     return experiment
 
 
-def models(experiment: Experiment) -> dict[str, Weights]:
+def models(experiment: SimulatedRun) -> dict[str, Weights]:
     return {name: experiment.engine.party(name).client.export() for name in experiment.engine.parties("client")}
 
 
-def client_of(experiment: Experiment) -> APFLClient:
+def client_of(experiment: SimulatedRun) -> APFLClient:
     client = experiment.engine.party("client-0").client
     assert isinstance(client, APFLClient)
     return client

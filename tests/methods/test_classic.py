@@ -14,7 +14,7 @@ from isthmus.data.nodes import NodeData
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.errors import ConfigError, RunError
 from isthmus.experiments.config import resolve
-from isthmus.experiments.run import Experiment
+from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.interface import QuorumError
 from isthmus.methods.fedavg import draw
 from isthmus.nn.train import Proximal
@@ -77,18 +77,18 @@ def scenario() -> Scenario:
     return build_scenario(dataset="csbm:nodes=120,classes=3,features=12,degree=4", clients=4, split="30/20/50", seed=1)
 
 
-def play(method: str, scenario: Scenario, **settings: Any) -> Experiment:
+def play(method: str, scenario: Scenario, **settings: Any) -> SimulatedRun:
     flags = {"dataset": "csbm", "clients": len(scenario.parts), "seed": 1, **PLAIN, **settings}
-    experiment = Experiment(resolve(method, flags), scenario)
+    experiment = SimulatedRun(resolve(method, flags), scenario)
     experiment.loop.play()
     return experiment
 
 
-def models(experiment: Experiment) -> dict[str, Weights]:
+def models(experiment: SimulatedRun) -> dict[str, Weights]:
     return {client: experiment.engine.party(client).client.export() for client in experiment.engine.parties("client")}
 
 
-def only(experiment: Experiment) -> Weights:
+def only(experiment: SimulatedRun) -> Weights:
     return next(iter(models(experiment).values()))
 
 

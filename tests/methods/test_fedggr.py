@@ -15,17 +15,17 @@ from isthmus.data.nodes import NodeData
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import resolve
-from isthmus.experiments.run import Experiment
+from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.faults import Fault, FaultyEngine
 from isthmus.federation.ledger import differences
 from isthmus.methods.fedggr import DISCLOSES, FedGGRConfig, Returned, ServerState, _chosen, _joined_gradient, quantised
 from isthmus.methods.global_graph import GlobalModule
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.inputs import build_inputs
-from isthmus.nn.joined import HEAD, Joined, classify, first_head
 from isthmus.nn.loss import get_loss
 from isthmus.nn.registry import build_backbone
 from isthmus.nn.train import gradients
+from isthmus.nn.two_input_head import HEAD, Joined, classify, first_head
 from isthmus.seeds import Stream
 from isthmus.tensors import get_weights
 from isthmus.testing import check_method
@@ -55,29 +55,29 @@ def scenario() -> Scenario:
     return build_scenario(dataset="csbm:nodes=90,classes=3,features=12,degree=4", clients=3, split="40/20/40", seed=1)
 
 
-def experiment(scenario: Scenario, *, plan: tuple[Fault, ...] = (), **settings: Any) -> Experiment:
+def experiment(scenario: Scenario, *, plan: tuple[Fault, ...] = (), **settings: Any) -> SimulatedRun:
     flags = {"dataset": "csbm", "clients": len(scenario.parts), "seed": 1, **SMALL, **settings}
     options = {"engine": FaultyEngine, "plan": plan} if plan else {}
-    return Experiment(resolve("fedggr", flags), scenario, **options)  # type: ignore[arg-type]
+    return SimulatedRun(resolve("fedggr", flags), scenario, **options)  # type: ignore[arg-type]
 
 
-def play(scenario: Scenario, **settings: Any) -> Experiment:
+def play(scenario: Scenario, **settings: Any) -> SimulatedRun:
     run = experiment(scenario, **settings)
     run.loop.play()
     return run
 
 
-def server(run: Experiment) -> ServerState:
+def server(run: SimulatedRun) -> ServerState:
     assert isinstance(run.loop.state, ServerState)
     return run.loop.state
 
 
-def ready(run: Experiment) -> int:
+def ready(run: SimulatedRun) -> int:
     """Steps of the setup."""
     return int(run.settings.method_config.encoder_rounds) + 1  # type: ignore[attr-defined]
 
 
-def clients(run: Experiment) -> dict[str, Any]:
+def clients(run: SimulatedRun) -> dict[str, Any]:
     return {name: run.engine.party(name).client for name in run.engine.parties("client")}
 
 
@@ -117,7 +117,7 @@ def test_encoders_that_are_not_federated_send_no_weights(scenario: Scenario, enc
 
 
 def joint_loss(
-    before: Experiment, state: ServerState, module: Mapping[str, Tensor], weights: Mapping[str, Tensor]
+    before: SimulatedRun, state: ServerState, module: Mapping[str, Tensor], weights: Mapping[str, Tensor]
 ) -> Tensor:
     """sum_i (|V_i| / |V|) L_i of the joined computation, in one process, by autograd alone."""
     config: FedGGRConfig = before.settings.method_config

@@ -14,7 +14,7 @@ from torch import Tensor
 from isthmus.data.nodes import NodeData
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.experiments.config import resolve
-from isthmus.experiments.run import Experiment
+from isthmus.experiments.run import SimulatedRun
 from isthmus.methods.fedggr import Encoder, FedGGRClient, Returned, Turn, Uploaded
 from isthmus.nn.autoencoder import decode
 from isthmus.privacy.attacks.features import decode_linear, learn_decoder, words_from_scores
@@ -51,7 +51,7 @@ class Watched:
 
     def __init__(self, scenario: Scenario, **settings: Any) -> None:
         flags = {"dataset": "csbm", "clients": 3, "seed": 1, **SETTINGS, **settings}
-        self.run = Experiment(resolve("fedggr", flags), scenario)
+        self.run = SimulatedRun(resolve("fedggr", flags), scenario)
         self.clients: dict[str, FedGGRClient] = {}
         self.embeddings: dict[str, Tensor] = {}
         self.decoder: dict[str, Tensor] = {}

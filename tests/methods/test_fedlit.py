@@ -15,7 +15,7 @@ from isthmus.data.nodes import NodeData
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import resolve
-from isthmus.experiments.run import Experiment
+from isthmus.experiments.run import SimulatedRun
 from isthmus.methods.fedlit import Centroids, Common, FedLitClient, FedLitState, Order, Update, most_alike
 from isthmus.nn.optim import OptimizerState
 from isthmus.nn.typed_edges import (
@@ -52,14 +52,14 @@ def scenario() -> Scenario:
     )
 
 
-def play(scenario: Scenario, **settings: Any) -> Experiment:
+def play(scenario: Scenario, **settings: Any) -> SimulatedRun:
     flags = {"dataset": "csbm", "clients": len(scenario.parts), "seed": 1, **SMALL, **settings}
-    experiment = Experiment(resolve("fedlit", flags), scenario)
+    experiment = SimulatedRun(resolve("fedlit", flags), scenario)
     experiment.loop.play()
     return experiment
 
 
-def client_of(experiment: Experiment, name: str = "client-0") -> FedLitClient:
+def client_of(experiment: SimulatedRun, name: str = "client-0") -> FedLitClient:
     client = experiment.engine.party(name).client
     assert isinstance(client, FedLitClient)
     return client

@@ -13,7 +13,7 @@ from hifgl_helpers import dense_logits, matrix_of, small
 from isthmus.data.scenario import Scenario
 from isthmus.errors import ConfigError, RunError
 from isthmus.experiments.config import resolve
-from isthmus.experiments.run import Experiment
+from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.messages import SERVER
 from isthmus.methods.fedpergnn import FedPerGNNClient, HashKey, match
 from isthmus.tensors import max_difference
@@ -22,8 +22,8 @@ from isthmus.testing import check_method
 CALM = {"preset": "hifgl", "selection": "last", "hidden": (6,), "seed": 5, "dataset": "csbm", "precision": "float64"}
 
 
-def play(method: str, scenario: Scenario, **settings: Any) -> Experiment:
-    experiment = Experiment(
+def play(method: str, scenario: Scenario, **settings: Any) -> SimulatedRun:
+    experiment = SimulatedRun(
         resolve(method, {**CALM, "clients": len(scenario.parts), "rounds": 3, **settings}), scenario
     )
     experiment.loop.play()

@@ -17,7 +17,7 @@ from isthmus.data.nodes import NodeData
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.errors import ConfigError, RunError
 from isthmus.experiments.config import resolve
-from isthmus.experiments.run import Experiment
+from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.interface import QuorumError
 from isthmus.federation.party import Invocation
@@ -96,10 +96,10 @@ class Listener(LocalEngine):
         return {party: reply for name, party, reply in self.heard if name == handler}
 
 
-def experiment(method: str, scenario: Scenario, **settings: Any) -> Experiment:
+def experiment(method: str, scenario: Scenario, **settings: Any) -> SimulatedRun:
     flags = {"dataset": "csbm", "clients": len(scenario.parts), "seed": 1, **SMALL, **settings}
     known = {f for f in flags if f not in SMALL or f in settings} | set(_keys(method))
-    return Experiment(
+    return SimulatedRun(
         resolve(method, {key: value for key, value in flags.items() if key in known}), scenario, engine=Listener
     )
 
@@ -113,19 +113,19 @@ def _keys(method: str) -> set[str]:
     return {field.name for kind in (RunConfig, get_method(method).config) for field in fields(kind)}
 
 
-def play(method: str, scenario: Scenario, **settings: Any) -> Experiment:
+def play(method: str, scenario: Scenario, **settings: Any) -> SimulatedRun:
     played = experiment(method, scenario, **settings)
     played.loop.play()
     return played
 
 
-def client_of(played: Experiment, name: str = "client-0") -> FedSprayClient[Any]:
+def client_of(played: SimulatedRun, name: str = "client-0") -> FedSprayClient[Any]:
     found = played.engine.party(name).client
     assert isinstance(found, FedSprayClient)
     return found
 
 
-def models(played: Experiment) -> dict[str, Weights]:
+def models(played: SimulatedRun) -> dict[str, Weights]:
     return {name: played.engine.party(name).client.export() for name in played.engine.parties("client")}
 
 
@@ -357,7 +357,7 @@ def test_storing_only_labelled_proxies_gives_the_trajectory_of_the_full_tensor(
 class Dense:
     """FedSpray written straight from the spec: dense tensors, autograd, torch's Adam, a proxy for every node."""
 
-    def __init__(self, played: Experiment) -> None:
+    def __init__(self, played: SimulatedRun) -> None:
         state: Any = played.loop.state
         self.config: Any = played.settings.method_config
         self.encoder, self.classes = dict(state.encoder), state.proxies
@@ -639,7 +639,7 @@ def lonely(scenario: Scenario) -> Scenario:
     return with_labels(scenario, change)
 
 
-def singleton_proxy(played: Experiment) -> Tensor:
+def singleton_proxy(played: SimulatedRun) -> Tensor:
     """The truth: the proxy of the only training node of class 2 after the round."""
     client = client_of(played)
     rows = client.state.proxies[client.stage.encoder.y == 2]  # type: ignore[attr-defined]
@@ -648,7 +648,7 @@ def singleton_proxy(played: Experiment) -> Tensor:
     return proxy
 
 
-def histograms(played: Experiment) -> dict[str, list[int]]:
+def histograms(played: SimulatedRun) -> dict[str, list[int]]:
     """What a curious server makes of the census replies it got, read as if they were in the clear."""
     assert isinstance(played.engine, Listener)
     found = {}

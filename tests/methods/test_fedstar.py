@@ -16,7 +16,7 @@ from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.errors import ConfigError, DataError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.folder import RunFolder
-from isthmus.experiments.run import Experiment
+from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.transcript import received
 from isthmus.graph.embedding import degree_embedding, walk_embedding
 from isthmus.methods.fedstar import FedStarConfig
@@ -47,20 +47,20 @@ def nodes() -> Scenario:
     )
 
 
-def experiment_of(scenario: Any, method: str = "fedstar", **settings: Any) -> Experiment:
+def experiment_of(scenario: Any, method: str = "fedstar", **settings: Any) -> SimulatedRun:
     flags = {"dataset": scenario.dataset, "clients": len(scenario.parts), **SMALL, **settings}
     if method != "fedstar":
         flags = {key: value for key, value in flags.items() if key not in ("degrees", "steps")}
-    return Experiment(resolve(method, flags), scenario)
+    return SimulatedRun(resolve(method, flags), scenario)
 
 
-def play(scenario: Any, method: str = "fedstar", **settings: Any) -> Experiment:
+def play(scenario: Any, method: str = "fedstar", **settings: Any) -> SimulatedRun:
     experiment = experiment_of(scenario, method, **settings)
     experiment.loop.play()
     return experiment
 
 
-def models(experiment: Experiment) -> dict[str, Weights]:
+def models(experiment: SimulatedRun) -> dict[str, Weights]:
     return {client: experiment.engine.party(client).client.export() for client in experiment.engine.parties("client")}
 
 
@@ -68,7 +68,7 @@ def only(scenario: Any, *clients: str) -> Any:
     return replace(scenario, parts={client: scenario.parts[client] for client in clients}, clients=len(clients))
 
 
-def bytes_of(experiment: Experiment) -> dict[str, int]:
+def bytes_of(experiment: SimulatedRun) -> dict[str, int]:
     totals = experiment.loop.totals
     return {
         "up": totals.training["up"] + totals.setup["up"],
@@ -97,7 +97,7 @@ def test_general_properties_on_nodes(sharing: str) -> None:
 
 def test_defaults_send_14592_numbers_each_way_and_nothing_else() -> None:
     scenario = build_graph_scenario(dataset="motifs:graphs=24", clients=2, split="stratified:60/20/20", seed=2)
-    experiment = Experiment(resolve("fedstar", {"dataset": "motifs", "clients": 2, "rounds": 1, "seed": 2}), scenario)
+    experiment = SimulatedRun(resolve("fedstar", {"dataset": "motifs", "clients": 2, "rounds": 1, "seed": 2}), scenario)
     experiment.loop.play()
     state: Any = experiment.loop.state
     assert set(state.weights) == STRUCTURE | {"structure.convs.2.weight", "structure.convs.2.bias"}

@@ -15,11 +15,11 @@ import torch
 from fedstruct_helpers import experiment, graph, same_secrets, scenario, states, walk
 from torch import Tensor
 
-from isthmus.data.parts import cut
 from isthmus.data.scenario import Scenario
+from isthmus.data.split_graph import split_graph
 from isthmus.errors import ConfigError, RunError
 from isthmus.experiments.config import resolve
-from isthmus.experiments.run import Experiment
+from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.messages import Kind
 from isthmus.graph.normalise import row_norm
 from isthmus.graph.powers import combined_adjacency
@@ -117,7 +117,7 @@ class Plain:
         return [*self.theta.values(), *([self.nsf] if self.nsf.requires_grad else [])]
 
 
-def plain_of(run: Experiment, where: Scenario) -> Plain:
+def plain_of(run: SimulatedRun, where: Scenario) -> Plain:
     """The plain computation from the same start; rows of S by global id."""
     config = run.settings.method_config
     run.loop.play(until=2 + config.structure_hops)
@@ -401,4 +401,4 @@ def test_parts_are_cut_as_the_helpers_say() -> None:
     where = graph(40, clients=3, isolated=2)
     assert bool(((where.whole.edge_index[0] == 0) & (where.whole.edge_index[1] == 0)).any())
     assert not torch.isin(where.whole.edge_index, torch.tensor([38, 39])).any()
-    assert cut(where.whole, torch.zeros(40, dtype=torch.int64), ("client-0",))["client-0"].cross.num_edges == 0  # type: ignore[union-attr]
+    assert split_graph(where.whole, torch.zeros(40, dtype=torch.int64), ("client-0",))["client-0"].cross.num_edges == 0  # type: ignore[union-attr]

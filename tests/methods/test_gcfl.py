@@ -15,7 +15,7 @@ from isthmus.data.graphscenario import GraphScenario, build_graph_scenario
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.errors import ConfigError, RunError
 from isthmus.experiments.config import resolve
-from isthmus.experiments.run import Experiment
+from isthmus.experiments.run import SimulatedRun
 from isthmus.methods.gcfl import (
     GCFLConfig,
     LocalModel,
@@ -26,7 +26,7 @@ from isthmus.methods.gcfl import (
     minimum_cut,
 )
 from isthmus.methods.gcflplus import similarity
-from isthmus.metrics.series import dtw
+from isthmus.metrics.time_warping import dtw
 from isthmus.tensors import Weights, equal_weights
 from isthmus.testing import check_method
 
@@ -46,15 +46,15 @@ def nodes() -> Scenario:
     )
 
 
-def play(method: str, scenario: Any, **settings: Any) -> Experiment:
-    experiment = Experiment(
+def play(method: str, scenario: Any, **settings: Any) -> SimulatedRun:
+    experiment = SimulatedRun(
         resolve(method, {"dataset": scenario.dataset, "clients": len(scenario.parts), **SMALL, **settings}), scenario
     )
     experiment.loop.play()
     return experiment
 
 
-def models(experiment: Experiment) -> dict[str, Weights]:
+def models(experiment: SimulatedRun) -> dict[str, Weights]:
     return {client: experiment.engine.party(client).client.export() for client in experiment.engine.parties("client")}
 
 
@@ -95,7 +95,7 @@ def test_never_cut_it_is_fedavg_on_nodes_and_fedper_on_graphs(
 @pytest.mark.parametrize("method", ["gcfl", "gcflplus"])
 def test_clusters_partition_the_clients_and_only_refine(method: str, motifs: GraphScenario) -> None:
     settings = {"eps1": 100.0, "eps2": 0.0, "warmup": 1, "rounds": 6} | ({"window": 2} if method == "gcflplus" else {})
-    experiment = Experiment(resolve(method, {"dataset": "motifs", "clients": 4, **SMALL, **settings}), motifs)
+    experiment = SimulatedRun(resolve(method, {"dataset": "motifs", "clients": 4, **SMALL, **settings}), motifs)
     before = [set(motifs.parts)]
     for step in range(1, experiment.loop.steps + 1):
         experiment.loop.play(until=step)
@@ -250,7 +250,7 @@ def test_similarity_of_series_groups_those_that_move_alike() -> None:
 
 def test_series_wait_for_the_window_and_are_cleared_by_a_cut(motifs: GraphScenario) -> None:
     settings = {"eps1": 100.0, "eps2": 0.0, "warmup": 0, "window": 3, "rounds": 6}
-    experiment = Experiment(resolve("gcflplus", {"dataset": "motifs", "clients": 4, **SMALL, **settings}), motifs)
+    experiment = SimulatedRun(resolve("gcflplus", {"dataset": "motifs", "clients": 4, **SMALL, **settings}), motifs)
     lengths, clusters = [], []
     for step in range(1, experiment.loop.steps + 1):
         experiment.loop.play(until=step)
@@ -271,7 +271,7 @@ def test_the_last_values_are_kept(motifs: GraphScenario) -> None:
 def test_the_norm_is_of_the_shared_layers_at_the_last_step(motifs: GraphScenario) -> None:
     one = replace(motifs, parts={"client-0": motifs.parts["client-0"]}, clients=1)
     calm = {"dropout": 0.0, "batch_size": 10_000, "eps1": 0.0, "precision": "float64"}
-    run = Experiment(resolve("gcflplus", {"dataset": "motifs", "clients": 1, **SMALL, **calm, "rounds": 1}), one)
+    run = SimulatedRun(resolve("gcflplus", {"dataset": "motifs", "clients": 1, **SMALL, **calm, "rounds": 1}), one)
     client = run.engine.party("client-0").client
     grads = client.learner.gradients(client.state.weights, client.stream)
     wanted = float(torch.cat([g.flatten() for name, g in grads.items() if name.startswith("convs.")]).norm())

@@ -11,7 +11,7 @@ import torch
 from isthmus.data.graphscenario import GraphScenario, build_graph_scenario
 from isthmus.errors import ConfigError, IsthmusError, ProtocolError
 from isthmus.experiments.config import resolve
-from isthmus.experiments.run import Experiment
+from isthmus.experiments.run import SimulatedRun
 from isthmus.experiments.scenarios import pool_graphs, view_of
 from isthmus.nn.registry import backbones
 from isthmus.tensors import Weights, equal_weights, max_difference
@@ -20,14 +20,14 @@ from isthmus.testing import check_method
 SMALL: dict[str, Any] = {"hidden": (8, 8), "rounds": 3, "batch_size": 16, "eval_every": 1, "lr": 0.01}
 
 
-def play(method: str, scenario: GraphScenario, until: int | None = None, **settings: Any) -> Experiment:
+def play(method: str, scenario: GraphScenario, until: int | None = None, **settings: Any) -> SimulatedRun:
     flags = {"dataset": "motifs", "clients": len(scenario.parts), "seed": 2, **SMALL, **settings}
-    experiment = Experiment(resolve(method, flags), scenario)
+    experiment = SimulatedRun(resolve(method, flags), scenario)
     experiment.loop.play(until=until)
     return experiment
 
 
-def models(experiment: Experiment) -> dict[str, Weights]:
+def models(experiment: SimulatedRun) -> dict[str, Weights]:
     return {client: experiment.engine.party(client).client.export() for client in experiment.engine.parties("client")}
 
 
@@ -161,7 +161,7 @@ def test_class_weights_and_metrics_reach_graph_tasks(motifs: GraphScenario) -> N
 
 def test_a_resumed_graph_run_is_bit_equal(motifs: GraphScenario) -> None:
     plain = models(play("fedavg", motifs))
-    experiment = Experiment(resolve("fedavg", {"dataset": "motifs", "clients": 3, "seed": 2, **SMALL}), motifs)
+    experiment = SimulatedRun(resolve("fedavg", {"dataset": "motifs", "clients": 3, "seed": 2, **SMALL}), motifs)
     for step in range(1, experiment.loop.steps + 1):
         experiment.loop.play(until=step)
         experiment.loop.checkpoint()

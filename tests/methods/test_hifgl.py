@@ -27,7 +27,7 @@ import isthmus
 from isthmus.data.scenario import build_scenario
 from isthmus.errors import ConfigError, DataError, RunError
 from isthmus.experiments.config import resolve
-from isthmus.experiments.run import Experiment
+from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.faults import Fault, FaultyEngine
 from isthmus.federation.ledger import differences
 from isthmus.methods.hifgl import SHEETS
@@ -157,7 +157,7 @@ def test_one_silo_is_central_training_and_the_number_of_silos_changes_nothing() 
     close(ends[1], ends[0], 1e-5)
     close(ends[2], ends[0], 1e-5)
     scenario = small(1)
-    central = Experiment(
+    central = SimulatedRun(
         resolve(
             "central",
             {
@@ -491,7 +491,7 @@ def test_settings_that_cannot_work_are_refused() -> None:
             resolve("hifgl", {"dataset": "cora", **settings})
     for threshold, mode in ((4, "hierarchical"), (3, "cross-silo")):
         with pytest.raises(ConfigError, match=f"needs {threshold + 1} share holders"):
-            Experiment(
+            SimulatedRun(
                 resolve("hifgl", {"dataset": "csbm", "clients": 2, "threshold": threshold, "mode": mode}), small(2)
             )
     assert resolve("hifgl", {"dataset": "cora"}, {"secure_sum": "false"}).run.secure_sum is False

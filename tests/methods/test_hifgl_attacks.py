@@ -15,7 +15,7 @@ from hifgl_helpers import Driver, small
 from isthmus.data.scenario import Scenario
 from isthmus.experiments.config import resolve
 from isthmus.experiments.folder import RunFolder
-from isthmus.experiments.run import Experiment
+from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.messages import Message
 from isthmus.federation.transcript import received
 from isthmus.methods.hifgl import METHOD
@@ -30,6 +30,7 @@ from isthmus.methods.hifgl_messages import (
     ShareRows,
     SlotBoxes,
 )
+from isthmus.privacy.anonymous_seal import BoxHolder
 from isthmus.privacy.attacks.gradients import inputs_from_linear_gradient
 from isthmus.privacy.attacks.labels import labels_from_signs
 from isthmus.privacy.attacks.shares import (
@@ -40,10 +41,9 @@ from isthmus.privacy.attacks.shares import (
     score_elements,
 )
 from isthmus.privacy.attacks.uniform import uniformity
-from isthmus.privacy.boxes import BoxHolder
 from isthmus.privacy.chacha import expand
 from isthmus.privacy.field import P61
-from isthmus.privacy.leaves import template_of_leaves
+from isthmus.privacy.flatten import template_of_leaves
 from isthmus.privacy.masks import SumParty, SumRoster, SumTag, unmask_total
 from isthmus.privacy.secmp import Exchange, SecretSums
 
@@ -64,7 +64,7 @@ class Recorded:
             "rounds": 2,
             "transcript": True,
         }
-        self.experiment = Experiment(resolve("hifgl", given | settings), scenario)
+        self.experiment = SimulatedRun(resolve("hifgl", given | settings), scenario)
         self.folder = folder
         self.experiment.play(RunFolder.create(folder, self.experiment.settings.to_toml(), {}), resumed=False)
         config: Any = self.experiment.settings.method_config

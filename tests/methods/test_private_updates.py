@@ -19,7 +19,7 @@ from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import Settings, resolve
 from isthmus.experiments.folder import RunFolder
-from isthmus.experiments.run import Experiment
+from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.faults import Fault, FaultyEngine
 from isthmus.federation.ledger import differences
@@ -68,20 +68,20 @@ def play(
     engine: type[LocalEngine] = LocalEngine,
     plan: Any = None,
     **changes: Any,
-) -> Experiment:
+) -> SimulatedRun:
     options = {} if plan is None else {"plan": plan}
-    experiment = Experiment(settings(method, **changes), scenario, engine=engine, **options)
+    experiment = SimulatedRun(settings(method, **changes), scenario, engine=engine, **options)
     experiment.loop.play()
     return experiment
 
 
-def common(experiment: Experiment) -> Weights:
+def common(experiment: SimulatedRun) -> Weights:
     state: Any = experiment.loop.state
     weights: Weights = state.weights
     return weights
 
 
-def sent(experiment: Experiment) -> list[Tensor]:
+def sent(experiment: SimulatedRun) -> list[Tensor]:
     """What each answer adds to the weights it answers, or its gradient; without the share 1/3."""
     engine: Any = experiment.engine
     flat = []
@@ -177,15 +177,15 @@ def test_the_secret_stays_with_the_party(scenario: Scenario) -> None:
 def test_a_resumed_run_goes_on_with_the_same_secret(scenario: Scenario, tmp_path: Path) -> None:
     private = resolve("fedavg", {**FLAGS, "dp_clip": 0.1, "dp_noise": 1.0}, {"checkpoint.every": 1})
 
-    def secrets_of(experiment: Experiment) -> list[bytes]:
+    def secrets_of(experiment: SimulatedRun) -> list[bytes]:
         return [experiment.engine.party(name).client.state.secret for name in experiment.engine.parties("client")]
 
-    first = Experiment(private, scenario)
+    first = SimulatedRun(private, scenario)
     folder = RunFolder.create(tmp_path / "run", first.settings.to_toml(), {})
     first.engine.keep_tags(folder.store)
     first.new_loop(folder).play(until=2)
     folder.close()
-    second = Experiment(private, scenario)
+    second = SimulatedRun(private, scenario)
     assert secrets_of(second) != secrets_of(first), "made afresh, until the checkpoint is read"
     result = second.play(RunFolder.open(tmp_path / "run"), resumed=True)
     assert secrets_of(second) == secrets_of(first) and result["privacy"] == first.privacy
@@ -193,7 +193,7 @@ def test_a_resumed_run_goes_on_with_the_same_secret(scenario: Scenario, tmp_path
 
 @pytest.mark.parametrize(("method", "epochs", "releases"), [("fedavg", 2, 3), ("fedsgd", 2, 6)])
 def test_epsilon_is_that_of_dp_accounting(scenario: Scenario, method: str, epochs: int, releases: int) -> None:
-    stated = Experiment(
+    stated = SimulatedRun(
         settings(method, local_epochs=epochs, dp_clip=0.5, dp_noise=4.0, dp_delta=1e-6, secure_sum=True), scenario
     ).privacy
     assert stated is not None and (stated["releases"], stated["unit"], stated["delta"]) == (releases, "client", 1e-6)
@@ -210,7 +210,7 @@ def test_epsilon_is_that_of_dp_accounting(scenario: Scenario, method: str, epoch
 def test_the_result_states_epsilon_and_warns(
     scenario: Scenario, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    experiment = Experiment(settings(dp_clip=0.1, dp_noise=5.0), scenario)
+    experiment = SimulatedRun(settings(dp_clip=0.1, dp_noise=5.0), scenario)
     folder = RunFolder.create(tmp_path / "run", experiment.settings.to_toml(), {})
     with caplog.at_level(logging.WARNING, logger="isthmus"):
         result = experiment.play(folder, resumed=False)
@@ -227,7 +227,7 @@ def test_the_result_states_epsilon_and_warns(
 
 
 def test_clip_alone_promises_nothing(scenario: Scenario) -> None:
-    stated = Experiment(settings(dp_clip=0.1), scenario).privacy
+    stated = SimulatedRun(settings(dp_clip=0.1), scenario).privacy
     assert stated is not None and stated["epsilon"] is None and "no privacy" in stated["warning"]
 
 
@@ -240,9 +240,9 @@ def test_clients_are_run_one_by_one(scenario: Scenario) -> None:
     with pytest.raises(ConfigError, match="execution=each"):
         settings(dp_clip=1.0, execution="cohort")
     auto = settings(execution="auto")
-    assert Experiment(auto, scenario).settings.run.execution == "cohort"
+    assert SimulatedRun(auto, scenario).settings.run.execution == "cohort"
     private = replace(auto, method_config=replace(auto.method_config, dp_clip=1.0))
-    assert Experiment(private, scenario).settings.run.execution == "each"
+    assert SimulatedRun(private, scenario).settings.run.execution == "each"
 
 
 @pytest.mark.parametrize(
@@ -262,4 +262,4 @@ def test_the_missing_extra_is_named_before_anything_runs(scenario: Scenario, mon
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     monkeypatch.setitem(sys.modules, "dp_accounting.rdp", None)
     with pytest.raises(ConfigError, match=r"isthmus\[dp\]"):
-        Experiment(settings(dp_clip=1.0, dp_noise=1.0), scenario)
+        SimulatedRun(settings(dp_clip=1.0, dp_noise=1.0), scenario)

@@ -16,9 +16,9 @@ from torch_geometric.nn import APPNP, GATConv, GCNConv, GINConv, SAGEConv, SGCon
 from isthmus.data.graphs import GraphSetData
 from isthmus.errors import ConfigError, ProtocolError
 from isthmus.nn import DropoutSource, Proximal, graph_train
+from isthmus.nn.graph_batch import Pack, batches, pack_graphs
 from isthmus.nn.graph_models import GraphModel, activate, build_graph_model, graph_model_options, graph_models
 from isthmus.nn.graph_train import graph_gradients, predict_graphs, train_graphs
-from isthmus.nn.packed import Pack, batches, pack_graphs
 from isthmus.nn.registry import backbone_options, backbones
 from isthmus.nn.train import TrainResult
 from isthmus.seeds import Stream

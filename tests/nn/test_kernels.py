@@ -15,17 +15,17 @@ from isthmus.nn import (
     Proximal,
     Workspace,
     build_inputs,
+    first_layer_input,
     kernels,
-    operand,
     stack_inputs,
     stack_weights,
     train,
     train_locally,
 )
+from isthmus.nn.fused_optimizer import StepTensors, step_rows
 from isthmus.nn.loss import get_loss, losses
 from isthmus.nn.optim import fresh_state, step_plan, take_step
 from isthmus.nn.sparse import block_diagonal, canonical
-from isthmus.nn.steps import StepTensors, step_rows
 from isthmus.seeds import Stream
 from isthmus.tensors import equal_weights, get_weights, max_difference
 
@@ -138,7 +138,7 @@ def test_multiplied_out_or_apart_is_the_same(kind: str, input_norm: bool, monkey
     weights = jittered(backbone, 1)
     ends, apart = [], []
     for rule in (lambda m, x, part: False, lambda m, x, part: True, lambda m, x, part: m.shape[0] > 6):
-        monkeypatch.setattr(operand, "_apart", rule)
+        monkeypatch.setattr(first_layer_input, "_apart", rule)
         items = [build_inputs(data, backbone, data.train, dtype=torch.float64) for data in uneven_clients()]
         apart.append(sum(any(op.after is not None for op in item.first.values()) for item in items))
         ends.append(train_locally(backbone, weights, None, stack_inputs(items), epochs=3, lr=0.02).weights)

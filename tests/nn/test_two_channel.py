@@ -17,7 +17,7 @@ from isthmus.data.embeddings import structure_embedding
 from isthmus.data.graphs import GraphSetData
 from isthmus.errors import ConfigError
 from isthmus.nn.dropout import DropoutSource
-from isthmus.nn.packed import Batch, node_batch, pack_graphs
+from isthmus.nn.graph_batch import Batch, node_batch, pack_graphs
 from isthmus.nn.two_channel import TwoChannel
 from isthmus.seeds import Stream
 from isthmus.tensors import get_weights, num_values

@@ -12,8 +12,8 @@ import torch
 from isthmus.errors import ConfigError, ProtocolError, RunError
 from isthmus.privacy.attacks.sums import difference_under_one_mask
 from isthmus.privacy.attacks.uniform import uniformity
+from isthmus.privacy.flatten import Leaf, error_bound, template_of
 from isthmus.privacy.guard import RosterGuard
-from isthmus.privacy.leaves import Leaf, error_bound, template_of
 from isthmus.privacy.masks import CHECK_WORDS, SumParty, SumRoster, SumServer, SumTag, masked_bytes, unmask_total
 
 TAG = SumTag("run", "train", round=3, sequence=1, handler="local_update")

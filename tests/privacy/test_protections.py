@@ -26,13 +26,13 @@ from isthmus.privacy.attacks.structure import neighbours_from_hop_products
 from isthmus.privacy.attacks.sums import difference_of_sums, score_parties
 from isthmus.privacy.attacks.uniform import uniformity
 from isthmus.privacy.dp import Mechanism
-from isthmus.privacy.envelope import Envelope, Header, Mailbox
 from isthmus.privacy.field import P61, Field
+from isthmus.privacy.flatten import decode_leaves, error_bound, template_of
 from isthmus.privacy.guard import RosterGuard
 from isthmus.privacy.keys import Identity, Roster
 from isthmus.privacy.lagrange import LagrangeCode
-from isthmus.privacy.leaves import decode_leaves, error_bound, template_of
 from isthmus.privacy.masks import CHECK_WORDS, SumParty, SumRoster, SumTag, unmask_total
+from isthmus.privacy.sealed_message import Envelope, Header, Mailbox
 
 TAG = SumTag("run", "train", 1, 1, "gradient")
 Words = np.ndarray[tuple[int], np.dtype[np.uint64]]

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from isthmus.errors import ConfigError, ProtocolError, RunError
+from isthmus.privacy.anonymous_seal import BOX_OVERHEAD, BoxHolder, fresh_keys, seal_boxes
 from isthmus.privacy.attacks.uniform import uniformity
-from isthmus.privacy.boxes import BOX_OVERHEAD, BoxHolder, fresh_keys, seal_boxes
 from isthmus.privacy.chacha import Nonce, blocks, expand, expand_sum
 from isthmus.privacy.field import P31, P61, Field
 from isthmus.privacy.fixedpoint import FixedPoint

@@ -8,7 +8,7 @@ import torch
 
 from isthmus.errors import ConfigError, ProtocolError
 from isthmus.privacy.attacks.structure import entries_from_support
-from isthmus.privacy.leaves import error_bound, template_of
+from isthmus.privacy.flatten import error_bound, template_of
 from isthmus.privacy.masks import SumParty, SumRoster, SumTag, unmask_total
 from isthmus.privacy.sparse import announce, place, union_support
 

@@ -38,7 +38,7 @@ def start(
     config: Annotated[Path, typer.Option(help="What it takes part with, client.toml.")],
 ) -> None:
     """Take part until Ctrl-C. Only the installed package runs, only with what client.toml says."""
-    from isthmus.deploy.headquarters import interrupt_on_terminate
+    from isthmus.deploy.federation_folder import interrupt_on_terminate
     from isthmus.deploy.membership import Membership
 
     interrupt_on_terminate()

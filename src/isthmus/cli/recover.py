@@ -29,7 +29,7 @@ from isthmus.privacy.attacks.gradients import inputs_from_linear_gradient
 from isthmus.privacy.attacks.membership import Membership, membership_by_loss
 from isthmus.privacy.attacks.result import Recovery
 from isthmus.privacy.attacks.sums import difference_under_one_mask
-from isthmus.privacy.leaves import FRACTION_BITS
+from isthmus.privacy.flatten import FRACTION_BITS
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights
 

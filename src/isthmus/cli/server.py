@@ -31,7 +31,7 @@ def init(
     days: Annotated[int, typer.Option(help="How long the certificates are valid.")] = 360,
 ) -> None:
     """Make a root certificate and a kit for the server, the coordinator and each organisation."""
-    from isthmus.deploy.headquarters import Headquarters
+    from isthmus.deploy.federation_folder import Headquarters
     from isthmus.deploy.project import Project
 
     made = Headquarters.create(folder, Project(name, tuple(organisation), host, port, days))
@@ -46,7 +46,7 @@ def init(
 @app.command("start")
 def start(folder: Folder) -> None:
     """Run the server until Ctrl-C; it is started again if it dies."""
-    from isthmus.deploy.headquarters import Headquarters, interrupt_on_terminate
+    from isthmus.deploy.federation_folder import Headquarters, interrupt_on_terminate
 
     interrupt_on_terminate()
     headquarters = Headquarters.read(folder)

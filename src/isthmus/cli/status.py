@@ -18,7 +18,7 @@ def command(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show a federation: server, organisations, runs. Exit code 4 if the server does not answer."""
-    from isthmus.deploy.headquarters import Headquarters
+    from isthmus.deploy.federation_folder import Headquarters
     from isthmus.errors import RunError
 
     found = Headquarters.read(federation).status()

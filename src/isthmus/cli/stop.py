@@ -17,7 +17,7 @@ def command(
     run: Annotated[str | None, typer.Option(help="Stop this run only; it can be submitted again.")] = None,
 ) -> None:
     """Stop a run, or without --run the server. Organisations end their part themselves, with Ctrl-C."""
-    from isthmus.deploy.headquarters import Headquarters
+    from isthmus.deploy.federation_folder import Headquarters
 
     headquarters = Headquarters.read(federation)
     if run is not None:

@@ -29,7 +29,7 @@ def command(
     """Submit a run and stay with it: after a crash it is submitted again from the newest checkpoint all parties
     hold.
     """
-    from isthmus.deploy.headquarters import Headquarters
+    from isthmus.deploy.federation_folder import Headquarters
 
     if (run is None) == (again is None):
         raise ConfigError("give a run file, e.g. `isthmus submit run.toml`, or the name of an earlier run with --again")

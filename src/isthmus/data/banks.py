@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from isthmus.data.build import node_data, simple, undirected
-from isthmus.data.loaded import Loaded
+from isthmus.data.from_arrays import node_data, simple, undirected
 from isthmus.data.parameters import need
+from isthmus.data.whole_graph import Loaded
 from isthmus.seeds import Stream
 
 PATTERNS = ("fan-in", "fan-out", "cycle", "scatter-gather")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.data.build import node_data, undirected
-from isthmus.data.loaded import Loaded
+from isthmus.data.from_arrays import node_data, undirected
 from isthmus.data.parameters import need
+from isthmus.data.whole_graph import Loaded
 from isthmus.seeds import Stream
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from isthmus.data import convert, store
+from isthmus.data import cache_format, store
 from isthmus.data.datasets import find, load_nodes, node_sets
 from isthmus.data.generators import GENERATORS, GRAPH_GENERATORS
 from isthmus.data.graphscenario import GRAPH_PARTITIONS, GRAPH_SPLITS, GraphSplit, task_of
@@ -133,7 +133,7 @@ def _where(name: str, raws: tuple[store.RawFiles, ...]) -> str | None:
     for raw in raws:
         if (found := store.locate(raw, network=False)) is not None:
             return "mirror" if found.source == "mirror" else "cache"
-    return "cache" if convert.is_cached(name, raws[0].key()) else None
+    return "cache" if cache_format.is_cached(name, raws[0].key()) else None
 
 
 def _verify(name: str, raws: tuple[store.RawFiles, ...]) -> Verified:
@@ -145,8 +145,8 @@ def _verify(name: str, raws: tuple[store.RawFiles, ...]) -> Verified:
         raw, found = places[0]
         problems = tuple(_problems(name, raw, found))
         return Verified(name, "damaged" if problems else "ok", found.source, problems)
-    if convert.is_cached(name, raws[0].key()):
-        cached = convert.read_cached(name, raws[0].key())
+    if cache_format.is_cached(name, raws[0].key()):
+        cached = cache_format.read_cached(name, raws[0].key())
         if cached is None:
             return Verified(
                 name, "damaged", "converted copy", ("the converted copy in the cache is not what was written",)

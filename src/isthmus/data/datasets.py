@@ -39,11 +39,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from isthmus.data import convert, store
+from isthmus.data import cache_format, store
 from isthmus.data.generators import GENERATORS, canonical, generate
 from isthmus.data.graphsets import SETTINGS, graph_sets
-from isthmus.data.loaded import Loaded, PublicSplits, empty_masks
 from isthmus.data.nodes import NodeData
+from isthmus.data.whole_graph import Loaded, PublicSplits, empty_masks
 from isthmus.errors import ConfigError, DataError, unknown
 from isthmus.graph.normalise import to_torch_csr
 from isthmus.seeds import Stream
@@ -104,7 +104,7 @@ def load_nodes(name: str, stream: Stream) -> Loaded:
         return generate(name, stream)
     entry = find(name)
     key = entry.raw.key()
-    if (cached := convert.read_cached(entry.name, key)) is not None and _counts(cached[0]) == entry.counts:
+    if (cached := cache_format.read_cached(entry.name, key)) is not None and _counts(cached[0]) == entry.counts:
         return _loaded(entry.name, *cached)
     tensors, source = _parse(entry)
     if _counts(tensors) != entry.counts:
@@ -113,7 +113,7 @@ def load_nodes(name: str, stream: Stream) -> Loaded:
             "are not it"
         )
     if "," not in source:  # a variant is not kept under the name of the published files, which may turn up later
-        convert.write_cached(entry.name, key, tensors, source)
+        cache_format.write_cached(entry.name, key, tensors, source)
     return _loaded(entry.name, tensors, source)
 
 
@@ -180,7 +180,7 @@ def read_pyg(root: Path, name: str, *arguments: str) -> dict[str, Tensor]:
             f"the raw files of {name} cannot be read ({type(error).__name__}: {error}): replace them"
         ) from error
     tensors = {
-        **convert.pack("x", convert.sparsify(data.x)),
+        **cache_format.pack("x", cache_format.sparsify(data.x)),
         "edge_index": data.edge_index.contiguous(),
         "y": data.y.to(torch.int64),
     }
@@ -206,7 +206,7 @@ def read_cora_content(folder: Path) -> dict[str, Tensor]:
     arcs = np.array([(position[a], position[b]) for a, b in cites if a != b], dtype=np.int64).T
     both = np.unique(np.concatenate([arcs, arcs[::-1]], axis=1), axis=1)  # cited or citing, once each way
     return {
-        **convert.pack("x", to_torch_csr(sp.csr_matrix(words))),
+        **cache_format.pack("x", to_torch_csr(sp.csr_matrix(words))),
         "edge_index": torch.from_numpy(both),
         "y": torch.tensor([classes[row[-1]] for row in rows]),
     }
@@ -260,7 +260,7 @@ def _counts(tensors: Mapping[str, Tensor]) -> Counts:
 def _loaded(name: str, tensors: Mapping[str, Tensor], source: str) -> Loaded:
     y = tensors["y"]
     data = NodeData(
-        x=convert.unpack("x", tensors),
+        x=cache_format.unpack("x", tensors),
         edge_index=tensors["edge_index"],
         y=y,
         **empty_masks(y.numel()),

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from isthmus.data.convert import read_cached, write_cached
+from isthmus.data.cache_format import read_cached, write_cached
 from isthmus.data.graphs import GraphSetData
 from isthmus.data.nodes import NodeData
 from isthmus.graph.embedding import degree_embedding, walk_embedding

@@ -14,9 +14,9 @@ from typing import Protocol
 from isthmus.data.banks import Banks
 from isthmus.data.blockmodel import ContextualBlockModel, PowerLaw
 from isthmus.data.graphs import GraphSetData
-from isthmus.data.loaded import Loaded
 from isthmus.data.motifs import Motifs
 from isthmus.data.parameters import describe_object, parse_object
+from isthmus.data.whole_graph import Loaded
 from isthmus.seeds import Stream
 
 

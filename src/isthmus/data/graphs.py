@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from isthmus.data.loaded import select_rows
 from isthmus.data.nodes import Samples
+from isthmus.data.whole_graph import select_rows
 
 
 @dataclass(frozen=True)

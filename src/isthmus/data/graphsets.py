@@ -40,9 +40,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from isthmus.data import convert, store
+from isthmus.data import cache_format, store
 from isthmus.data.graphs import GraphSetData
-from isthmus.data.loaded import empty_masks
+from isthmus.data.whole_graph import empty_masks
 from isthmus.errors import DataError, unknown
 from isthmus.graph.normalise import to_torch_csr
 
@@ -76,7 +76,7 @@ def load_graphs(name: str) -> tuple[GraphSetData, str]:
     """A named set of graphs and where it came from; all masks False."""
     entry = find_graphs(name)
     key = entry.raws[0].key()
-    if (cached := convert.read_cached(entry.name, key)) is not None and _counts(cached[0]) == entry.counts:
+    if (cached := cache_format.read_cached(entry.name, key)) is not None and _counts(cached[0]) == entry.counts:
         return _graphs(cached[0]), cached[1]
     tensors, source = _read(entry)
     if _counts(tensors) != entry.counts:
@@ -84,7 +84,7 @@ def load_graphs(name: str) -> tuple[GraphSetData, str]:
             f"{entry.name} ({source}) has {_counts(tensors)}, published are {entry.counts}: replace the files, they "
             "are not it"
         )
-    convert.write_cached(entry.name, key, tensors, source)
+    cache_format.write_cached(entry.name, key, tensors, source)
     return _graphs(tensors), source
 
 
@@ -139,12 +139,12 @@ def read_tu(root: Path, title: str, features: str) -> dict[str, Tensor]:
     edge_ptr = torch.cat([begin, begin[-1:].expand(graphs + 1 - begin.numel())])
     edge_index = data.edge_index + torch.repeat_interleave(ptr[:-1], edge_ptr.diff())
     x = (
-        convert.sparsify(data.x)
+        cache_format.sparsify(data.x)
         if features != "degree"
         else degree_one_hot(np.bincount(edge_index[0].numpy(), minlength=int(ptr[-1])))
     )
     return {
-        **convert.pack("x", x),
+        **cache_format.pack("x", x),
         "edge_index": edge_index.to(torch.int32),
         "ptr": ptr,
         "edge_ptr": edge_ptr,
@@ -181,7 +181,7 @@ def read_chunked(folder: Path, title: str) -> dict[str, Tensor]:
     del arcs, room
     ptr = np.concatenate([[0], np.cumsum(np.bincount(batch, minlength=graphs))])
     return {
-        **convert.pack("x", degree_one_hot(np.diff(begin))),
+        **cache_format.pack("x", degree_one_hot(np.diff(begin))),
         "edge_index": torch.from_numpy(edges),
         "ptr": torch.from_numpy(ptr),
         "edge_ptr": torch.from_numpy(begin[ptr]),
@@ -279,7 +279,7 @@ def _counts(tensors: Mapping[str, Tensor]) -> GraphCounts:
 def _graphs(tensors: Mapping[str, Tensor]) -> GraphSetData:
     y = tensors["y"]
     return GraphSetData(
-        x=convert.unpack("x", tensors),
+        x=cache_format.unpack("x", tensors),
         edge_index=tensors["edge_index"].to(torch.int64),  # 32 bits on disk, 64 where torch wants to index with them
         ptr=tensors["ptr"],
         edge_ptr=tensors["edge_ptr"],

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from isthmus.data.build import undirected
+from isthmus.data.from_arrays import undirected
 from isthmus.data.graphs import GraphSetData
-from isthmus.data.loaded import empty_masks
 from isthmus.data.parameters import need
+from isthmus.data.whole_graph import empty_masks
 from isthmus.seeds import Stream
 
 MOTIFS: dict[str, list[tuple[int, int]]] = {

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from isthmus.data import communities, store
-from isthmus.data.loaded import Loaded
 from isthmus.data.parameters import need, parse_object
+from isthmus.data.whole_graph import Loaded
 from isthmus.errors import ConfigError, DataError, unknown
 from isthmus.graph.normalise import adjacency, from_torch_csr
 from isthmus.seeds import Stream

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from isthmus.data.datasets import canonical_name, load_nodes
-from isthmus.data.loaded import Loaded
 from isthmus.data.nodes import NodeData
 from isthmus.data.partition import Partitioner, check_owners, client_ids, number_of_clients, parse_partition
-from isthmus.data.parts import cut
 from isthmus.data.split import Split, check_classes, check_masks, parse_split
+from isthmus.data.split_graph import split_graph
 from isthmus.data.statistics import Statistics, describe
+from isthmus.data.whole_graph import Loaded
 from isthmus.errors import ConfigError, DataError
 from isthmus.seeds import Stream
 
@@ -123,7 +123,7 @@ def scenario_of(
     masks = splitter.draw(graph, owner, Stream(seed, ("split",)))
     check_masks(masks, split)
     whole = replace(graph.data, train=masks.train, val=masks.val, test=masks.test)
-    parts = cut(whole, owner, client_ids(clients))
+    parts = split_graph(whole, owner, client_ids(clients))
     return Scenario(
         dataset=dataset,
         partition=partition,

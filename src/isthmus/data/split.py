@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from isthmus.data.graphs import GraphSetData
-from isthmus.data.loaded import Loaded
 from isthmus.data.nodes import NodeData
+from isthmus.data.whole_graph import Loaded
 from isthmus.errors import ConfigError, DataError, unknown
 from isthmus.seeds import Stream
 

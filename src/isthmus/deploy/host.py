@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from isthmus.deploy.handshake import Keys, Meet
 from isthmus.deploy.roster import Organisations
-from isthmus.deploy.talk import Keys, Meet
 from isthmus.errors import ProtocolError
 from isthmus.federation import codec
 from isthmus.federation.codec import LIMITS, Limits
@@ -26,8 +26,8 @@ from isthmus.federation.party import Invocation, Outcome, Parcel, Turn
 from isthmus.federation.roles import RoleTable
 from isthmus.federation.secure import Masked, MaskOrder, Sealed
 from isthmus.federation.session import Export
-from isthmus.privacy.envelope import Envelope, Header, Mailbox
 from isthmus.privacy.keys import Identity, Roster, SignedKey
+from isthmus.privacy.sealed_message import Envelope, Header, Mailbox
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights
 

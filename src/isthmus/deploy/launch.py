@@ -39,8 +39,8 @@ def restrict_requests() -> None:
 
 def main(kit: str) -> None:
     """Become the parent process of a kit."""
-    from isthmus.deploy.alive import end_with_parent
-    from isthmus.deploy.kit import Kit
+    from isthmus.deploy.credentials import Kit
+    from isthmus.deploy.heartbeat import end_with_parent
 
     end_with_parent()
     found = Kit.read(Path(kit))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.deploy import require_nvflare
-from isthmus.deploy.kit import Kit
+from isthmus.deploy.credentials import Kit
 from isthmus.deploy.play import PROGRESS, RUNS, committed_steps
 from isthmus.deploy.processes import Keeper
 from isthmus.deploy.project import COORDINATOR_KIT, SERVER_KIT, Project, make_kits

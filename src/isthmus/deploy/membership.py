@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.deploy import require_nvflare
-from isthmus.deploy.kit import Kit, warn_dates
+from isthmus.deploy.credentials import Kit, warn_dates
 from isthmus.deploy.processes import Keeper
 from isthmus.deploy.roster import EVERYBODY, Organisations, read_identity
 from isthmus.deploy.runtime import SITE_SETTINGS

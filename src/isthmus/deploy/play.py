@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 import torch
 
-from isthmus.deploy.talk import BEGIN, END, MEET, Begin, Carrier, Client, Joined, Keys, Meet, Site
+from isthmus.deploy.handshake import BEGIN, END, MEET, Begin, Carrier, Client, Joined, Keys, Meet, Site
 from isthmus.errors import ConfigError, DataError, IsthmusError, ProtocolError, RunError
 from isthmus.experiments.callbacks import Callback, Progress
 from isthmus.experiments.config import Settings, settings_from_toml
 from isthmus.experiments.folder import RunFolder
-from isthmus.experiments.loop import RECOVERABLE
 from isthmus.experiments.result import Described, versions
-from isthmus.experiments.run import Play
+from isthmus.experiments.round_loop import RECOVERABLE
+from isthmus.experiments.run import RunDriver
 from isthmus.federation import codec
 from isthmus.federation.engines.remote import RemoteEngine
 from isthmus.federation.host import Answer, FrameKind
@@ -145,7 +145,7 @@ def play_run(path: Path, run: str, attempt: int, carrier: Carrier, callbacks: Se
         engine = SitesEngine(places, settings.method.table, carrier, run)
         described = Described(*next((one.dataset, one.source) for one in joined.values() if one.clients))
         nodes = {client: facts.samples for client, facts in clients.items()}
-        play = Play(settings, engine, _view(clients), nodes, described, callbacks=[Told(), *callbacks])
+        play = RunDriver(settings, engine, _view(clients), nodes, described, callbacks=[Told(), *callbacks])
         play.play(folder, resumed=True)
         carrier.ask(run, END, dict.fromkeys(places, pack((codec.encode(Answer()),))), None)
     except BaseException as error:

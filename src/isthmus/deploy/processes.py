@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from isthmus.deploy.kit import Kit
+from isthmus.deploy.credentials import Kit
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ def descendants(pid: int) -> list[int]:
 
 def end(pids: list[int]) -> None:
     """Ask processes to end, and make them after a while."""
-    from isthmus.deploy.alive import is_alive
+    from isthmus.deploy.heartbeat import is_alive
 
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in pids:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.deploy import require_nvflare
-from isthmus.deploy.kit import Kit
+from isthmus.deploy.credentials import Kit
 from isthmus.errors import ConfigError
 
 logger = logging.getLogger(__name__)

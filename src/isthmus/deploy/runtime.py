@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from isthmus.data.graphs import GraphSetData
+from isthmus.deploy.handshake import BEGIN, END, MEET, Begin, Client, Joined, Meet
 from isthmus.deploy.host import SiteHost
 from isthmus.deploy.job import check_run_id
 from isthmus.deploy.roster import Organisations, read_identity
 from isthmus.deploy.settings import SiteSettings
-from isthmus.deploy.talk import BEGIN, END, MEET, Begin, Client, Joined, Meet
 from isthmus.errors import ConfigError, IsthmusError, ProtocolError
 from isthmus.experiments.config import Settings, settings_from_toml
 from isthmus.experiments.folder import NO_RUN, FileStore, write_model

@@ -13,10 +13,10 @@ from typing import Any
 
 from nvflare.collab import collab
 
-from isthmus.deploy.alive import Beating, end_with_parent
+from isthmus.deploy.handshake import Site
+from isthmus.deploy.heartbeat import Beating, end_with_parent
 from isthmus.deploy.job import check_run_id
 from isthmus.deploy.play import BEAT, RUNS, play_run
-from isthmus.deploy.talk import Site
 from isthmus.errors import IsthmusError
 from isthmus.federation.interface import Failure
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nvflare.collab import collab
 
-from isthmus.deploy.alive import end_with_parent
+from isthmus.deploy.heartbeat import end_with_parent
 from isthmus.deploy.runtime import SITE_SETTINGS, SiteRuntime, refused
 from isthmus.deploy.settings import SiteSettings
 from isthmus.errors import ProtocolError

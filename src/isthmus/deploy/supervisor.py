@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from isthmus.deploy.alive import is_alive, last_beat
+from isthmus.deploy.credentials import Kit
+from isthmus.deploy.heartbeat import is_alive, last_beat
 from isthmus.deploy.job import write_job
-from isthmus.deploy.kit import Kit
 from isthmus.deploy.play import BEAT, Failed, committed_steps, read_failure
 from isthmus.errors import RunError
 

@@ -25,7 +25,7 @@ from isthmus.experiments.scoring import SCORE_RULES
 from isthmus.federation.engines import ELSEWHERE, ENGINES
 from isthmus.methods.registry import Method, get_method
 from isthmus.methods.training import TrainConfig
-from isthmus.metrics.named import parse_metric
+from isthmus.metrics.registry import parse_metric
 
 MAX_THREADS = 1024
 

@@ -12,7 +12,7 @@ from isthmus.federation.ledger import Disclosure
 from isthmus.federation.secure import KEYS_PHASE, SumKey, SumKeys
 from isthmus.methods.evaluation import Detail
 from isthmus.methods.registry import Method
-from isthmus.metrics.named import parse_metric
+from isthmus.metrics.registry import parse_metric
 
 
 def sheet_of(

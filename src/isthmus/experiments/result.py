@@ -13,7 +13,7 @@ from typing import Any
 
 import isthmus
 from isthmus.experiments.config import Settings
-from isthmus.experiments.loop import Totals
+from isthmus.experiments.round_loop import Totals
 from isthmus.experiments.scoring import SCORE_RULES, selected_line
 
 PACKAGES = ("torch", "torch_geometric", "numpy", "scipy")

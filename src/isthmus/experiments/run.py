@@ -18,8 +18,8 @@ from isthmus.errors import ConfigError, RunError
 from isthmus.experiments.callbacks import Callback, TensorBoard
 from isthmus.experiments.config import Settings, resolve, settings_from_toml
 from isthmus.experiments.folder import RunFolder
-from isthmus.experiments.loop import Loop
 from isthmus.experiments.result import Described, form_result
+from isthmus.experiments.round_loop import RoundLoop
 from isthmus.experiments.scenarios import AnyScenario, parts_for, report_statistics, samples_of, scenario_of, view_of
 from isthmus.federation.engines import ELSEWHERE, engine_class
 from isthmus.federation.interface import QuorumError, View
@@ -67,7 +67,7 @@ def start(settings: Settings, out: Path | None = None, callbacks: Sequence[Callb
         RunFolder(out).refuse_taken()  # before anything is loaded
     with _threads(settings.run.threads):
         scenario = scenario_of(settings)
-        with Experiment(settings, scenario, callbacks=callbacks) as experiment:
+        with SimulatedRun(settings, scenario, callbacks=callbacks) as experiment:
             path = default_folder(experiment.settings) if out is None else out
             folder = RunFolder.create(path, experiment.settings.to_toml(), report_statistics(scenario))
             return experiment.play(folder, resumed=False)
@@ -90,14 +90,14 @@ def resume(path: str | os.PathLike[str], callbacks: Sequence[Callback] = ()) -> 
             return played
         with (
             _threads(settings.run.threads),
-            Experiment(settings, scenario_of(settings), callbacks=callbacks) as experiment,
+            SimulatedRun(settings, scenario_of(settings), callbacks=callbacks) as experiment,
         ):
             return experiment.play(folder, resumed=True)
     finally:
         folder.close()
 
 
-class Play:
+class RunDriver:
     """Resolved settings on an engine, wherever its parties are.
 
     Args:
@@ -131,8 +131,8 @@ class Play:
         """End what the engine started."""
         self.engine.close()
 
-    def new_loop(self, folder: RunFolder | None, incarnation: int = 0) -> Loop:
-        return Loop(
+    def new_loop(self, folder: RunFolder | None, incarnation: int = 0) -> RoundLoop:
+        return RoundLoop(
             self.settings,
             self.engine,
             self.view,
@@ -218,7 +218,7 @@ class Play:
         return result
 
 
-class Experiment(Play):
+class SimulatedRun(RunDriver):
     """Settings and a scenario, brought together on an engine. Use it in a ``with`` block, or :meth:`close` it: engines
     have processes.
 
@@ -262,7 +262,7 @@ class Experiment(Play):
             made.close()
             raise
 
-    def __enter__(self) -> Experiment:
+    def __enter__(self) -> SimulatedRun:
         return self
 
     def __exit__(self, *_: object) -> None:

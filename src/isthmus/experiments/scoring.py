@@ -10,7 +10,7 @@ import torch
 
 from isthmus.errors import RunError
 from isthmus.methods.evaluation import Detail, Evaluation, Tally
-from isthmus.metrics.named import NamedMetric
+from isthmus.metrics.registry import NamedMetric
 from isthmus.metrics.scores import accuracy, client_mean, pooled, weighted_mean
 
 Line = Mapping[str, Any]

@@ -29,7 +29,7 @@ from torch import Tensor
 from isthmus.errors import ProtocolError
 from isthmus.federation.messages import Ciphertext, Count, Identifier, Message, PartyId, Share, Structure
 from isthmus.federation.schema import Json, Sink, Source, schema
-from isthmus.privacy.leaves import Leaf, LeafTemplate, decode_leaves, template_of_leaves
+from isthmus.privacy.flatten import Leaf, LeafTemplate, decode_leaves, template_of_leaves
 from isthmus.privacy.masks import SumParty, SumRoster, SumServer, SumTag
 from isthmus.privacy.sparse import announce, place, union_support
 

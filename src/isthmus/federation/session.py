@@ -33,8 +33,8 @@ from isthmus.federation.secure import (
     unmask,
 )
 from isthmus.federation.transcript import Transcript
-from isthmus.privacy.envelope import OVERHEAD
 from isthmus.privacy.masks import SumRoster, SumTag
+from isthmus.privacy.sealed_message import OVERHEAD
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights
 

@@ -14,7 +14,7 @@ edges; with 2 hops
 both are: logits of own nodes equal the central two-layer GCN's. Models have at most two propagations.
 
 Where the model starts with a LayerNorm, what is summed is the normalised feature (gain and shift come later,
-`isthmus.nn.operand`), so the sums are exact too.
+`isthmus.nn.first_layer_input`), so the sums are exact too.
 
 # Differs from the paper: partial sums are added by the federation's summed mail (masked with ``secure_sum``) in place
 of CKKS ciphertexts.
@@ -50,9 +50,9 @@ from isthmus.methods.learners import PARTS, NodeLearner, node_groups
 from isthmus.methods.registry import Log, Phase, register
 from isthmus.methods.training import ModelState
 from isthmus.nn.backbone import Backbone
+from isthmus.nn.buffers import Workspace
+from isthmus.nn.first_layer_input import LAYER_NORM_EPS, build_operand
 from isthmus.nn.inputs import Inputs, build_inputs, stack_inputs
-from isthmus.nn.memory import Workspace
-from isthmus.nn.operand import LAYER_NORM_EPS, build_operand
 from isthmus.nn.sparse import Sparse, canonical, vertical
 from isthmus.records import Record
 

@@ -7,7 +7,7 @@ rows of what a GNN makes of it.
     W_S          ServerState.module            generator and global GNN, `isthmus.methods.global_graph`
     Z_glob^i     Turn.rows                     rows of the client's nodes
     W_C          ServerState.weights           f_theta (any backbone) and one linear layer over [Z_loc, Z_glob],
-                                               `isthmus.nn.joined`
+                                               `isthmus.nn.two_input_head`
     F_l, F_g     local_width, global_width
     k, Q         k, local_epochs
     grad Z^i     Returned.rows
@@ -54,11 +54,11 @@ from isthmus.methods.training import NoisyState, Size, WeightedClient, WeightedC
 from isthmus.nn.autoencoder import FeatureTask, encode, first_autoencoder, project, train_autoencoder
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.dropout import DropoutSource
-from isthmus.nn.joined import HEAD, Joined, classify, first_head
 from isthmus.nn.loss import get_loss
 from isthmus.nn.optim import OptimizerState, fresh_state, step_plan, take_step
 from isthmus.nn.registry import build_backbone
 from isthmus.nn.train import gradients, predict
+from isthmus.nn.two_input_head import HEAD, Joined, classify, first_head
 from isthmus.privacy.dp import Mechanism, secret_stream
 from isthmus.records import Record
 from isthmus.seeds import Stream

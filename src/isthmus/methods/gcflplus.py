@@ -5,7 +5,7 @@ gradient norms.
     g_i^t      LocalSeries.gradient_norm    norm of the shared layers' gradient at client i's last step of round t
     d          window                       last values that are compared
     Q          ServerState.series           norms by client since the last cut
-    dist_ij    `isthmus.metrics.series.dtw`
+    dist_ij    `isthmus.metrics.time_warping.dtw`
     alpha_ij   max dist - dist_ij           what is cut, once every client has d values; any cut clears all series
 
 Two clusters may be cut in the same round, by the same series; those are cleared after the round.
@@ -29,7 +29,7 @@ from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.gcfl import Cluster, ClusterModel, GCFLClient, GCFLConfig, cluster_and_average, per_client
 from isthmus.methods.registry import Log, Phase, register
 from isthmus.methods.training import Deployed
-from isthmus.metrics.series import dtw
+from isthmus.metrics.time_warping import dtw
 from isthmus.nn.train import ExtraGradient
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights

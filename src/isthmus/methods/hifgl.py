@@ -63,7 +63,7 @@ from isthmus.methods.hifgl_messages import (
 from isthmus.methods.hifgl_parties import Devices, Silo, box_context, held_sums, open_slots, register_of, silo_of
 from isthmus.methods.registry import Log, Method, Phase, register
 from isthmus.nn.optim import OptimizerState, fresh_state, stepped
-from isthmus.privacy.boxes import BoxHolder
+from isthmus.privacy.anonymous_seal import BoxHolder
 from isthmus.privacy.secmp import SecretSums
 from isthmus.records import Record
 from isthmus.seeds import Stream

@@ -11,7 +11,7 @@ from torch import Tensor
 from isthmus.data.scenario import Scenario
 from isthmus.methods.hifgl_config import HiFGLConfig
 from isthmus.metrics.gain import subgraph_leakage
-from isthmus.privacy.boxes import BOX_OVERHEAD
+from isthmus.privacy.anonymous_seal import BOX_OVERHEAD
 from isthmus.privacy.dp import noise_warning, zcdp_epsilon, zcdp_rho
 from isthmus.privacy.secmp import bucket
 

@@ -57,7 +57,7 @@ from isthmus.methods.hifgl_messages import (
 from isthmus.methods.learners import PARTS, node_groups
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.optim import OptimizerState, fresh_state, stepped
-from isthmus.privacy.boxes import BoxHolder, fresh_keys, seal_boxes
+from isthmus.privacy.anonymous_seal import BoxHolder, fresh_keys, seal_boxes
 from isthmus.privacy.secmp import PublicMasks, SecretSums, deal_slots, gather
 from isthmus.records import Record
 from isthmus.tensors import Weights, check_same_names, get_weights, scaled

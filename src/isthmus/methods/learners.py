@@ -18,6 +18,7 @@ from isthmus.errors import DataError
 from isthmus.metrics.groups import minority_mask
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.dropout import DropoutSource
+from isthmus.nn.graph_batch import node_batch, pack_graphs
 from isthmus.nn.graph_models import GraphModel
 from isthmus.nn.graph_train import (
     batch_gradients,
@@ -30,7 +31,6 @@ from isthmus.nn.graph_train import (
 from isthmus.nn.inputs import Inputs, build_inputs
 from isthmus.nn.optim import OptimizerState
 from isthmus.nn.options import ALIASES
-from isthmus.nn.packed import node_batch, pack_graphs
 from isthmus.nn.train import ExtraGradient, TrainResult, gradients, predict, train_locally
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights

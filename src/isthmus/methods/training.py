@@ -19,12 +19,12 @@ from isthmus.federation.schema import ScaledRows
 from isthmus.methods.evaluation import Detail, Evaluation, Tally, detail, tally
 from isthmus.methods.learners import GraphLearner, Learner, NodeLearner, dropout_source, need_features
 from isthmus.nn.backbone import Backbone
+from isthmus.nn.buffers import Workspace
 from isthmus.nn.cohort import stack_states, stack_weights, unstack_states, unstack_weights
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.graph_models import GraphModel, build_graph_model
 from isthmus.nn.inputs import stack_inputs
 from isthmus.nn.layers import uniform01_
-from isthmus.nn.memory import Workspace
 from isthmus.nn.optim import OptimizerState, fresh_state
 from isthmus.nn.registry import build_backbone
 from isthmus.nn.train import ExtraGradient, predict, train_locally
@@ -384,9 +384,9 @@ class ModelCohort(Cohort[Any]):
         own = {name: tensor for name, tensor in self.weights.items() if name not in received}
         result = train_locally(
             self.model,
-            {name: own.get(name, received.get(name)) for name in self.weights},
+            {name: own[name] if name in own else received[name] for name in self.weights},
             self.optimizer,
-            self.inputs,  # type: ignore[misc]
+            self.inputs,
             epochs=config.local_epochs,
             lr=config.lr,
             weight_decay=config.weight_decay,

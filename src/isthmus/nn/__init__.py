@@ -7,11 +7,11 @@ predict                           logits
 """
 
 from isthmus.nn.backbone import Backbone
+from isthmus.nn.buffers import Workspace
 from isthmus.nn.cohort import stack_states, stack_weights, stacked_mean, unstack_states, unstack_weights
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.inputs import Inputs, build_inputs, cohorts, stack_inputs
 from isthmus.nn.loss import get_loss, losses
-from isthmus.nn.memory import Workspace
 from isthmus.nn.optim import OptimizerState, fresh_state, optimizers
 from isthmus.nn.registry import backbones, build_backbone
 from isthmus.nn.train import ExtraGradient, Proximal, TrainResult, gradients, predict, train_locally

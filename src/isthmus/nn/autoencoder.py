@@ -31,10 +31,10 @@ from torch import Tensor
 
 from isthmus.errors import ConfigError
 from isthmus.graph.normalise import from_torch_csr, gcn_norm
+from isthmus.nn.first_layer_input import DENSE_ABOVE, Operand, build_operand
 from isthmus.nn.inputs import Nodes
 from isthmus.nn.kernels import spmm
 from isthmus.nn.layers import glorot_
-from isthmus.nn.operand import DENSE_ABOVE, Operand, build_operand
 from isthmus.nn.optim import OptimizerState, step_plan, take_step
 from isthmus.nn.sparse import Sparse, canonical
 from isthmus.seeds import Stream

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from isthmus.errors import ConfigError
 from isthmus.nn.dropout import DropoutSource
+from isthmus.nn.first_layer_input import Norm
 from isthmus.nn.inputs import Inputs
 from isthmus.nn.layers import InputNorm, Layer, LinearLayer, add_bias
-from isthmus.nn.operand import Norm
 from isthmus.seeds import Stream
 
 NORM = "input_norm"

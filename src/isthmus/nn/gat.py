@@ -45,7 +45,7 @@ class Arcs(Protocol):
     def data(self) -> Array: ...
 
 
-def listening(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
+def in_adjacency(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
     """Who listens to whom: entry (v, u) counts the arcs u -> v, with one loop at every node."""
     arcs = edge_index[:, edge_index[0] != edge_index[1]]
     return sp.csr_matrix(adjacency(arcs.flip(0), num_nodes) + sp.eye(num_nodes, format="csr", dtype=np.float32))
@@ -88,7 +88,7 @@ class GATLayer(Layer):
         Args:
             z: Of all nodes that are listened to.
             listeners: Of the nodes that listen (R', heads * out), one for every row of the matrix.
-            matrix: Who listens to whom (R', R), see `listening`.
+            matrix: Who listens to whom (R', R), see `in_adjacency`.
             mask: Dropout of the arcs (E, heads), None for none.
         """
         scores = self._scores(z, self.source)  # (R, heads)
@@ -144,7 +144,7 @@ class GAT(Backbone):
         return (("layers.0.", first), *super().later)
 
     def propagation(self, edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
-        return listening(edge_index, num_nodes)
+        return in_adjacency(edge_index, num_nodes)
 
     def forward(
         self, inputs: Inputs, dropout: DropoutSource | None = None, products: Mapping[str, Tensor] | None = None
@@ -225,9 +225,9 @@ class _Attention(torch.autograd.Function):
             own.numpy(),
             alpha.numpy(),
             kept.numpy(),
-            ctx.masked,
+            ctx.masked,  # type: ignore[attr-defined]
             grads[0].contiguous().numpy(),
-            *(tensor.numpy() for tensor in found),  # type: ignore[attr-defined]
+            *(tensor.numpy() for tensor in found),
         )
         return *found, None, None
 

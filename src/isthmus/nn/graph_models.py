@@ -45,11 +45,11 @@ from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.gat import GATLayer, check_heads
 from isthmus.nn.gcn import GCNLayer
 from isthmus.nn.gprgnn import check_gpr, first_gamma
+from isthmus.nn.graph_batch import Batch
 from isthmus.nn.kernels import Array, compiled, split
 from isthmus.nn.kernels import activate as relu_and_mask
 from isthmus.nn.layers import LinearLayer
 from isthmus.nn.options import ALIASES, check_options, own_options
-from isthmus.nn.packed import Batch
 from isthmus.nn.sage import SAGELayer
 from isthmus.seeds import Stream
 

@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 
 from isthmus.nn.dropout import DropoutSource
+from isthmus.nn.graph_batch import Batch, Csr, Features, sum_rows, times, transposed_times
 from isthmus.nn.graph_models import GINConv, GraphModel
 from isthmus.nn.inputs import Inputs
 from isthmus.nn.kernels import Array, compiled, split
 from isthmus.nn.loss import Loss
-from isthmus.nn.packed import Batch, Csr, Features, sum_rows, times, transposed_times
 from isthmus.nn.two_channel import TwoChannel
 from isthmus.tensors import Weights
 

@@ -19,14 +19,14 @@ from torch import Tensor
 from torch.func import functional_call
 
 from isthmus.errors import ConfigError, ProtocolError
+from isthmus.nn.buffers import without_subnormals
 from isthmus.nn.dropout import DropoutSource
+from isthmus.nn.graph_batch import Batch, Pack, batches
 from isthmus.nn.graph_models import GraphModel
 from isthmus.nn.graph_steps import gradients, written_out
 from isthmus.nn.inputs import Inputs
 from isthmus.nn.loss import Loss, get_loss
-from isthmus.nn.memory import without_subnormals
 from isthmus.nn.optim import OptimizerState, fresh_state, step_plan, take_step
-from isthmus.nn.packed import Batch, Pack, batches
 from isthmus.nn.train import ExtraGradient, TrainResult
 from isthmus.tensors import Weights, check_same_names, check_same_shape
 

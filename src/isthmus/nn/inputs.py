@@ -25,7 +25,7 @@ from torch import Tensor
 from isthmus.errors import DataError
 from isthmus.graph.normalise import from_torch_csr
 from isthmus.graph.reach import reach
-from isthmus.nn.operand import Operand, build_operand, stack_operands
+from isthmus.nn.first_layer_input import Operand, build_operand, stack_operands
 from isthmus.nn.sparse import Sparse, block_diagonal, canonical, vertical
 
 

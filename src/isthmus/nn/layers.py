@@ -174,8 +174,8 @@ class LinearLayer(Layer):
 
 
 class InputNorm(nn.Module):
-    """Gain and shift of the layer norm on input features; `isthmus.nn.operand` applies them without making the features
-    dense.
+    """Gain and shift of the layer norm on input features; `isthmus.nn.first_layer_input` applies them without making
+    the features dense.
 
     Shapes: gamma, beta (F,) or (K, F).
     """

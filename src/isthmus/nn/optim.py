@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from isthmus.errors import unknown
-from isthmus.nn.memory import empty
-from isthmus.nn.steps import StepPlan, StepTensors, step_dense
+from isthmus.nn.buffers import empty
+from isthmus.nn.fused_optimizer import StepPlan, StepTensors, step_dense
 from isthmus.records import Record
 from isthmus.tensors import Weights
 

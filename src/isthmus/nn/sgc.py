@@ -3,8 +3,8 @@ r"""SGC -- Wu et al., ICML 2019, https://arxiv.org/abs/1902.07153, as FedSpray u
 .. math:: \mathrm{logits} = \hat A^K X W + b, \qquad \hat A = D^{-1/2} (A + I) D^{-1/2}
 
 K is ``hops``. No hidden layer: widths given for other backbones are not used. :math:`\hat A^K` does not change, so it
-is multiplied out once per client, and with X too where that leaves less to do (`isthmus.nn.operand`). Initialised as
-PyG's ``SGConv``: uniform +-1/sqrt(F).
+is multiplied out once per client, and with X too where that leaves less to do (`isthmus.nn.first_layer_input`).
+Initialised as PyG's ``SGConv``: uniform +-1/sqrt(F).
 Shapes: x (n, F), edges (2, E) -> logits (n, C); W (F, C), b (C,).
 """
 

@@ -15,7 +15,7 @@ neighbourhood.
 
 All functions work on K clients side by side, rows padded to the largest client, as `isthmus.nn.inputs` does. Clients'
 own encoders carry a leading client dimension; K = 1 has none. Gradients are written out: the network is three affine
-maps, and the first one reads sparse features (`isthmus.nn.operand`).
+maps, and the first one reads sparse features (`isthmus.nn.first_layer_input`).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ import torch
 from torch import Tensor
 
 from isthmus.graph.normalise import from_torch_csr
+from isthmus.nn.first_layer_input import Operand, build_operand, stack_operands
+from isthmus.nn.fused_optimizer import StepPlan, StepTensors, step_dense
 from isthmus.nn.inputs import Nodes
 from isthmus.nn.kernels import activate, activate_grad
 from isthmus.nn.layers import add_bias, bias_grad, matmul, matmul_grads
-from isthmus.nn.operand import Operand, build_operand, stack_operands
 from isthmus.nn.optim import OptimizerState, step_plan
-from isthmus.nn.steps import StepPlan, StepTensors, step_dense
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights
 

@@ -7,8 +7,8 @@ cohort ends where its clients end one by one.
 A step works in two halves. The product of the constant features with the first weight matrix and its gradient are
 written out, because
 they are the bulk of the work: with sparse features, gradient and step are one pass over the weights
-(`isthmus.nn.steps`), otherwise the gradient goes to memory we keep. Everything after the first product is written out
-too for layers that know their gradients, and left to autograd for others.
+(`isthmus.nn.fused_optimizer`), otherwise the gradient goes to memory we keep. Everything after the first product is
+written out too for layers that know their gradients, and left to autograd for others.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from torch.func import functional_call
 
 from isthmus.errors import ConfigError, ProtocolError
 from isthmus.nn.backbone import Backbone, add_up
+from isthmus.nn.buffers import Workspace, empty
 from isthmus.nn.dropout import DropoutSource
+from isthmus.nn.first_layer_input import Norm
+from isthmus.nn.fused_optimizer import StepTensors
 from isthmus.nn.inputs import Inputs
 from isthmus.nn.kernels import activate, activate_grad
 from isthmus.nn.layers import Layer, add_bias, bias_grad
 from isthmus.nn.loss import Loss, get_loss
-from isthmus.nn.memory import Workspace, empty
-from isthmus.nn.operand import Norm
 from isthmus.nn.optim import OptimizerState, fresh_state, step_plan, take_step
-from isthmus.nn.steps import StepTensors
 from isthmus.tensors import Weights, check_same_names
 
 ExtraGradient = Callable[[Weights, Mapping[str, Tensor]], None]

@@ -31,9 +31,9 @@ from torch import Tensor, nn
 
 from isthmus.errors import ConfigError, unknown
 from isthmus.nn.dropout import DropoutSource
+from isthmus.nn.graph_batch import Batch
 from isthmus.nn.graph_models import Affine, Conv, GCNConv, GINConv, GraphModel, SAGEConv, activate
 from isthmus.nn.options import ALIASES
-from isthmus.nn.packed import Batch
 from isthmus.seeds import Stream
 
 LAYERS: dict[str, type[GINConv] | type[GCNConv] | type[SAGEConv]] = {

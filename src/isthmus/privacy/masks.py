@@ -30,9 +30,9 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from isthmus.errors import ProtocolError
+from isthmus.privacy.flatten import FRACTION_BITS, Leaf, LeafTemplate, check_fraction_bits, decode_leaves, encode_all
 from isthmus.privacy.guard import RosterGuard
 from isthmus.privacy.keys import PUBLIC_BYTES, Roster, SessionKey, SignedKey, frame
-from isthmus.privacy.leaves import FRACTION_BITS, Leaf, LeafTemplate, check_fraction_bits, decode_leaves, encode_all
 from isthmus.privacy.prg import Keystream, Words
 
 CHECK_WORDS = 2

@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.errors import ConfigError, ProtocolError
-from isthmus.privacy.boxes import Bytes
+from isthmus.privacy.anonymous_seal import Bytes
 from isthmus.privacy.chacha import KEY_BYTES, Nonce, expand, expand_sum
 from isthmus.privacy.field import Elements, Field
 from isthmus.privacy.fixedpoint import Encoded, FixedPoint, Reals

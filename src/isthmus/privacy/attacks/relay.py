@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from isthmus.privacy.envelope import Envelope, Mailbox
 from isthmus.privacy.keys import SessionKey, SignedKey
 from isthmus.privacy.masks import CHECK_WORDS, SumParty, SumRoster, SumServer, SumTag
 from isthmus.privacy.prg import Words
+from isthmus.privacy.sealed_message import Envelope, Mailbox
 
 
 class Relay:

@@ -32,7 +32,7 @@ from isthmus.federation.session import Engine, Session
 from isthmus.federation.transcript import Transcript
 from isthmus.methods.evaluation import Detail
 from isthmus.methods.registry import Phase
-from isthmus.metrics.named import parse_metric
+from isthmus.metrics.registry import parse_metric
 from isthmus.records import Record, make_record
 from isthmus.seeds import Stream
 
@@ -76,7 +76,7 @@ class Totals:
             book[entry.channel] += entry.total
 
 
-class Loop:
+class RoundLoop:
     """Plays a method's phases on an engine.
 
     Args:

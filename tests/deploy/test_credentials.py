@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("nvflare", reason="the engine nvflare is an extra")
 
+from isthmus.deploy.credentials import Kit
 from isthmus.deploy.job import CLIENT_CONFIG, SERVER_CONFIG, SITE_CLASSES, write_job
-from isthmus.deploy.kit import Kit
 from isthmus.deploy.project import Project, make_kits
 from isthmus.errors import ConfigError
 

@@ -20,7 +20,7 @@ from isthmus.experiments.callbacks import Callback, Progress
 from isthmus.experiments.config import resolve
 from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.result import form_result
-from isthmus.experiments.run import Experiment, scenario_of
+from isthmus.experiments.run import SimulatedRun, scenario_of
 from isthmus.experiments.scoring import SCORE_RULES
 from isthmus.federation.ledger import Entry, channel_totals, differences
 from isthmus.methods.fedavg import ServerState
@@ -129,7 +129,7 @@ def test_test_labels_do_not_touch_training_or_selection(selection: str, tmp_path
         return dataclasses.replace(data, y=y)
 
     other = dataclasses.replace(scenario, parts={client: permuted(data) for client, data in scenario.parts.items()})
-    runs = [Experiment(settings, given) for given in (scenario, other)]
+    runs = [SimulatedRun(settings, given) for given in (scenario, other)]
     for experiment in runs:
         experiment.loop.play()
     a, b = (experiment.loop.lines for experiment in runs)
@@ -266,7 +266,7 @@ def test_seconds_per_round_is_the_median_over_all_rounds_also_after_a_resume(
     play(settings, tmp_path / "r")
     (tmp_path / "r" / "result.json").unlink()
     scenario = scenario_of(settings)
-    again = Experiment(settings, scenario)
+    again = SimulatedRun(settings, scenario)
     again.play(RunFolder.open(tmp_path / "r"), resumed=True)
     assert len(again.loop.round_seconds) == 6, "killed after the last round: its seconds are not forgotten"
     assert result(tmp_path / "r")["seconds_per_round"] == statistics.median(again.loop.round_seconds)
@@ -277,7 +277,7 @@ def test_the_state_the_server_selected_survives_a_restart(tmp_path: Path, monkey
     settings = small("fedavg", {"checkpoint.every": 1}, rounds=6, dropout=0.6, selection="best_val_acc")
     first = play(settings, tmp_path / "r")
     (tmp_path / "r" / "result.json").unlink()
-    again = Experiment(settings, scenario_of(settings))
+    again = SimulatedRun(settings, scenario_of(settings))
     again.play(RunFolder.open(tmp_path / "r"), resumed=True)
     before, after = (experiment.loop.selected_state for experiment in (first, again))
     assert isinstance(before, ServerState) and isinstance(after, ServerState)
@@ -287,7 +287,7 @@ def test_the_state_the_server_selected_survives_a_restart(tmp_path: Path, monkey
 
 
 def test_totals_in_memory_after_a_rollback() -> None:
-    plain, back = (Experiment(small(rounds=3), scenario_of(small())) for _ in range(2))
+    plain, back = (SimulatedRun(small(rounds=3), scenario_of(small())) for _ in range(2))
     plain.loop.play()
     back.loop.play(until=2)
     back.loop.checkpoint()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.errors import ConfigError, ProtocolError, RunError
-from isthmus.privacy.leaves import LeafTemplate, decode_leaves, encode_leaves, error_bound, largest, template_of
+from isthmus.privacy.flatten import LeafTemplate, decode_leaves, encode_leaves, error_bound, largest, template_of
 
 
 @settings(max_examples=60, deadline=None)

@@ -35,9 +35,9 @@ from torch import Tensor
 
 from isthmus.errors import ConfigError, unknown
 from isthmus.graph.normalise import adjacency, from_torch_csr, gcn_norm, mean_norm, row_norm
-from isthmus.nn.gat import listening
+from isthmus.nn.first_layer_input import DENSE_ABOVE
+from isthmus.nn.gat import in_adjacency
 from isthmus.nn.kernels import Array, compiled, split, weighted_rows
-from isthmus.nn.operand import DENSE_ABOVE
 from isthmus.nn.sparse import canonical, constant_product
 
 _ARCS_AT_ONCE = (
@@ -50,7 +50,7 @@ def _sum(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
 
 
 _STEPS: dict[str, Callable[[Tensor, int], sp.csr_matrix]] = {
-    "arcs": listening,
+    "arcs": in_adjacency,
     "gcn": gcn_norm,
     "mean": mean_norm,
     "row": row_norm,

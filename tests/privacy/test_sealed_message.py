@@ -8,8 +8,8 @@ from dataclasses import fields, replace
 import pytest
 
 from isthmus.errors import ProtocolError
-from isthmus.privacy.envelope import OVERHEAD, Envelope, Header, Mailbox
 from isthmus.privacy.keys import Identity, Roster, SessionKey, SignedKey, frame
+from isthmus.privacy.sealed_message import OVERHEAD, Envelope, Header, Mailbox
 
 MESSAGE = b"neighbour list of w: 4, 8, 15, 16, 23, 42"
 HEADER = Header("run", "hop", 2, 0, 1, "a", "b", "send_products", "Products", len(MESSAGE))

@@ -16,8 +16,8 @@ from torch_geometric.utils import to_dense_adj
 from isthmus.data.graphs import GraphSetData
 from isthmus.errors import ConfigError
 from isthmus.graph.normalise import to_torch_csr
-from isthmus.nn import packed
-from isthmus.nn.packed import batches, pack_graphs
+from isthmus.nn import graph_batch
+from isthmus.nn.graph_batch import batches, pack_graphs
 from isthmus.seeds import Stream
 
 
@@ -107,7 +107,7 @@ def test_normalising_by_stretches_changes_nothing(monkeypatch: pytest.MonkeyPatc
     # The first graphs are without edges: the stretch they are in is symmetric, later ones need not be.
     data = graph_set(2, undirected=undirected, without_edges=(0, 1, 2))
     whole = pack_graphs(data).step(step)
-    monkeypatch.setattr(packed, "_ARCS_AT_ONCE", 3)
+    monkeypatch.setattr(graph_batch, "_ARCS_AT_ONCE", 3)
     pieces = pack_graphs(data).step(step)
     for a, b in ((whole.forward, pieces.forward), (whole.backward, pieces.backward)):
         assert (a.indptr == b.indptr).all() and (a.indices == b.indices).all() and (a.data == b.data).all()

@@ -31,10 +31,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from isthmus.nn.buffers import empty
+from isthmus.nn.fused_optimizer import StepPlan, StepTensors, step_rows, step_rows_normed
 from isthmus.nn.kernels import spmm, spmm_into
-from isthmus.nn.memory import empty
 from isthmus.nn.sparse import Sparse, block_diagonal, canonical, spread, torch_dtype, vertical
-from isthmus.nn.steps import StepPlan, StepTensors, step_rows, step_rows_normed
 
 LAYER_NORM_EPS = 1e-5
 

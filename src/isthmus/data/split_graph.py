@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isthmus.data.loaded import select_rows
 from isthmus.data.nodes import CrossEdges, NodeData
+from isthmus.data.whole_graph import select_rows
 
 
-def cut(whole: NodeData, owner: Tensor, clients: tuple[str, ...]) -> dict[str, NodeData]:
+def split_graph(whole: NodeData, owner: Tensor, clients: tuple[str, ...]) -> dict[str, NodeData]:
     """The induced subgraph of every client, with its cross edges.
 
     Rows of a client are in ascending order of global id. Arcs keep the order of ``whole``; of cross edges the outgoing

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from isthmus.data.loaded import empty_masks
 from isthmus.data.nodes import NodeData
+from isthmus.data.whole_graph import empty_masks
 
 
 def node_data(

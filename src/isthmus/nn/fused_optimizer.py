@@ -139,7 +139,7 @@ def step_rows_normed(
     u_grad: Tensor,
     v_grad: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    r"""`step_rows` behind an input norm (see `isthmus.nn.operand`): the gradient of row f is
+    r"""`step_rows` behind an input norm (see `isthmus.nn.first_layer_input`): the gradient of row f is
     :math:`\gamma_f ((S^\top G)_f - u^\top G) + \beta_f v^\top G`, which leaves no row without one.
 
     Args:

@@ -20,9 +20,9 @@ import tomli_w
 
 from isthmus.data.graphscenario import task_of
 from isthmus.deploy import require_nvflare
-from isthmus.deploy.alive import is_alive, last_beat
+from isthmus.deploy.credentials import Kit, warn_dates
+from isthmus.deploy.heartbeat import is_alive, last_beat
 from isthmus.deploy.job import check_run_id
-from isthmus.deploy.kit import Kit, warn_dates
 from isthmus.deploy.play import BEAT, PROGRESS, RUNS, committed_steps, read_failure
 from isthmus.deploy.processes import Keeper, end
 from isthmus.deploy.project import COORDINATOR_KIT, SERVER_KIT, Project, make_kits
