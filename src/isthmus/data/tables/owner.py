@@ -1,0 +1,286 @@
+"""One owner's folder of tables, read: ids, raw features, labels, split and edges. Nothing of it is scaled yet."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus.data.tables.edge_table import OwnerEdges, read_edges
+from isthmus.data.tables.reader import Problem, Problems, Table, find_file, need_polars
+from isthmus.data.tables.schema import Feature, Labels, Schema, SplitRule, read_schema
+from isthmus.errors import DataError
+from isthmus.seeds import Stream
+
+if TYPE_CHECKING:
+    import polars as pl
+
+PARTS = ("train", "val", "test")
+Raw = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class OwnerTables:
+    """What one owner holds. It is the owner's alone: ids and cells never leave.
+
+    Args:
+        owner: Name of the owner.
+        schema: What the columns mean.
+        ids: Id of every node, normalised.
+        features: Raw values of every feature (n,): numbers and flags with NaN for an empty cell, positions of
+            categories with -1. In the order of ``schema.all_features``.
+        y: Class of every labelled thing, -1 without a label: of nodes, or of graphs in a graph task.
+        part: 0, 1, 2 for train, val, test, -1 for none of them.
+        edges: Edges inside and towards others.
+        graph: Graph of every node in a graph task (n,), else None.
+        graph_ids: Ids of the graphs.
+        problems: Warnings met on the way.
+    """
+
+    owner: str
+    schema: Schema
+    ids: pl.Series
+    features: dict[str, Raw]
+    y: NDArray[np.int64]
+    part: NDArray[np.int64]
+    edges: OwnerEdges
+    graph: NDArray[np.int64] | None
+    graph_ids: pl.Series | None
+    problems: Problems
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.ids)
+
+
+def read_owner(
+    folder: Path,
+    owner: str,
+    *,
+    seed: int,
+    schema: Schema | None = None,
+    problems: Problems | None = None,
+    only: str | None = None,
+) -> OwnerTables:
+    """Read the tables of one owner.
+
+    Args:
+        folder: Holds the files and, unless it is given, ``schema.toml``.
+        owner: Name of the owner; keys the draw of a split by rule.
+        seed: Of a split by rule.
+        problems: Collects what is wrong; by default the first problem is raised.
+        only: Keep the rows whose owner column says this (several owners in one folder).
+    """
+    found = problems if problems is not None else Problems()
+    schema = schema if schema is not None else read_schema(folder)
+    nodes = schema.nodes
+    rule = nodes.labels.split
+    table = Table(
+        find_file(folder, nodes.file),
+        [
+            nodes.id,
+            nodes.labels.column,
+            nodes.owner if only is not None else None,
+            nodes.graph,
+            rule.column if nodes.labels.column is not None else None,
+            *(feature.name for feature in schema.features),
+        ],
+        schema.missing_values,
+        found,
+    )
+    if only is not None:
+        table = _rows_of(table, str(nodes.owner), only)
+    ids = normalised(table, nodes.id, schema)
+    _check_ids(table, nodes.id, ids)
+    features = {feature.name: _raw(table, feature) for feature in schema.features}
+    stream = Stream(seed, ("split", owner))
+    if schema.graphs is None:
+        y, part = _labels(table, nodes.labels, stream)
+        graph = graph_ids = None
+    else:
+        y, part, graph_ids = _graphs(folder, schema, stream, found, only)
+        graph = _graph_of_rows(table, str(nodes.graph), graph_ids)
+    edges = read_edges(folder, schema, ids, graph, found)
+    features |= edges.features
+    if problems is None:
+        found.stop()
+    for name, values in features.items():
+        present = values[~np.isnan(values)]
+        if len(present) and (present == present[0]).all() and len(values) > 1:
+            found.warnings.append(Problem(table.path.name, "has one value only, so it tells nothing", name))
+    return OwnerTables(owner, schema, ids, features, y, part, edges, graph, graph_ids, found)
+
+
+def owners_in(folder: Path, schema: Schema) -> list[str]:
+    """Names in the owner column of a folder that several owners share, sorted."""
+    assert schema.owner is not None
+    source = schema.graphs if schema.graphs is not None else schema.nodes
+    table = Table(find_file(folder, source.file), [schema.owner], schema.missing_values, Problems())
+    texts = table.texts(schema.owner)
+    if texts.null_count():
+        line = table.line(int(texts.is_null().arg_max() or 0))
+        raise DataError(f"{table.path.name}, line {line}, column {schema.owner}: every row needs an owner")
+    return sorted(texts.unique().to_list())
+
+
+def _rows_of(table: Table, column: str, owner: str) -> Table:
+    table.keep(table.texts(column) == owner)
+    if not len(table):
+        raise DataError(f"{table.path.name}, column {column}: no row belongs to {owner}")
+    return table
+
+
+def normalised(table: Table, column: str, schema: Schema) -> pl.Series:
+    """Ids of a column in the form in which they are compared."""
+    ids = table.texts(column)
+    for rule in schema.nodes.normalise:
+        if rule == "no-spaces":
+            ids = ids.str.replace_all(r"\s", "")
+        elif rule == "upper":
+            ids = ids.str.to_uppercase()
+        elif rule == "lower":
+            ids = ids.str.to_lowercase()
+        elif rule == "digits":
+            ids = ids.str.replace_all(r"\D", "")
+        elif rule == "no-leading-zeros":
+            ids = ids.str.replace(r"^0+(\S)", "$1")
+    return ids.rename("id")
+
+
+def check_filled(table: Table, column: str, ids: Any, what: str) -> None:
+    """Every row must have an id, and one without white space in it."""
+    empty = ids.is_null().to_numpy() | (ids == "").fill_null(True).to_numpy()
+    if empty.any():
+        table.report(np.flatnonzero(empty), column, f"is empty: every row needs {what}")
+    spaced = ids.str.contains(r"\s").fill_null(False).to_numpy()
+    if spaced.any():
+        table.report(
+            np.flatnonzero(spaced),
+            column,
+            'has white space inside: if it means nothing, write normalise = ["no-spaces"] in [nodes] of schema.toml',
+        )
+
+
+def _check_ids(table: Table, column: str, ids: Any) -> None:
+    check_filled(table, column, ids, "an id")
+    again = (ids.is_duplicated() & ~ids.is_first_distinct() & ids.is_not_null()).to_numpy()
+    if again.any():
+        table.report(np.flatnonzero(again), column, "is the id of an earlier row too: ids must differ")
+
+
+def _raw(table: Table, feature: Feature) -> Raw:
+    if feature.type == "number":
+        values = table.numbers(feature.name)
+    elif feature.type == "flag":
+        values = table.flags(feature.name)
+    else:
+        codes = table.categories(feature.name, feature.values)
+        values = np.where(codes < 0, np.nan, codes.astype(np.float64))
+    if feature.missing is None and np.isnan(values).any():
+        known = {(problem.line, problem.column) for problem in table.problems.errors}
+        empty = [row for row in np.flatnonzero(np.isnan(values)) if (table.line(int(row)), feature.name) not in known]
+        if table.texts(feature.name).null_count():
+            table.report(
+                np.array(empty, dtype=np.int64), feature.name, 'is empty: fill it, or give the feature missing = "..."'
+            )
+    return values
+
+
+def _labels(table: Table, labels: Labels, stream: Stream) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    assert labels.column is not None
+    y = table.categories(labels.column, labels.classes)
+    part = draw_split(table, labels.split, y, stream)
+    if not table.problems.errors:
+        _check_parts(table, labels, y, part)
+    return y, part
+
+
+def _check_parts(table: Table, labels: Labels, y: NDArray[np.int64], part: NDArray[np.int64]) -> None:
+    problems, name = table.problems, table.path.name
+    if not (y >= 0).any():
+        problems.errors.append(Problem(name, "no row has a label", labels.column))
+    elif not (part == 0).any():
+        problems.errors.append(Problem(name, f"the split ({labels.split}) leaves no training rows", labels.column))
+    elif len(np.unique(y[part == 0])) == 1:
+        problems.warnings.append(
+            Problem(name, f"all training rows are of class {labels.classes[int(y[part == 0][0])]}", labels.column)
+        )
+
+
+def draw_split(table: Table, rule: SplitRule, y: NDArray[np.int64], stream: Stream) -> NDArray[np.int64]:
+    """0, 1, 2 for train, val, test and -1 for none, of every row; rows without a label are in none."""
+    part = np.full(len(y), -1, dtype=np.int64)
+    rows = np.flatnonzero(y >= 0)
+    if rule.kind == "column":
+        assert rule.column is not None
+        part = table.categories(rule.column, PARTS)
+        return np.where(y >= 0, part, -1)
+    assert rule.shares is not None
+    if rule.kind == "time":
+        assert rule.column is not None
+        times = table.times(rule.column)
+        empty = rows[np.isnan(times[rows])]
+        if len(empty):
+            table.report(empty, rule.column, "is empty: a split by time needs the time of every labelled row")
+        order = rows[np.argsort(times[rows], kind="stable")]
+        part[order] = _cut(np.arange(len(order)), len(order), rule)
+        return part
+    shuffled = rows[stream.numpy().permutation(len(rows))]
+    for label in np.unique(y[rows]).tolist():
+        mine = shuffled[y[shuffled] == label]
+        part[mine] = _cut(np.arange(len(mine)), len(mine), rule)
+    return part
+
+
+def _cut(rank: NDArray[np.int64], total: int, rule: SplitRule) -> NDArray[np.int64]:
+    """Part of each rank 0 ... total-1, cut at the shares, rounded half up."""
+    assert rule.shares is not None
+    first, second = (
+        math.floor(share * total / 100 + Fraction(1, 2))
+        for share in (rule.shares.train, rule.shares.train + rule.shares.val)
+    )
+    return (rank >= first).astype(np.int64) + (rank >= second)
+
+
+def _graphs(
+    folder: Path, schema: Schema, stream: Stream, problems: Problems, only: str | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64], Any]:
+    graphs = schema.graphs
+    assert graphs is not None
+    rule = graphs.labels.split
+    table = Table(
+        find_file(folder, graphs.file),
+        [graphs.id, graphs.labels.column, rule.column, graphs.owner if only is not None else None],
+        schema.missing_values,
+        problems,
+    )
+    if only is not None:
+        table = _rows_of(table, str(graphs.owner), only)
+    ids = table.texts(graphs.id)
+    _check_ids(table, graphs.id, ids)
+    y, part = _labels(table, graphs.labels, stream)
+    unlabelled = np.flatnonzero(y < 0)
+    if len(unlabelled) and not problems.errors:
+        table.report(unlabelled, graphs.labels.column, "is empty: every graph needs a label")
+    return y, part, ids
+
+
+def _graph_of_rows(table: Table, column: str, graph_ids: Any) -> NDArray[np.int64]:
+    """Position of each node's graph."""
+    pl = need_polars()
+    numbers = pl.DataFrame({"graph": graph_ids, "number": range(len(graph_ids))}).unique("graph", keep="first")
+    found: NDArray[np.int64] = (
+        pl.DataFrame({"graph": table.texts(column)})
+        .join(numbers, on="graph", how="left", maintain_order="left")["number"]
+        .fill_null(-1)
+        .to_numpy()
+        .astype(np.int64)
+    )
+    if (found < 0).any():
+        table.report(np.flatnonzero(found < 0), column, "names a graph that is not in the table of graphs")
+    return found
