@@ -40,6 +40,7 @@ class Kind(StrEnum):
     SHARE = "share"
     CIPHERTEXT = "ciphertext"
     METRIC = "metric"
+    FEATURE_STATISTIC = "feature statistic"
 
 
 Model = Annotated[T, Kind.MODEL]
@@ -52,6 +53,7 @@ Identifier = Annotated[T, Kind.IDENTIFIER]
 Share = Annotated[T, Kind.SHARE]
 Ciphertext = Annotated[T, Kind.CIPHERTEXT]
 Metric = Annotated[T, Kind.METRIC]
+FeatureStatistic = Annotated[T, Kind.FEATURE_STATISTIC]
 
 
 @dataclass(frozen=True)

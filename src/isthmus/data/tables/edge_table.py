@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
-from isthmus.data.tables.reader import Problems, Table, find_file, need_polars
+from isthmus.data.tables.reader import Problems, Table, find_file
 from isthmus.data.tables.schema import EdgeFeature, EdgeTable, Schema
-
-if TYPE_CHECKING:
-    import polars as pl
 
 Ints = NDArray[np.int64]
 Raw = NDArray[np.float64]
@@ -49,7 +47,6 @@ def read_edges(
     folder: Path, schema: Schema, ids: Any, graph: NDArray[np.int64] | None, problems: Problems
 ) -> OwnerEdges:
     """Read the edges of one owner whose nodes have these ids."""
-    pl = need_polars()
     edges = schema.edges
     if edges is None:
         none, zero = np.zeros(0, dtype=np.int64), np.zeros(0)
@@ -102,7 +99,6 @@ def read_edges(
 
 def _rows(ids: Any, ends: Any) -> Ints:
     """Row of each end among the owner's nodes, -1 for an id of somebody else's."""
-    pl = need_polars()
     known = pl.DataFrame({"id": ids, "row": np.arange(len(ids))}).unique("id", keep="first")
     joined = pl.DataFrame({"id": ends}).join(known, on="id", how="left", maintain_order="left")
     found: Ints = joined["row"].fill_null(-1).to_numpy().astype(np.int64)
@@ -156,14 +152,14 @@ def _features(
             found[one.name] = count
             continue
         values = columns[one.column][chosen]
-        total = np.bincount(node, weights=values, minlength=nodes)
+        total: Raw = np.bincount(node, weights=values, minlength=nodes).astype(np.float64)
         if one.statistic == "sum":
             found[one.name] = total
             continue
         with np.errstate(invalid="ignore", divide="ignore"):
             mean = total / count  # NaN, an empty cell, for a node without such edges
             if one.statistic == "std":
-                apart = np.bincount(node, weights=(values - mean[node]) ** 2, minlength=nodes)
+                apart = np.bincount(node, weights=(values - mean[node]) ** 2, minlength=nodes).astype(np.float64)
                 found[one.name] = np.sqrt(apart / count)
             else:
                 found[one.name] = mean
@@ -197,7 +193,6 @@ def _across(
     table: Table, edges: EdgeTable, rows: dict[str, Ints], far: dict[str, Any], weight: Raw, kept: NDArray[np.bool_]
 ) -> Any:
     """Edges with one end elsewhere, likewise."""
-    pl = need_polars()
     frames = []
     for own, other in (("source", "target"), ("target", "source")):
         mine = rows[other] < 0  # rows of the file whose other end is elsewhere, as ``far`` lists them

@@ -6,19 +6,17 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from isthmus.data.tables.edge_table import OwnerEdges, read_edges
-from isthmus.data.tables.reader import Problem, Problems, Table, find_file, need_polars
+from isthmus.data.tables.reader import Problem, Problems, Table, find_file
 from isthmus.data.tables.schema import Feature, Labels, Schema, SplitRule, read_schema
 from isthmus.errors import DataError
 from isthmus.seeds import Stream
-
-if TYPE_CHECKING:
-    import polars as pl
 
 PARTS = ("train", "val", "test")
 Raw = NDArray[np.float64]
@@ -272,7 +270,6 @@ def _graphs(
 
 def _graph_of_rows(table: Table, column: str, graph_ids: Any) -> NDArray[np.int64]:
     """Position of each node's graph."""
-    pl = need_polars()
     numbers = pl.DataFrame({"graph": graph_ids, "number": range(len(graph_ids))}).unique("graph", keep="first")
     found: NDArray[np.int64] = (
         pl.DataFrame({"graph": table.texts(column)})

@@ -14,15 +14,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
-from isthmus.errors import ConfigError, DataError, unknown
-
-if TYPE_CHECKING:
-    import polars as pl
+from isthmus.errors import DataError, unknown
 
 ENDINGS = (".csv", ".parquet")
 DELIMITERS = ",;\t|"
@@ -30,16 +28,6 @@ SHOWN = 5
 """Problems of one kind that are told one by one."""
 TRUE, FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 DAY = 86_400.0
-
-
-def need_polars() -> Any:
-    """polars, or an error that names the extra."""
-    try:
-        import polars
-        import pyarrow  # noqa: F401
-    except ImportError:
-        raise ConfigError("reading tables needs polars and pyarrow: pip install 'isthmus[tables]'") from None
-    return polars
 
 
 @dataclass(frozen=True)
@@ -112,7 +100,6 @@ class Table:
     ) -> None:
         self.path, self.problems = path, problems
         wanted = list(dict.fromkeys(column for column in columns if column is not None))
-        pl = need_polars()
         parquet = path.suffix.lower() == ".parquet"
         present = columns_of(path)
         for column in wanted:
@@ -158,7 +145,6 @@ class Table:
 
     def texts(self, column: str) -> pl.Series:
         """Cells as text, white space at both ends removed; an empty cell is null."""
-        pl = need_polars()
         series = self.frame[column]
         if series.dtype != pl.String:
             series = series.cast(pl.String)
@@ -167,7 +153,6 @@ class Table:
 
     def numbers(self, column: str) -> NDArray[np.float64]:
         """Cells as numbers, NaN where empty. What is no finite number is a problem."""
-        pl = need_polars()
         series = self.frame[column]
         if series.dtype == pl.Boolean:
             series = series.cast(pl.Int8)
@@ -183,7 +168,6 @@ class Table:
 
     def categories(self, column: str, values: Sequence[str]) -> NDArray[np.int64]:
         """Position of each cell in ``values``, -1 where empty. Anything else is a problem."""
-        pl = need_polars()
         texts = self.texts(column)
         codes = texts.replace_strict(list(values), list(range(len(values))), default=None, return_dtype=pl.Int64)
         found: NDArray[np.int64] = codes.fill_null(-1).to_numpy().astype(np.int64)
@@ -195,7 +179,6 @@ class Table:
 
     def flags(self, column: str) -> NDArray[np.float64]:
         """Cells as 0 and 1, NaN where empty."""
-        pl = need_polars()
         series = self.frame[column]
         if series.dtype == pl.Boolean:
             return series.cast(pl.Float64).to_numpy().astype(np.float64)
@@ -215,7 +198,6 @@ class Table:
 
     def times(self, column: str) -> NDArray[np.float64]:
         """Cells as days: numbers as they are, dates and times (ISO 8601) since 1970. NaN where empty."""
-        pl = need_polars()
         series = self.frame[column]
         if series.dtype.is_temporal():
             return series.cast(pl.Datetime("us")).to_physical().to_numpy().astype(np.float64) / (1e6 * DAY)
@@ -235,7 +217,6 @@ class Table:
 
 
 def _parquet_schema(path: Path) -> dict[str, Any]:
-    pl = need_polars()
     try:
         return dict(pl.read_parquet_schema(path))
     except (pl.exceptions.PolarsError, OSError) as error:
@@ -245,7 +226,6 @@ def _parquet_schema(path: Path) -> dict[str, Any]:
 
 
 def _read_parquet(path: Path, columns: list[str]) -> pl.DataFrame:
-    pl = need_polars()
     types = _parquet_schema(path)
     for column in columns:
         if types[column].is_nested():
@@ -278,7 +258,6 @@ def _header(path: Path) -> tuple[list[str], str]:
 
 
 def _read_csv(path: Path, columns: list[str]) -> pl.DataFrame:
-    pl = need_polars()
     import pyarrow
     from pyarrow import csv as arrow_csv
 

@@ -239,7 +239,8 @@ def _rank(z: Array, cumulated: Array) -> Array:
     place = _rank_bin(z)
     before = np.concatenate([[0.0], cumulated])
     total = max(float(cumulated[-1]), 1.0)
-    return (before[place] + before[place + 1]) / (2 * total)
+    share: Array = (before[place] + before[place + 1]) / (2 * total)
+    return share
 
 
 def _back(value: float) -> float:
@@ -247,4 +248,4 @@ def _back(value: float) -> float:
 
 
 def _default(feature: Feature) -> float:
-    return float(feature.values.index(feature.missing)) if feature.missing in feature.values else -1.0  # type: ignore[arg-type]
+    return float(feature.values.index(feature.missing)) if feature.missing in feature.values else -1.0
