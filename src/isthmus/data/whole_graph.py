@@ -39,6 +39,7 @@ class Loaded:
         public: Published splits, if any.
         owner: Who owns each node where the data say so themselves (n,), else None.
         name: Name in the registry, if it has one.
+        owner_names: What the owners are called, sorted; empty where they have numbers only.
     """
 
     data: NodeData
@@ -46,6 +47,7 @@ class Loaded:
     public: PublicSplits | None = None
     owner: Tensor | None = None
     name: str = ""
+    owner_names: tuple[str, ...] = ()
 
     def restricted(self, keep: Tensor) -> Loaded:
         """The subgraph induced by the rows ``keep`` (ascending), renumbered from 0."""
