@@ -78,7 +78,7 @@ def _pyg_allowed() -> Iterator[None]:
 
 
 def from_pyg(thing: object, source: str = "own data") -> Loaded | OwnGraphs:
-    """A ``Data`` with x, edge_index, y (optional: train_mask, val_mask, test_mask, owner), or ``{owner: [Data, ...]}``."""
+    """A ``Data`` with x, edge_index and y (optional: train/val/test_mask, owner), or ``{owner: [Data, ...]}``."""
     if isinstance(thing, Mapping) and not hasattr(thing, "edge_index"):
         return _graphs(thing, source)
     x, edge_index = _features(thing, "the data"), _edges(thing, "the data")

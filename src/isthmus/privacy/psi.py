@@ -21,7 +21,7 @@ from typing import Any
 
 from isthmus.errors import ConfigError, ProtocolError
 
-FALSE_POSITIVES = 1e-12
+FALSE_POSITIVES = 1e-9
 """Chance that the sender's compressed set shows the receiver any item that is not in it."""
 _SIZES = struct.Struct(">QQ")
 
@@ -78,7 +78,7 @@ def answer(items: Sequence[bytes], request: bytes, *, plain: bool = False) -> by
     server = library.server.CreateWithNewKey(True)
     try:
         setup: bytes = server.CreateSetupMessage(
-            FALSE_POSITIVES / len(items),
+            FALSE_POSITIVES,
             len(message.encrypted_elements),
             [item.hex() for item in items],
             library.DataStructure.GCS,
