@@ -227,7 +227,7 @@ def test_reference_profile_keeps_the_input_norm_at_home(scenario: Scenario) -> N
 
 
 def test_reset_optimizer_makes_the_first_adam_step_sign_descent(scenario: Scenario) -> None:
-    """specs/fedggr property 16: every client weight with a gradient moves by lr per round."""
+    """FedGGR spec, section 11: 16. Every client weight with a gradient moves by lr per round."""
     before = play("local", scenario, lr=1e-30, rounds=1)
     client = "client-0"
     start = models(before)[client]

@@ -1,4 +1,4 @@
-"""FedGCN: sums over hops are exact for any partition (specs/baselines, 14), and the published simulation."""
+"""FedGCN: sums over hops are exact for any partition (baselines spec, section 14), and the published simulation."""
 
 from __future__ import annotations
 
