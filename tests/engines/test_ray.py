@@ -35,7 +35,10 @@ from isthmus.experiments.scenarios import report_statistics, scenario_of
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.engines.ray import Cluster, RayEngine
 from isthmus.federation.party import Invocation, Turn
+from isthmus.federation.roles import Role, RoleTable
+from isthmus.methods.fedavg import FedAvgClient, FedAvgConfig
 from isthmus.methods.registry import all_methods
+from isthmus.seeds import Stream
 from isthmus.tensors import equal_weights
 from isthmus.testing import final_hashes, small_runs
 
@@ -157,6 +160,18 @@ def test_cohorts_on_actors(cluster: Cluster) -> None:
     for client, weights in found[1].items():
         for name, tensor in weights.items():
             torch.testing.assert_close(found[0][client][name], tensor, atol=1e-5, rtol=0)
+
+
+def test_actors_say_why_a_cohort_is_not_used(cluster: Cluster) -> None:
+    class Overriding(FedAvgClient[FedAvgConfig]):
+        def samples(self) -> float:
+            return 1.0
+
+    settings, scenario = small_runs("fedavg", settings={"execution": "auto", "rounds": 1}, clients=4)["node"]
+    table = RoleTable({"client": Role(Overriding)})
+    engine = RayEngine(scenario.parts, table, settings.method_config, Stream(0), cohort=True, cluster=cluster, actors=2)
+    with contextlib.closing(engine):
+        assert engine.execution == "each" and "Overriding overrides samples" in engine.why_each
 
 
 def test_a_thousand_clients_on_two_actors(cluster: Cluster) -> None:

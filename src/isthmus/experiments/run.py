@@ -150,6 +150,8 @@ class RunDriver:
             self.engine.keep_tags(folder.store)
             self.loop = loop = self.new_loop(folder)
             with _log_file(folder.path / "log.txt"):
+                if self.engine.why_each:
+                    logger.warning("%s", self.engine.why_each)
                 if self.privacy and self.privacy.get("warning"):
                     logger.warning("differential privacy: %s", self.privacy["warning"])
                 if resumed:
