@@ -1,8 +1,8 @@
-"""The gate: every site looks at a job before anything of it is built, and lets only the one job through.
+"""Checks a job before anything of it is built, and refuses every job but the one in ``job_template``.
 
-It runs in the site's parent process, whatever role the submitter has: rights and class lists of the library are passed
-over for the role ``super`` and for jobs that carry code; this is not. What it says reaches the submitter
-(``job_deploy_detail``).
+NVIDIA FLARE calls it in each parent process (server and clients) when a job is deployed, whatever role the submitter
+has: the library's own permissions and class lists are skipped for the role ``super`` and for jobs that carry code. The
+reason of a refusal reaches the submitter (``job_deploy_detail``).
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 from nvflare.apis.app_validation import AppValidator
 
-from isthmus.deploy.job import CLIENT_CONFIG, SERVER_CONFIG, client_config, props_of
+from isthmus.deploy.job_template import CLIENT_CONFIG, REFUSED, SERVER_CONFIG, client_config, parse_server_config
 
 SIGNATURES = ".__nvfl_sig.json"
 SUBMITTER = ".__nvfl_submitter.crt"
 FILES = frozenset({CLIENT_CONFIG, SERVER_CONFIG, SIGNATURES, SUBMITTER})
 ROLES = frozenset({"lead"})
-"""Roles whose jobs are looked at. ``super`` passes every check of the library; nobody needs it."""
-MOST_BYTES = 1 << 20
+"""Roles that may submit. ``super`` passes every check of the library; nobody needs it."""
+MAX_FILE_BYTES = 1 << 20
 
 
-class ConfigOnly(AppValidator):  # type: ignore[misc]
-    """Refuses every job but ours."""
+class JobValidator(AppValidator):  # type: ignore[misc]
+    """Refuses every job but the one of the template."""
 
     def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
-        error = refusal(Path(app_folder))
-        return f"isthmus gate: {error}" if error else "", {}
+        reason = refusal_reason(Path(app_folder))
+        return f"{REFUSED}: {reason}" if reason else "", {}
 
 
-def refusal(app: Path) -> str:
-    """Why a deployed app is refused; empty if it is the one we know."""
+def refusal_reason(app: Path) -> str:
+    """Why a deployed job is refused; empty if it is the one of the template."""
     try:
-        return _files(app) or _configs(app / "config") or _submitter(app)
-    except Exception as error:  # whatever a hostile folder makes us stumble over is a reason to refuse it
+        return _check_files(app) or _check_configs(app / "config") or _check_submitter(app)
+    except Exception as error:  # whatever fails on a hostile folder is a reason to refuse it
         return f"the job cannot be read ({type(error).__name__})"
 
 
-def _files(app: Path) -> str:
+def _check_files(app: Path) -> str:
     for path in sorted(app.rglob("*")):
         inside = path.relative_to(app)
         if path.is_symlink():
@@ -51,20 +51,20 @@ def _files(app: Path) -> str:
                 return f"folder {inside} not permitted: sites run only the installed package"
         elif path.name not in FILES:
             return f"file {inside} not permitted: sites run only the installed package"
-        elif path.stat().st_size > MOST_BYTES:
+        elif path.stat().st_size > MAX_FILE_BYTES:
             return f"file {inside} is too large"
     return ""
 
 
-def _configs(config: Path) -> str:
+def _check_configs(config: Path) -> str:
     if json.loads((config / CLIENT_CONFIG).read_text()) != client_config():
         return "the client config differs from the fixed template"
-    if props_of(json.loads((config / SERVER_CONFIG).read_text())) is None:
+    if parse_server_config(json.loads((config / SERVER_CONFIG).read_text())) is None:
         return "the server config differs from the fixed template"
     return ""
 
 
-def _submitter(app: Path) -> str:
+def _check_submitter(app: Path) -> str:
     certificates = sorted(app.rglob(SUBMITTER))
     if not certificates:
         return "the job is not signed by its submitter"

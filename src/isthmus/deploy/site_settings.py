@@ -1,5 +1,6 @@
-"""A site's own settings, ``client.toml``: what it takes part with. They stay with the organisation; a run cannot change
-them.
+"""A site's own settings, ``client.toml``: the data and methods it takes part with. A run cannot change them.
+
+Written by the organisation, read by ``isthmus client start`` and by each of its client jobs.
 
 ::
 
@@ -7,9 +8,9 @@ them.
     state = "state"              # checkpoints and final models, beside this file
     roster = "roster.toml"       # long-term keys of all organisations, agreed outside
     identity = "identity.key"    # this organisation's own
-    methods = ["fedavg"]         # optional: nothing else is run here
+    methods = ["fedavg"]         # optional: the only methods it takes part in
 
-    [data]                       # a run about anything else is refused
+    [data]                       # a run on other data is refused
     dataset = "cora"
     partition = "louvain"
     clients = 3
@@ -25,15 +26,16 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.errors import ConfigError, unknown
-from isthmus.experiments.config import RunConfig, Settings, coerce, read_toml
+from isthmus.experiments.config import RunConfig, Settings
+from isthmus.experiments.config_values import coerce, read_toml
 
 SCENARIO = ("dataset", "partition", "clients", "split", "seed", "undirected")
 _TOP = ("client", "state", "roster", "identity", "methods", "data")
 
 
 @dataclass(frozen=True)
-class Share:
-    """A simulated site: it takes every ``of``-th client of whatever a run is about, beginning with ``number``."""
+class SimulatedShare:
+    """Clients of a simulated site: every ``of``-th of a run's clients, beginning with ``number``."""
 
     number: int
     of: int
@@ -50,11 +52,11 @@ class SiteSettings:
     identity: Path | None
     methods: tuple[str, ...]
     data: Mapping[str, Any]
-    share: Share | None = None
+    share: SimulatedShare | None = None
 
     @classmethod
     def read(cls, path: Path) -> SiteSettings:
-        """Read a file; unknown keys and wrong types are named."""
+        """Read a file; an error names an unknown key or a wrong type."""
         path = path.absolute()
         raw = read_toml(path)
         for key in raw:
@@ -63,15 +65,15 @@ class SiteSettings:
         data = raw.get("data")
         if not isinstance(data, dict):
             raise ConfigError(
-                f"{path.name} has no table [data]: say which dataset, partition, clients, split and seed it has"
+                f"{path.name} has no table [data]: add one with dataset, partition, clients, split and seed"
             )
         simulated = data.pop("simulated", None)
-        share = Share(*_pair(simulated, path)) if simulated is not None else None
+        share = SimulatedShare(*_pair(simulated, path)) if simulated is not None else None
         for key in data:
             if key not in SCENARIO:
                 raise unknown(f"key in [data] of {path.name}", key, SCENARIO)
         if share is None and not {"dataset", "clients"} <= data.keys():
-            raise ConfigError(f"[data] of {path.name} must say at least dataset and clients")
+            raise ConfigError(f"[data] of {path.name} must hold at least dataset and clients")
         types = {"dataset": str, "partition": str, "clients": int, "split": str, "seed": int, "undirected": bool}
         checked = {key: coerce(value, types[key], f"{key} in [data] of {path.name}") for key, value in data.items()}
         client = raw.get("client")
@@ -92,16 +94,18 @@ class SiteSettings:
         )
 
     def check(self, settings: Settings) -> None:
-        """Raise unless this organisation takes part in such a run; what differs is named."""
+        """Raise unless this organisation takes part in such a run; the error names what differs."""
         run = settings.run
         if self.methods and run.method not in self.methods:
-            raise ConfigError(f"method {run.method!r} is not among those run here ({', '.join(self.methods)})")
+            raise ConfigError(
+                f"method {run.method!r} is not allowed by {self.path.name} ({', '.join(self.methods)}): agree on one"
+            )
         if run.transcript:
-            raise ConfigError("transcript=true keeps what protections hide: it is for simulations")
+            raise ConfigError("transcript=true keeps what protections hide, which is for simulations: leave it out")
         if self.share is not None:
             return
         if settings.method.pooled:
-            raise ConfigError(f"{run.method} needs all data at one place: run it without organisations")
+            raise ConfigError(f"{run.method} needs all data in one place: run it with `isthmus run {run.method}`")
         for key, own in self.data.items():
             asked = getattr(run, key)
             if asked != own:
@@ -114,7 +118,7 @@ class SiteSettings:
                 )
 
     def clients_of(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Which of a run's clients live here."""
+        """Which of a run's clients this site hosts."""
         if self.share is not None:
             return tuple(sorted(names))[self.share.number :: self.share.of]
         if self.client not in names:
@@ -136,7 +140,7 @@ def _beside(path: Path, given: object) -> Path | None:
     if given is None:
         return None
     if not isinstance(given, str) or not given:
-        raise ConfigError(f"{path.name}: state, roster and identity are paths, got {given!r}")
+        raise ConfigError(f"{path.name}: state, roster and identity must be paths, got {given!r}")
     return (path.parent / given).absolute()
 
 

@@ -1,4 +1,4 @@
-"""What the supervisor does, with a server that is only pretended."""
+"""The supervisor of runs, with a fake server."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from isthmus.deploy import supervisor as module
-from isthmus.deploy.play import BEAT, Failed, read_failure
-from isthmus.deploy.supervisor import STOPPED, STUCK, Supervisor
+from isthmus.deploy import run_supervisor
+from isthmus.deploy.run_status import HEARTBEAT, STOPPED, RunFailure
+from isthmus.deploy.run_supervisor import MAX_FRUITLESS, RunSupervisor
 from isthmus.errors import ConfigError, RunError
 from isthmus.federation.interface import Failure, QuorumError
 
 
-class Pretended:
-    """Answers like a server; ``jobs`` says what becomes of each job in turn."""
+class FakeServer:
+    """An admin session; ``jobs`` are functions that give the status of each job in turn."""
 
     def __init__(self, jobs: list[Callable[[], str]], sites: list[list[str]] | None = None) -> None:
         self.jobs, self._sites = jobs, sites or []
@@ -31,7 +31,7 @@ class Pretended:
     def sites(self) -> list[str]:
         return self._sites.pop(0) if self._sites else ["a", "b"]
 
-    def ask(self, name: str, *arguments: Any, **named: Any) -> Any:
+    def call(self, name: str, *arguments: Any, **named: Any) -> Any:
         if name == "submit_job":
             assert sorted(path.name for path in Path(arguments[0]).rglob("*") if path.is_file()) == [
                 "config_fed_client.json",
@@ -54,22 +54,22 @@ class Pretended:
 
 
 @pytest.fixture(autouse=True)
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("EVERY", 0.001), ("PAUSE", 0.001), ("GIVE_UP_ABORT", 0.05)):
-        monkeypatch.setattr(module, name, value)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("POLL_EVERY", 0.001), ("PAUSE", 0.001), ("ABORT_TIMEOUT", 0.05)):
+        monkeypatch.setattr(run_supervisor, name, value)
 
 
-def watch(tmp_path: Path, server: Pretended) -> tuple[Supervisor, Path]:
+def supervise(tmp_path: Path, server: FakeServer) -> tuple[RunSupervisor, Path]:
     run = tmp_path / "r"
     (run / "ledger").mkdir(parents=True)
-    supervisor = Supervisor.__new__(Supervisor)
+    supervisor = RunSupervisor.__new__(RunSupervisor)
     supervisor.__dict__ |= {
         "admin": server,
         "runs": tmp_path,
         "sites": ("a", "b"),
-        "tick": lambda: None,
+        "on_poll": lambda: None,
         "attempts": [],
-        "_sign": 0.0,
+        "_last_heartbeat": 0.0,
     }
     return supervisor, run
 
@@ -83,22 +83,22 @@ def finish(run: Path) -> Callable[[], str]:
 
 
 def a_round_then(run: Path, status: str) -> Callable[[], str]:
-    def play() -> str:
+    def status_() -> str:
         (run / "ledger" / f"{len(list((run / 'ledger').iterdir())) + 1:06d}.jsonl").touch()
         return status
 
-    return play
+    return status_
 
 
 def test_a_job_that_ends_without_result_is_submitted_again(tmp_path: Path) -> None:
-    server = Pretended([])
-    supervisor, run = watch(tmp_path, server)
+    server = FakeServer([])
+    supervisor, run = supervise(tmp_path, server)
     server.jobs = [
         a_round_then(run, "FINISHED:EXECUTION_EXCEPTION"),
         a_round_then(run, "FINISHED:ABANDONED"),
         finish(run),
     ]
-    supervisor.play(["r"])
+    supervisor.finish(["r"])
     assert server.submitted == ["r-0", "r-1", "r-2"] and server.closed
     assert [attempt["ended"] for attempt in supervisor.attempts] == [
         "FINISHED:EXECUTION_EXCEPTION",
@@ -108,102 +108,102 @@ def test_a_job_that_ends_without_result_is_submitted_again(tmp_path: Path) -> No
     assert json.loads((run / "attempts.json").read_text()) == 2
 
 
-def test_a_refusal_by_a_gate_is_final(tmp_path: Path) -> None:
-    server = Pretended([lambda: "FINISHED:FAILED_TO_RUN"])
-    server.details = ["a: OK", "b: NVFLARE_ERROR: isthmus gate: folder custom not permitted"]
-    supervisor, _ = watch(tmp_path, server)
+def test_a_refusal_by_a_job_validator_is_final(tmp_path: Path) -> None:
+    server = FakeServer([lambda: "FINISHED:FAILED_TO_RUN"])
+    server.details = ["a: OK", "b: NVFLARE_ERROR: isthmus job validator: folder custom not permitted"]
+    supervisor, _ = supervise(tmp_path, server)
     with pytest.raises(RunError, match=r"the job was refused: .*folder custom not permitted"):
-        supervisor.play(["r"])
+        supervisor.finish(["r"])
     assert len(server.submitted) == 1
 
 
-def test_attempts_without_progress_come_to_an_end(tmp_path: Path) -> None:
-    server = Pretended([lambda: "FINISHED:ABNORMAL"])
-    supervisor, _ = watch(tmp_path, server)
+def test_gives_up_after_attempts_without_progress(tmp_path: Path) -> None:
+    server = FakeServer([lambda: "FINISHED:ABNORMAL"])
+    supervisor, _ = supervise(tmp_path, server)
     with pytest.raises(RunError, match=r"added no round \(FINISHED:ABNORMAL\)"):
-        supervisor.play(["r"])
-    assert len(server.submitted) == STUCK
+        supervisor.finish(["r"])
+    assert len(server.submitted) == MAX_FRUITLESS
 
 
-def test_an_error_that_another_attempt_would_meet_is_raised(tmp_path: Path) -> None:
-    server = Pretended([])
-    supervisor, run = watch(tmp_path, server)
+def test_a_permanent_error_is_raised(tmp_path: Path) -> None:
+    server = FakeServer([])
+    supervisor, run = supervise(tmp_path, server)
 
     def fail() -> str:
-        Failed.of(ConfigError("bank-b: seed is 3 here")).write(run)
+        RunFailure.of(ConfigError("bank-b: seed is 3 here")).write(run)
         return "FINISHED:EXECUTION_EXCEPTION"
 
     server.jobs = [fail]
     with pytest.raises(ConfigError, match="bank-b: seed is 3 here"):
-        supervisor.play(["r"])
+        supervisor.finish(["r"])
 
 
-def test_organisations_are_waited_for(tmp_path: Path) -> None:
-    server = Pretended([], [[], ["a"], ["a", "b"]])
-    supervisor, run = watch(tmp_path, server)
+def test_waits_for_all_organisations(tmp_path: Path) -> None:
+    server = FakeServer([], [[], ["a"], ["a", "b"]])
+    supervisor, run = supervise(tmp_path, server)
     server.jobs = [finish(run)]
-    supervisor.play(["r"])
+    supervisor.finish(["r"])
     assert server._sites == []
 
 
 def test_a_job_whose_process_is_gone_is_aborted(tmp_path: Path) -> None:
-    server = Pretended([])
-    supervisor, run = watch(tmp_path, server)
+    server = FakeServer([])
+    supervisor, run = supervise(tmp_path, server)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
 
     def vanish() -> str:
-        (run / BEAT).write_text(f"{gone.pid}\n")
+        (run / HEARTBEAT).write_text(f"{gone.pid}\n")
         return "RUNNING"
 
     server.jobs = [vanish, finish(run)]
-    supervisor.play(["r"])
+    supervisor.finish(["r"])
     assert server.aborted == ["job-1"] and supervisor.attempts[0]["ended"] == "its server process is gone"
 
 
 def test_a_frozen_process_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
-    server = Pretended([])
-    supervisor, run = watch(tmp_path, server)
+    server = FakeServer([])
+    supervisor, run = supervise(tmp_path, server)
 
     def freeze() -> str:
-        (run / BEAT).write_text(f"{os.getpid()}\n")
-        os.utime(run / BEAT, (1.0, 1.0))
+        (run / HEARTBEAT).write_text(f"{os.getpid()}\n")
+        os.utime(run / HEARTBEAT, (1.0, 1.0))
         return "RUNNING"
 
     server.jobs = [freeze, finish(run)]
-    monkeypatch.setattr(module, "_is_job", lambda pid: False)  # it is this test's own process
-    supervisor.play(["r"])
+    monkeypatch.setattr(run_supervisor, "_is_job", lambda pid: False)  # it is this test's own process
+    supervisor.finish(["r"])
     assert supervisor.attempts[0]["ended"] == "its server process is frozen"
 
 
-def test_a_stopped_run_is_submitted_no_more(tmp_path: Path) -> None:
-    server = Pretended([])
-    supervisor, run = watch(tmp_path, server)
+def test_a_stopped_run_is_not_submitted_again(tmp_path: Path) -> None:
+    server = FakeServer([])
+    supervisor, run = supervise(tmp_path, server)
 
     def stop() -> str:
         (run / STOPPED).touch()
         return "RUNNING"
 
     server.jobs = [stop]
-    with pytest.raises(RunError, match="r was stopped: `isthmus submit --again r` goes on"):
-        supervisor.play(["r"])
+    with pytest.raises(RunError, match="r was stopped: `isthmus submit --again r` continues it"):
+        supervisor.finish(["r"])
 
 
-def test_a_server_that_is_away_is_waited_for(tmp_path: Path) -> None:
-    server = Pretended([])
-    supervisor, run = watch(tmp_path, server)
+def test_waits_for_an_unreachable_server(tmp_path: Path) -> None:
+    server = FakeServer([])
+    supervisor, run = supervise(tmp_path, server)
     answers = iter([ConnectionError, ConnectionError, None])
 
-    def away() -> str:
+    def unreachable() -> str:
         error = next(answers)
         if error is not None:
             raise error
         return finish(run)()
 
-    server.jobs = [away]
-    supervisor.play(["r"])
+    server.jobs = [unreachable]
+    supervisor.finish(["r"])
     assert len(server.submitted) == 1 and not server.aborted
 
 
@@ -218,6 +218,6 @@ def test_a_server_that_is_away_is_waited_for(tmp_path: Path) -> None:
     ],
 )
 def test_which_failures_are_worth_another_attempt(tmp_path: Path, error: Exception, again: bool) -> None:
-    Failed.of(error).write(tmp_path)
-    found = read_failure(tmp_path)
+    RunFailure.of(error).write(tmp_path)
+    found = RunFailure.read(tmp_path)
     assert found is not None and found.again is again

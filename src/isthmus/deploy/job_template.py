@@ -1,7 +1,8 @@
-"""The one job a site accepts: three files that name installed classes and nothing else.
+"""The only job a federation accepts: three files that name installed classes and nothing else.
 
-The recipe of the library would add a folder with code, so the folder is written by hand. What a run is about is not in
-it: the server's part reads the run folder it is told by name, a site is told by calls.
+Written by ``isthmus submit`` for every attempt at a run, checked by ``job_validator`` on the server and at each site.
+NVIDIA FLARE's own job recipe would add a folder with code, so the files are written here. They hold no settings: the
+server job reads those from the run folder of the given name and sends them to the sites.
 """
 
 from __future__ import annotations
@@ -16,18 +17,24 @@ from isthmus.errors import ConfigError
 
 CONTROLLER = "nvflare.collab.runtime.controller.CollabController"
 EXECUTOR = "nvflare.collab.runtime.executor.CollabExecutor"
-SERVER_APP = "isthmus.deploy.server.ServerApp"
-SITE_APP = "isthmus.deploy.site.SiteApp"
-SERVER_CLASSES = (CONTROLLER, SERVER_APP)
-SITE_CLASSES = (EXECUTOR, SITE_APP)
+SERVER_JOB = "isthmus.deploy.server_job.ServerJob"
+CLIENT_JOB = "isthmus.deploy.client_job.ClientJob"
+SERVER_CLASSES = (CONTROLLER, SERVER_JOB)
+CLIENT_CLASSES = (EXECUTOR, CLIENT_JOB)
 SERVER_CONFIG = "config_fed_server.json"
 CLIENT_CONFIG = "config_fed_client.json"
-RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
-"""What a run may be called: it becomes a folder name, on the server and at every site."""
+RUNS = "ISTHMUS_RUNS"
+"""Environment variable of the server's processes: the folder that holds the run folders."""
+SITE_SETTINGS = "ISTHMUS_SITE"
+"""Environment variable of a client's processes: its ``client.toml``."""
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+"""Allowed names of runs: each becomes a folder name, on the server and at every site."""
+REFUSED = "isthmus job validator"
+"""First words of a refusal by ``job_validator``; a further attempt would be refused too."""
 
 
 def client_config() -> dict[str, Any]:
-    """What every site must be sent, to the letter."""
+    """The client config every site expects, exactly."""
     return {
         "format_version": 2,
         "executors": [
@@ -39,14 +46,14 @@ def client_config() -> dict[str, Any]:
                 },
             }
         ],
-        "components": [{"id": "_client", "path": SITE_APP, "args": {}}],
+        "components": [{"id": "_client", "path": CLIENT_JOB, "args": {}}],
         "task_data_filters": [],
         "task_result_filters": [],
     }
 
 
 def server_config(runs: Sequence[str], attempt: int) -> dict[str, Any]:
-    """What the server is sent; only the names of the runs and the number of the attempt vary."""
+    """The server config; only the names of the runs and the number of the attempt vary."""
     return {
         "format_version": 2,
         "workflows": [
@@ -61,24 +68,24 @@ def server_config(runs: Sequence[str], attempt: int) -> dict[str, Any]:
                 },
             }
         ],
-        "components": [{"id": "_server", "path": SERVER_APP, "args": {}}],
+        "components": [{"id": "_server", "path": SERVER_JOB, "args": {}}],
         "task_data_filters": [],
         "task_result_filters": [],
     }
 
 
-def props_of(config: Mapping[str, Any]) -> tuple[tuple[str, ...], int] | None:
-    """Runs and attempt of a server config, or None if it is anything else than :func:`server_config` writes."""
+def parse_server_config(config: Mapping[str, Any]) -> tuple[tuple[str, ...], int] | None:
+    """Runs and attempt of a server config, or None if it differs from what :func:`server_config` writes."""
     try:
         props = config["workflows"][0]["args"]["props"]
         runs, attempt = tuple(props["runs"]), props["attempt"]
-        fits = (
+        valid = (
             type(attempt) is int
             and attempt >= 0
             and bool(runs)
-            and all(type(run) is str and RUN_ID.fullmatch(run) for run in runs)
+            and all(type(run) is str and RUN_NAME.fullmatch(run) for run in runs)
         )
-        return (runs, attempt) if fits and server_config(runs, attempt) == config else None
+        return (runs, attempt) if valid and server_config(runs, attempt) == config else None
     except (KeyError, IndexError, TypeError):
         return None
 
@@ -86,7 +93,7 @@ def props_of(config: Mapping[str, Any]) -> tuple[tuple[str, ...], int] | None:
 def write_job(folder: Path, runs: Sequence[str], attempt: int, sites: int) -> Path:
     """Write the job folder for an attempt at some runs."""
     for run in runs:
-        check_run_id(run)
+        check_run_name(run)
     config = folder / "app" / "config"
     config.mkdir(parents=True)
     meta = {"name": runs[0], "resource_spec": {}, "min_clients": sites, "deploy_map": {"app": ["@ALL"]}}
@@ -96,8 +103,8 @@ def write_job(folder: Path, runs: Sequence[str], attempt: int, sites: int) -> Pa
     return folder
 
 
-def check_run_id(run: object) -> str:
-    """A run's name, if it can be one."""
-    if not isinstance(run, str) or not RUN_ID.fullmatch(run):
+def check_run_name(run: object) -> str:
+    """The name of a run, if it is allowed."""
+    if not isinstance(run, str) or not RUN_NAME.fullmatch(run):
         raise ConfigError(f"a run cannot be called {str(run)[:120]!r}: use letters, digits, - and _, at most 100")
     return run

@@ -1,10 +1,9 @@
 """The parties of one organisation: a :class:`~isthmus.federation.host.PartyHost` whose mail leaves sealed.
 
-Mail to another party goes through the server, which must not read it. Each party here has a session key signed by its
-organisation's long-term key; the keys of the others are checked against the roster before anything is sealed for them.
-The same holds for keys of secure
-sums: an order to mask for a roster of parties whose keys nobody signed is refused, or the server could play all the
-others.
+Runs in the client job. Mail to another party passes through the server, which must not read it. Each party here has a
+session key signed by its organisation's long-term key; the keys of the others are checked against the roster before
+anything is encrypted for them. The same holds for the keys of secure sums: an order to mask for parties whose keys
+nobody signed is refused, or the server could impersonate all the others.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from isthmus.deploy.handshake import Keys, Meet
-from isthmus.deploy.roster import Organisations
+from isthmus.deploy.handshake import PeerKeys, SessionKeys
+from isthmus.deploy.roster import OrganisationKeys
 from isthmus.errors import ProtocolError
 from isthmus.federation import codec
 from isthmus.federation.codec import LIMITS, Limits
@@ -35,13 +34,13 @@ MAIL, SUMS = "mail", "sums"
 
 
 class SiteHost(PartyHost):
-    """Parties of an organisation.
+    """The parties of an organisation.
 
     Args:
-        run: What session keys are signed for, so that those of one run are worth nothing in another.
+        run: The run that session keys are signed for, so that they are not valid in another.
         identity, organisations: Long-term key and roster; without them keys are not signed, which is for simulations on
             one machine.
-        keep: Where final models go; only their sizes leave.
+        write_model: Stores a final model; only its size is sent.
     """
 
     def __init__(
@@ -53,34 +52,35 @@ class SiteHost(PartyHost):
         *,
         run: str,
         identity: Identity | None,
-        organisations: Organisations | None,
-        keep: Callable[[ClientId, Weights], None],
+        organisations: OrganisationKeys | None,
+        write_model: Callable[[ClientId, Weights], None],
         limits: Limits = LIMITS,
     ) -> None:
         super().__init__(parts, table, config, stream, limits=limits)
-        self._run, self._identity, self._organisations, self._keep = run, identity, organisations, keep
+        self._run, self._identity, self._organisations = run, identity, organisations
+        self._write_model = write_model
         self._sum_keys: dict[PartyId, bytes] = {}
         self._mailboxes: dict[PartyId, Mailbox] = {}
         self._turn: Turn | None = None
-        self._read: dict[tuple[PartyId, int], tuple[tuple[Parcel, ...], tuple[Parcel, ...]]] = {}
-        self._met = False
+        self._opened_mail: dict[tuple[PartyId, int], tuple[tuple[Parcel, ...], tuple[Parcel, ...]]] = {}
+        self._has_keys = False
 
     # -- keys --------------------------------------------------------------------------------------
 
-    def announce(self) -> dict[PartyId, Keys]:
-        """Signed session keys of all parties here."""
+    def session_keys(self) -> dict[PartyId, SessionKeys]:
+        """Make signed session keys for all parties here."""
         found = {}
         for party in self._all():
             box = Mailbox(party.name, self._purpose(MAIL), self._identity)
             self._mailboxes[party.name] = box
             mail, sums = box.announce(), self._signed(party.name, party.sum_key())
-            found[party.name] = Keys(mail.key, mail.signature, sums.key, sums.signature)
+            found[party.name] = SessionKeys(mail.key, mail.signature, sums.key, sums.signature)
         return found
 
-    def meet(self, everybody: Meet) -> None:
-        """Accept the others' session keys; one that its organisation did not sign is refused."""
-        own = self.announce() if not self._mailboxes else {name: None for name in self._mailboxes}
-        for party, keys in sorted(everybody.keys.items()):
+    def accept_keys(self, peers: PeerKeys) -> None:
+        """Accept the other parties' session keys; one that its organisation did not sign is refused."""
+        own = self._mailboxes or self.session_keys()
+        for party, keys in sorted(peers.keys.items()):
             if party in own:
                 continue
             mail = SignedKey(party, self._purpose(MAIL), keys.mail, keys.mail_signature)
@@ -90,12 +90,12 @@ class SiteHost(PartyHost):
             self._verified(mail)
             for box in self._mailboxes.values():
                 box.meet(mail)
-        for box in self._mailboxes.values():  # parties of one place write to each other through the server too
+        for box in self._mailboxes.values():  # parties of one site write to each other through the server too
             for other in self._mailboxes.values():
                 if other is not box:
                     box.meet(other.announce())
         self._sum_keys |= {party.name: party.sum_key() for party in self._all()}
-        self._met = True
+        self._has_keys = True
 
     def _purpose(self, what: str) -> str:
         return f"{self._run}/{what}"
@@ -108,12 +108,12 @@ class SiteHost(PartyHost):
     def _verified(self, signed: SignedKey) -> bytes:
         if self._organisations is None:
             return signed.key
-        return Roster(signed.run, {signed.party: self._organisations.of(signed.party)}).verify(signed)
+        return Roster(signed.run, {signed.party: self._organisations.key_of(signed.party)}).verify(signed)
 
     # -- mail --------------------------------------------------------------------------------------
 
     def admit(self, calls: list[Invocation]) -> list[Invocation]:
-        """Calls with their mail opened, and no order to mask for strangers among them."""
+        """Calls with their mail opened; an order to mask for unknown keys is refused."""
         opened = []
         for call in calls:
             orders = [call.mask, *(call.mail.orders or {}).values()] if call.mail is not None else [call.mask]
@@ -121,33 +121,33 @@ class SiteHost(PartyHost):
                 if order is not None:
                     self._check_order(order)
             if call.parcels is not None:
-                call = replace(call, parcels=self._inbox(call, call.parcels))
+                call = replace(call, parcels=self._open_all(call, call.parcels))
             opened.append(call)
         return opened
 
-    def _inbox(self, call: Invocation, parcels: tuple[Parcel, ...]) -> tuple[Parcel, ...]:
-        """Mail can be opened once. A call whose answer was lost brings the same mail again: that is remembered for its
-        round.
+    def _open_all(self, call: Invocation, parcels: tuple[Parcel, ...]) -> tuple[Parcel, ...]:
+        """Mail can be opened only once. A call whose answer was lost brings the same mail again, so opened mail is kept
+        for its round.
         """
         if self._turn != call.turn:
             self._turn = call.turn
-            self._read.clear()
+            self._opened_mail.clear()
         key = call.party, call.sequence
-        if key not in self._read or self._read[key][0] != parcels:
-            self._read[key] = parcels, tuple(self._opened(call, parcel) for parcel in parcels)
-        return self._read[key][1]
+        if key not in self._opened_mail or self._opened_mail[key][0] != parcels:
+            self._opened_mail[key] = parcels, tuple(self._open(call, parcel) for parcel in parcels)
+        return self._opened_mail[key][1]
 
     def release(self, outcomes: Mapping[PartyId, Outcome], calls: list[Invocation]) -> dict[PartyId, Outcome]:
-        """Outcomes with their mail sealed; what is for the server is not mail."""
+        """Outcomes with their mail sealed; a message for the server is not mail."""
         by_party = {call.party: call for call in calls}
-        return {party: self._sealed(by_party[party], outcome) for party, outcome in outcomes.items()}
+        return {party: self._seal_all(by_party[party], outcome) for party, outcome in outcomes.items()}
 
     def _check_order(self, order: MaskOrder) -> None:
         for party, key in order.roster.keys.items():
             if self._sum_keys.get(party) != key:
                 raise ProtocolError(f"the key of {party} for this sum is not the one its organisation signed")
 
-    def _sealed(self, call: Invocation, outcome: Outcome) -> Outcome:
+    def _seal_all(self, call: Invocation, outcome: Outcome) -> Outcome:
         if not isinstance(outcome, tuple):
             return outcome
         try:
@@ -165,7 +165,7 @@ class SiteHost(PartyHost):
         sealed = Sealed(type(parcel.content).__name__, size, kinds, call.sequence, call.handler, body)
         return Parcel(parcel.sender, parcel.receiver, sealed)
 
-    def _opened(self, call: Invocation, parcel: Parcel) -> Parcel:
+    def _open(self, call: Invocation, parcel: Parcel) -> Parcel:
         sealed = parcel.content
         if not isinstance(sealed, Sealed):
             raise ProtocolError(f"mail from {parcel.sender} to {parcel.receiver} is not sealed")
@@ -191,17 +191,17 @@ class SiteHost(PartyHost):
         return Parcel(parcel.sender, parcel.receiver, codec.decode(data, expected, self._limits))
 
     def _box(self, party: PartyId, other: PartyId) -> Mailbox:
-        if not self._met:
+        if not self._has_keys:
             raise ProtocolError("the parties have not exchanged keys yet")
         box = self._mailboxes[party]
-        if other == party:  # what a party writes to itself travels too, and only it can open it
+        if other == party:  # mail to itself passes through the server too, and only the party can open it
             box.meet_self()
         return box
 
     # -- models ------------------------------------------------------------------------------------
 
     def keep_export(self, client: ClientId, export: Export) -> Export:
-        self._keep(client, export.weights or {})
+        self._write_model(client, export.weights or {})
         return Export(export.values)
 
 
@@ -215,11 +215,9 @@ def _header(
     size: int,
     kinds: Mapping[str, int],
 ) -> Header:
-    """What is said in clear of a piece of mail, bound to its round: that of the sender's call and of the receiver's are
-    the same.
-    """
-    told = json.dumps([name, sorted(kinds.items())], separators=(",", ":"))
+    """The unencrypted, authenticated header of a piece of mail, bound to its round: both ends compute the same."""
+    content = json.dumps([name, sorted(kinds.items())], separators=(",", ":"))
     turn = call.turn
     return Header(
-        run, turn.phase, turn.round, turn.incarnation, sequence, parcel.sender, parcel.receiver, handler, told, size
+        run, turn.phase, turn.round, turn.incarnation, sequence, parcel.sender, parcel.receiver, handler, content, size
     )

@@ -1,5 +1,5 @@
-"""Methods whose parties write to each other, between organisations but without processes: mail sealed, the same bits as
-in one process.
+"""Methods whose parties send mail to each other, between sites without processes: sealed, and bit-equal to one
+process.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from isthmus.deploy.handshake import Meet
-from isthmus.deploy.host import SiteHost
-from isthmus.deploy.roster import Organisations
+from isthmus.deploy.handshake import PeerKeys
+from isthmus.deploy.roster import OrganisationKeys
+from isthmus.deploy.site_host import SiteHost
 from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.engines.remote import RemoteEngine
@@ -27,8 +27,8 @@ from isthmus.tensors import Weights
 from isthmus.testing import small_runs
 
 
-class Organised(RemoteEngine):
-    """A site for each client, every request packed to one buffer each way. Models stay at the sites, in ``models``."""
+class SitePerClient(RemoteEngine):
+    """A site for each client, every request and reply packed to one buffer. Models stay at the sites, in ``models``."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Organised(RemoteEngine):
     ) -> None:
         super().__init__({f"site-{client}": [client] for client in sorted(parts)}, table)
         identity = Identity()
-        roster = Organisations(dict.fromkeys(parts, identity.public), {client: f"site-{client}" for client in parts})
+        roster = OrganisationKeys(dict.fromkeys(parts, identity.public), {client: f"site-{client}" for client in parts})
         self.models: dict[str, Weights] = {}
         self.hosts = {
             f"site-{client}": SiteHost(
@@ -53,13 +53,13 @@ class Organised(RemoteEngine):
                 run="r",
                 identity=identity,
                 organisations=roster,
-                keep=self.models.__setitem__,
+                write_model=self.models.__setitem__,
             )
             for client, data in parts.items()
         }
-        keys = {party: pair for host in self.hosts.values() for party, pair in host.announce().items()}
+        keys = {party: pair for host in self.hosts.values() for party, pair in host.session_keys().items()}
         for host in self.hosts.values():
-            host.meet(Meet(keys))
+            host.accept_keys(PeerKeys(keys))
 
     def carry(self, kind: FrameKind, frames: Mapping[str, Frame], timeout: float | None) -> dict[str, Frame | Failure]:
         return {
@@ -87,14 +87,14 @@ WITH_MAIL = [
 
 
 @pytest.mark.parametrize("method", WITH_MAIL)
-def test_the_same_bits_between_organisations(method: str) -> None:
+def test_bit_equal_between_sites(method: str) -> None:
     for settings, scenario in small_runs(method).values():
         with (
             SimulatedRun(settings, scenario, engine=LocalEngine) as local,
-            SimulatedRun(settings, scenario, engine=Organised) as apart,
+            SimulatedRun(settings, scenario, engine=SitePerClient) as apart,
         ):
-            for experiment in (local, apart):
-                experiment.loop.play()
+            for run in (local, apart):
+                run.loop.play()
             expected, found = dict(local.engine.export(False)), dict(apart.engine.export(False))
             kept: dict[str, Weights] = apart.engine.models  # type: ignore[attr-defined]
         for client, export in expected.items():

@@ -1,7 +1,8 @@
-"""Make a federation: a root certificate and a kit for each party, by the provisioner of NVIDIA FLARE, offline.
+"""Makes a federation: a root certificate and a startup kit for each party, with NVIDIA FLARE's provisioner, offline.
 
-``FOLDER/kits/<name>`` goes to its party, over a channel the parties trust. ``FOLDER/root`` holds the root key: who has
-it can make a kit in anybody's name, so it belongs offline, with somebody who does not run the server.
+Run once, by ``isthmus server init``. ``FOLDER/kits/<name>`` goes to its party, over a channel the parties trust.
+``FOLDER/root`` holds the root key: its owner can make a kit in anybody's name, so it should be kept offline, by
+somebody who does not run the server.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.deploy import require_nvflare
-from isthmus.deploy.credentials import Kit
+from isthmus.deploy.kit_policy import write_policy
+from isthmus.deploy.startup_kit import StartupKit
 from isthmus.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -27,11 +29,11 @@ VALID_DAYS = 360
 
 
 @dataclass(frozen=True)
-class Project:
-    """A federation to be.
+class FederationConfig:
+    """Who takes part in a federation and where its server is (``federation.toml``).
 
     Args:
-        host: Name under which the organisations reach the server; its certificate is made out to it.
+        host: Name under which the organisations reach the server; its certificate is issued to it.
         organisations: One client each.
     """
 
@@ -42,12 +44,14 @@ class Project:
     days: int = VALID_DAYS
 
     def __post_init__(self) -> None:
-        for what, given in (("project", self.name), *(("organisation", one) for one in self.organisations)):
+        for what, given in (("federation", self.name), *(("organisation", one) for one in self.organisations)):
             if not NAME.fullmatch(given):
                 raise ConfigError(f"{what} {given!r}: use lower-case letters, digits and '-', at most 40, e.g. bank-a")
         taken = {SERVER_KIT, COORDINATOR_KIT, "admin", "common"} & set(self.organisations)
         if taken:
-            raise ConfigError(f"an organisation cannot be called {taken.pop()!r}: that name is taken")
+            raise ConfigError(
+                f"an organisation cannot be called {taken.pop()!r}: choose another name, this one is reserved"
+            )
         if len(set(self.organisations)) != len(self.organisations) or not self.organisations:
             raise ConfigError("name every organisation once, e.g. --organisation bank-a --organisation bank-b")
         if not HOST.fullmatch(self.host):
@@ -61,7 +65,7 @@ class Project:
 
     @property
     def coordinator(self) -> str:
-        """Who submits runs."""
+        """Name of the party that submits runs."""
         return f"coordinator@{self.name}.isthmus"
 
     def participants(self) -> list[dict[str, Any]]:
@@ -78,9 +82,9 @@ class Project:
         ]
 
 
-def make_kits(project: Project, folder: Path, extra: Sequence[Mapping[str, Any]] = ()) -> dict[str, Kit]:
-    """Make the kits of a project in a new folder. ``extra``: further participants, as the provisioner takes them (for
-    tests).
+def provision(config: FederationConfig, folder: Path, extra: Sequence[Mapping[str, Any]] = ()) -> dict[str, StartupKit]:
+    """Make the kits of a federation in a new folder. ``extra``: further participants, as the provisioner expects them
+    (for tests).
     """
     require_nvflare()
     from nvflare.lighter.constants import CtxKey
@@ -90,7 +94,7 @@ def make_kits(project: Project, folder: Path, extra: Sequence[Mapping[str, Any]]
     from nvflare.lighter.impl.static_file import StaticFileBuilder
     from nvflare.lighter.impl.workspace import WorkspaceBuilder
     from nvflare.lighter.provisioner import Provisioner
-    from nvflare.lighter.spec import Project as Provisioned
+    from nvflare.lighter.spec import Project
 
     kits = folder / "kits"
     if kits.exists():
@@ -99,35 +103,35 @@ def make_kits(project: Project, folder: Path, extra: Sequence[Mapping[str, Any]]
         (folder / "root").mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise ConfigError(f"cannot make {folder}: {error.strerror}; choose another folder") from None
-    plan = Provisioned(name=project.name, description="", props={"api_version": 3, "gen_scripts": False})
-    for participant in [*project.participants(), *extra]:
-        plan.add_participant(participant_from_dict(dict(participant)))
+    project = Project(name=config.name, description="", props={"api_version": 3, "gen_scripts": False})
+    for participant in [*config.participants(), *extra]:
+        project.add_participant(participant_from_dict(dict(participant)))
     builders = [
         WorkspaceBuilder(),
         StaticFileBuilder(config_folder="config", scheme="grpc"),
-        CertBuilder(root_valid_days=project.days),
+        CertBuilder(root_valid_days=config.days),
         SignatureBuilder(),
     ]
-    context = Provisioner(str(folder / "root"), builders).provision(plan, logger=logger)
+    context = Provisioner(str(folder / "root"), builders).provision(project, logger=logger)
     if context.get(CtxKey.BUILD_ERROR):
         raise ConfigError(
             f"the kits could not be made: {'; '.join(map(str, context.get(CtxKey.ERRORS, ['see the log'])))}"
         )
-    made = folder / "root" / project.name / "prod_00"
+    made = folder / "root" / config.name / "prod_00"
     kits.mkdir(mode=0o700)
-    names = {project.host: SERVER_KIT, project.coordinator: COORDINATOR_KIT}
+    names = {config.host: SERVER_KIT, config.coordinator: COORDINATOR_KIT}
     found = {}
     for path in sorted(made.iterdir()):
         name = names.get(path.name, path.name)
         shutil.move(path, kits / name)
-        found[name] = Kit.read(kits / name)
-        found[name].close_down()
-        for script in found[name].startup.glob("*.sh"):  # they would start a site without our launcher
+        found[name] = StartupKit.read(kits / name)
+        write_policy(found[name])
+        for script in found[name].startup.glob("*.sh"):  # they would bypass parent_process
             script.unlink()
     made.rmdir()
     return found
 
 
 def _org(name: str) -> str:
-    """A name as the provisioner wants it of an organisation."""
+    """The name of an organisation as the provisioner allows it."""
     return name.replace("-", "_")

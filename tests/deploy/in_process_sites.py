@@ -1,4 +1,4 @@
-"""Sites without processes: the runtime of each behind a carrier that packs, counts and can lose them."""
+"""Sites without processes: their runtimes behind a transport that can fail."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from isthmus.deploy.play import play_run
 from isthmus.deploy.roster import make_identity
-from isthmus.deploy.runtime import SiteRuntime
-from isthmus.deploy.settings import SiteSettings
+from isthmus.deploy.server_run import run_on_sites
+from isthmus.deploy.site_runtime import SiteRuntime
+from isthmus.deploy.site_settings import SiteSettings
 from isthmus.experiments.config import Settings, resolve
 from isthmus.experiments.folder import RunFolder
 from isthmus.federation.interface import Failure
@@ -24,12 +24,12 @@ DATA = {
 
 
 def settings_of(method: str = "fedavg", **more: object) -> Settings:
-    """Settings as a submitted run has them."""
+    """Settings of a submitted run."""
     return resolve(method, {**DATA, "rounds": 2, "hidden": 4, **more, "engine": "nvflare", "execution": "each"})
 
 
 def organisation(folder: Path, number: int, roster: Path, **data: object) -> SiteSettings:
-    """One of two organisations, with an identity of its own on a common roster."""
+    """One of two organisations, with its own identity on the common roster."""
     home = folder / f"bank-{number}"
     home.mkdir()
     identity = make_identity(home / "identity.key")
@@ -46,41 +46,47 @@ def organisation(folder: Path, number: int, roster: Path, **data: object) -> Sit
     return SiteSettings.read(home / "client.toml")
 
 
-class Wires:
-    """A carrier in this process. ``lost`` sites do not answer; ``seen`` is what went over the wires."""
+class InProcessTransport:
+    """Calls the runtimes directly. All requests fail after the first ``fail_after``."""
 
     def __init__(self, sites: Mapping[str, SiteRuntime]) -> None:
         self.runtimes = dict(sites)
-        self.lost: set[str] = set()
-        self.seen: list[tuple[str, str, bytes, bytes]] = []
-        self.after = -1
+        self.requests = 0
+        self.fail_after = -1
+
+    def restarted(self) -> InProcessTransport:
+        """The same sites in new processes."""
+        return InProcessTransport({site: SiteRuntime(runtime.settings) for site, runtime in self.runtimes.items()})
 
     @property
     def sites(self) -> tuple[str, ...]:
         return tuple(self.runtimes)
 
-    def ask(
+    def request(
         self, run: str, kind: str, requests: Mapping[str, bytes], timeout: float | None
     ) -> dict[str, bytes | Failure]:
-        answers: dict[str, bytes | Failure] = {}
+        replies: dict[str, bytes | Failure] = {}
         for site, data in requests.items():
-            if site in self.lost or len(self.seen) == self.after:
-                answers[site] = Failure("unavailable", "test")
+            if self.requests == self.fail_after:
+                replies[site] = Failure("unavailable", "test")
                 continue
-            answer = self.runtimes[site].handle(run, kind, data)
-            self.seen.append((site, kind, data, answer))
-            answers[site] = answer
-        return answers
+            replies[site] = self.runtimes[site].handle(run, kind, data)
+            self.requests += 1
+        return replies
 
 
-def federation(folder: Path, **data: object) -> Wires:
+def federation(folder: Path, **data: object) -> InProcessTransport:
     roster = folder / "roster.toml"
-    return Wires({f"bank-{number}": SiteRuntime(organisation(folder, number, roster, **data)) for number in (0, 1)})
+    return InProcessTransport(
+        {f"bank-{number}": SiteRuntime(organisation(folder, number, roster, **data)) for number in (0, 1)}
+    )
 
 
-def play(folder: Path, wires: Wires, settings: Settings, run: str = "r", attempt: int = 0) -> RunFolder:
+def run_in_process(
+    folder: Path, transport: InProcessTransport, settings: Settings, run: str = "r", attempt: int = 0
+) -> RunFolder:
     path = folder / "runs" / run
     if not path.exists():
         RunFolder.create(path, settings.to_toml(), {"task": "node"}).close()
-    play_run(path, run, attempt, wires)
+    run_on_sites(path, run, attempt, transport)
     return RunFolder(path)

@@ -1,4 +1,4 @@
-"""Mail between organisations: the server carries it and can neither read, change, replay nor redirect it."""
+"""Mail between organisations: the server forwards it and can neither read, change, replay nor redirect it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from isthmus.data.scenario import Scenario, build_scenario
-from isthmus.deploy.handshake import Keys, Meet
-from isthmus.deploy.host import SiteHost
-from isthmus.deploy.roster import Organisations
+from isthmus.deploy.handshake import PeerKeys, SessionKeys
+from isthmus.deploy.roster import OrganisationKeys
+from isthmus.deploy.site_host import SiteHost
 from isthmus.errors import ConfigError, ProtocolError
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.engines.remote import RemoteEngine
@@ -43,7 +43,7 @@ class Letter(Message):
 
 
 class Writer(Client[None, Nothing]):
-    """Writes to everybody, itself and the server included."""
+    """Writes to all parties, itself and the server included."""
 
     def initial_state(self) -> Nothing:
         return Nothing()
@@ -86,13 +86,13 @@ def scenario() -> Scenario:
     return build_scenario(dataset="csbm:nodes=40,classes=3,features=5,degree=4", clients=3, split="40/20/40", seed=3)
 
 
-class Organised(RemoteEngine):
+class SitePerClient(RemoteEngine):
     """A site for each client. ``tamper`` is a dishonest server between them."""
 
     def __init__(self, scenario: Scenario, signed: bool = True) -> None:
         super().__init__({f"site-{client}": [client] for client in CLIENTS}, TABLE)
         identities = {client: Identity() for client in CLIENTS}
-        roster = Organisations(
+        roster = OrganisationKeys(
             {client: one.public for client, one in identities.items()}, {client: f"site-{client}" for client in CLIENTS}
         )
         self.hosts = {
@@ -104,19 +104,19 @@ class Organised(RemoteEngine):
                 run="r",
                 identity=identities[client] if signed else None,
                 organisations=roster,
-                keep=lambda name, weights: None,
+                write_model=lambda name, weights: None,
             )
             for client in CLIENTS
         }
-        self.keys: dict[PartyId, Keys] = {}
+        self.keys: dict[PartyId, SessionKeys] = {}
         for host in self.hosts.values():
-            self.keys |= host.announce()
+            self.keys |= host.session_keys()
         self.frames: list[Frame] = []
-        self.tamper: Callable[[Sequence_], Sequence_] = lambda calls: calls
+        self.tamper: Callable[[Calls], Calls] = lambda calls: calls
 
-    def meet(self) -> None:
+    def distribute_keys(self) -> None:
         for host in self.hosts.values():
-            host.meet(Meet(self.keys))
+            host.accept_keys(PeerKeys(self.keys))
 
     def carry(self, kind: FrameKind, frames: Mapping[str, Frame], timeout: float | None) -> dict[str, Frame | Failure]:
         answers: dict[str, Frame | Failure] = {}
@@ -133,12 +133,12 @@ class Organised(RemoteEngine):
     def close(self) -> None: ...
 
 
-Sequence_ = list[Invocation]
+Calls = list[Invocation]
 
 
-def both(scenario: Scenario, secure: bool = False) -> tuple[Session, Session, Organised]:
-    engine = Organised(scenario)
-    engine.meet()
+def both(scenario: Scenario, secure: bool = False) -> tuple[Session, Session, SitePerClient]:
+    engine = SitePerClient(scenario)
+    engine.distribute_keys()
     local = LocalEngine(scenario.parts, TABLE, None, Stream(0, ("party",)))
     sessions = Session(local, TABLE, secure=secure), Session(engine, TABLE, secure=secure)
     for session in sessions:
@@ -146,7 +146,7 @@ def both(scenario: Scenario, secure: bool = False) -> tuple[Session, Session, Or
     return *sessions, engine
 
 
-def test_sealed_mail_says_the_same_and_the_carrier_reads_none_of_it(scenario: Scenario) -> None:
+def test_sealed_mail_is_delivered_and_the_server_cannot_read_it(scenario: Scenario) -> None:
     local, sealed, engine = both(scenario)
     expected, found = (session.exchange(Writer.write, Writer.read) for session in (local, sealed))
     for client in CLIENTS:
@@ -192,7 +192,7 @@ def test_masked_mail_is_sealed_too(scenario: Scenario) -> None:
         torch.testing.assert_close(expected[client].values, found[client].values)
 
 
-def _sealed(calls: Sequence_, change: Callable[[Parcel], Parcel]) -> Sequence_:
+def _sealed(calls: Calls, change: Callable[[Parcel], Parcel]) -> Calls:
     return [
         replace(call, parcels=tuple(map(change, call.parcels))) if call.parcels is not None else call for call in calls
     ]
@@ -246,15 +246,15 @@ def test_a_call_that_arrives_twice_is_answered_from_memory(scenario: Scenario) -
     sealed.exchange(Writer.write, Writer.read)
     asked, answered = engine.frames[-2:]
     assert engine.hosts["site-client-2"].handle("call", asked) == answered
-    engine.hosts["site-client-2"]._read.clear()
+    engine.hosts["site-client-2"]._opened_mail.clear()
     again = engine.hosts["site-client-2"].handle("call", asked)
     with pytest.raises(ProtocolError):
         decode_outcomes(again, decode_calls(asked, TABLE), TABLE)
 
 
-def test_a_server_that_plays_a_party_is_found_out(scenario: Scenario) -> None:
-    """It gives everybody session keys of its own making in client-1's name; long-term keys are not its to make."""
-    engine = Organised(scenario)
+def test_a_server_that_impersonates_a_party_is_detected(scenario: Scenario) -> None:
+    """It distributes session keys of its own in client-1's name, which it cannot sign."""
+    engine = SitePerClient(scenario)
     mallory = SiteHost(
         {"client-1": scenario.parts["client-1"]},
         TABLE,
@@ -263,28 +263,28 @@ def test_a_server_that_plays_a_party_is_found_out(scenario: Scenario) -> None:
         run="r",
         identity=Identity(),
         organisations=None,
-        keep=lambda name, weights: None,
+        write_model=lambda name, weights: None,
     )
-    engine.keys |= mallory.announce()
+    engine.keys |= mallory.session_keys()
     with pytest.raises(ProtocolError, match="did not sign this key"):
-        engine.hosts["site-client-0"].meet(Meet(engine.keys))
+        engine.hosts["site-client-0"].accept_keys(PeerKeys(engine.keys))
 
 
-def test_keys_of_another_run_or_of_strangers_are_refused(scenario: Scenario) -> None:
-    engine = Organised(scenario)
+def test_keys_of_another_run_or_of_unknown_parties_are_refused(scenario: Scenario) -> None:
+    engine = SitePerClient(scenario)
     keys = engine.keys["client-1"]
     swapped = replace(keys, mail=keys.sums, mail_signature=keys.sums_signature)
     with pytest.raises(ProtocolError, match="did not sign"):
-        engine.hosts["site-client-0"].meet(Meet({**engine.keys, "client-1": swapped}))
+        engine.hosts["site-client-0"].accept_keys(PeerKeys({**engine.keys, "client-1": swapped}))
     with pytest.raises(ConfigError, match="roster has no organisation"):
-        engine.hosts["site-client-0"].meet(Meet({**engine.keys, "client-9": keys}))
+        engine.hosts["site-client-0"].accept_keys(PeerKeys({**engine.keys, "client-9": keys}))
 
 
-def test_masks_for_strangers_are_refused(scenario: Scenario) -> None:
-    """A roster of parties the server made up would cancel a client's mask and show its values."""
+def test_masks_for_unknown_keys_are_refused(scenario: Scenario) -> None:
+    """A roster of invented parties would cancel a client's mask and reveal its values."""
     _, sealed, engine = both(scenario, secure=True)
 
-    def swap(calls: Sequence_) -> Sequence_:
+    def swap(calls: Calls) -> Calls:
         changed = []
         for call in calls:
             order = call.mail.orders if call.mail is not None else None
@@ -302,18 +302,18 @@ def test_masks_for_strangers_are_refused(scenario: Scenario) -> None:
         sealed.exchange(Writer.write, Writer.read_sum, combine="sum")
 
 
-def test_no_keys_no_mail(scenario: Scenario) -> None:
-    engine = Organised(scenario)
+def test_mail_needs_keys(scenario: Scenario) -> None:
+    engine = SitePerClient(scenario)
     session = Session(engine, TABLE)
     session.clock.begin("train", 1, 1)
     with pytest.raises(QuorumError, match="protocol"):
         session.exchange(Writer.write, Writer.read)
 
 
-def test_outcomes_say_their_size(scenario: Scenario) -> None:
-    """A site that understates what it sends would spoil the ledger; the server looks."""
-    engine = Organised(scenario)
-    engine.meet()
+def test_outcomes_report_their_size(scenario: Scenario) -> None:
+    """A site that understates the size of its mail would falsify the ledger; the server checks."""
+    engine = SitePerClient(scenario)
+    engine.distribute_keys()
     call = Invocation("client-0", "client", "write", Turn(0, "train", 1, 1), 1)
     answer = engine.hosts["site-client-0"].handle("call", encode_calls([call]))
     outcome = decode_outcomes(answer, [call], TABLE)["client-0"]
