@@ -17,7 +17,7 @@ from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.data.split_graph import split_graph
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import SimulatedRun
-from isthmus.methods.structure.directory import block_of
+from isthmus.methods.fedstruct import block_of
 
 SMALL = {"hidden": (8,), "structure_hidden": (8,), "nsf_dim": 12, "precision": "float64", "dropout": 0.0}
 
@@ -50,7 +50,7 @@ def graph(
 
 def same_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hardened runs number columns by secrets; runs that are compared bit by bit must have the same ones."""
-    monkeypatch.setattr("isthmus.methods.structure.directory.secrets.token_bytes", lambda size: b"7" * size)
+    monkeypatch.setattr("isthmus.methods.fedstruct.client.secrets.token_bytes", lambda size: b"7" * size)
 
 
 def scenario(whole: NodeData, owner: Tensor, clients: int) -> Scenario:

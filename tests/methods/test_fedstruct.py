@@ -23,7 +23,8 @@ from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.messages import Kind
 from isthmus.graph.normalise import row_norm
 from isthmus.graph.powers import combined_adjacency
-from isthmus.methods.structure.client import FedStructClient, Task, fingerprint
+from isthmus.methods.fedstruct import FedStructClient, Task
+from isthmus.methods.fedstruct.features import fingerprint
 from isthmus.nn.inputs import Inputs
 from isthmus.nn.loss import get_loss
 from isthmus.tensors import Weights

@@ -18,9 +18,9 @@ from isthmus.errors import ConfigError, DataError
 from isthmus.experiments.config import resolve
 from isthmus.federation.messages import Kind
 from isthmus.graph.powers import combined_adjacency
-from isthmus.methods.structure import powers as powers_module
-from isthmus.methods.structure.features import degree_feature, degrees
-from isthmus.methods.structure.powers import Product
+from isthmus.methods.fedstruct import Product
+from isthmus.methods.fedstruct import powers as powers_module
+from isthmus.methods.fedstruct.features import degree_feature, degrees
 
 PROTOCOLS = ("published", "hardened")
 
