@@ -174,7 +174,7 @@ def measure(dataset: str, hops: int, clients: int, rounds: int) -> dict[str, Any
         "data_mb": before,
         "powers_peak_mb": peak,
         "peak_mb": _peak(),
-        "entries_per_row": known.structured.entries / known.structured.nodes,
+        "entries_per_row": known.kept.entries / known.nodes,
         "peer_mb": run.loop.totals.setup["peer"] / 2**20,
     }
 

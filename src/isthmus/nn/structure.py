@@ -80,10 +80,6 @@ class Reach:
         nodes = np.flatnonzero(touched)
         return cls(nodes, tuple(Matrix.of(block[:, nodes], dtype) for block in blocks))
 
-    @property
-    def parts(self) -> list[sp.csr_matrix | Tensor]:
-        return [m.values if isinstance(m.values, Tensor) else m.values.csr for m in self.powers]
-
 
 @dataclass(frozen=True, eq=False)
 class Group:

@@ -8,13 +8,12 @@ powers_published.py   how products travel as the paper prints it
 powers_hardened.py    how they travel with less to see; the default
 features.py           structure features S
 client.py, state.py   what a client is made of, what it remembers
-blocks.py             sparse and dense blocks as tensors
 """
 
 from isthmus.methods.fedstruct.algorithm import METHOD, FedStructClient, Step, Task
-from isthmus.methods.fedstruct.blocks import block_of
 from isthmus.methods.fedstruct.config import FedStructConfig
 from isthmus.methods.fedstruct.directory import Directory
 from isthmus.methods.fedstruct.powers import Product
+from isthmus.methods.fedstruct.state import block_of
 
 __all__ = ["METHOD", "Directory", "FedStructClient", "FedStructConfig", "Product", "Step", "Task", "block_of"]

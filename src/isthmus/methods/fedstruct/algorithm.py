@@ -52,16 +52,15 @@ from isthmus.methods.fedstruct.client import (
 )
 from isthmus.methods.fedstruct.config import FedStructConfig
 from isthmus.methods.fedstruct.features import NSF, Fingerprint, assembled, check_replicas, fingerprint
-from isthmus.methods.fedstruct.powers import PowerProtocol, Structured, next_power
+from isthmus.methods.fedstruct.powers import NOTHING_KEPT, Kept, PowerProtocol, next_power
 from isthmus.methods.fedstruct.state import NO_STEPS
 from isthmus.methods.learners import dropout_source
 from isthmus.methods.registry import Log, Method, Phase, register
 from isthmus.methods.training import Size, total_samples
 from isthmus.nn import train
-from isthmus.nn.inputs import Inputs
 from isthmus.nn.loss import Shifted, get_loss
 from isthmus.nn.optim import OptimizerState, fresh_state, stepped
-from isthmus.nn.structure import Group, combined
+from isthmus.nn.structure import combined
 from isthmus.records import Record
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights, get_weights, num_values, scaled
@@ -75,10 +74,12 @@ class ServerState(Record):
 
     weights: Weights
     optimizer: OptimizerState
-    total: float
-    structured: Structured
-    nsf: Tensor | None
-    nsf_optimizer: OptimizerState
+    total: float = 0.0  # |Vt|
+    nodes: int = 0  # n
+    power: int = 0  # l, the last power that is complete
+    kept: Kept = NOTHING_KEPT  # of that power, over all clients
+    nsf: Tensor | None = None
+    nsf_optimizer: OptimizerState = NO_STEPS
 
 
 def init(view: View, config: FedStructConfig, common: Stream) -> ServerState:
@@ -87,9 +88,7 @@ def init(view: View, config: FedStructConfig, common: Stream) -> ServerState:
             "fedstruct classifies nodes of one graph: clients must have the same features and classes; try fedavg"
         )
     weights = first_weights(config, get_weights(config.first_model(view, common)), view.num_classes, common)
-    return ServerState(
-        weights, fresh_state(config.optimizer, weights), 0.0, Structured(0, 0, 0, 0.0, 0), None, NO_STEPS
-    )
+    return ServerState(weights, fresh_state(config.optimizer, weights))
 
 
 # -- setup (5.1) -----------------------------------------------------------------------------------
@@ -98,13 +97,14 @@ def init(view: View, config: FedStructConfig, common: Stream) -> ServerState:
 def setup_round(state: ServerState, federation: Federation, config: FedStructConfig) -> tuple[ServerState, Log]:
     """|Vt|, a common numbering of all nodes, and both ends of every cross edge compared."""
     total = total_samples(federation)
-    nodes = PROTOCOLS[config.protocol].setup(federation)
-    return replace(state, total=total, structured=replace(state.structured, nodes=nodes)), {}
+    return replace(state, total=total, nodes=PROTOCOLS[config.protocol].setup(federation)), {}
 
 
 def power_round(state: ServerState, federation: Federation, config: FedStructConfig) -> tuple[ServerState, Log]:
     """[Ah^l]^[i] at every client i from everybody's [Ah^{l-1}]; Abar^[i] += beta_l [Ah^l]^[i]. Round l of L_s."""
-    return replace(state, structured=next_power(state.structured, federation, config, PROTOCOLS[config.protocol])), {}
+    power = state.power + 1
+    kept = next_power(power, state.nodes, federation, config, PROTOCOLS[config.protocol])
+    return replace(state, power=power, kept=kept), {}
 
 
 def nsf_round(state: ServerState, federation: Federation, config: FedStructConfig) -> tuple[ServerState, Log]:
@@ -113,7 +113,7 @@ def nsf_round(state: ServerState, federation: Federation, config: FedStructConfi
         check_replicas(federation.exchange(FedStructClient.share_nsf, FedStructClient.take_nsf))
         return state, {}
     # Differs from the paper: one S at the server (nsf_at=server) in place of a copy at every client; same bits.
-    nsf = assembled(federation.call(FedStructClient.give_nsf), state.structured.nodes)
+    nsf = assembled(federation.call(FedStructClient.give_nsf), state.nodes)
     return replace(state, nsf=nsf, nsf_optimizer=fresh_state(config.optimizer, {NSF: nsf})), {}
 
 
@@ -165,31 +165,22 @@ def train_round(state: ServerState, federation: Federation, config: FedStructCon
 
 
 def gradients(
-    clients: Sequence[StructureClient],
-    inputs: Inputs,
-    group: Group,
-    shares: Sequence[float],
-    weights: Weights,
-    nsf: Tensor,
+    who: StructureClient | StructureCohort, shares: Sequence[float], weights: Weights, nsf: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor | None]:
-    """Both branches, forward and backward, for one client or for many together.
-
-    Args:
-        inputs, group: Of the feature and of the structure branch.
-        shares: Weight of each client in the sum.
+    """Both branches, forward and backward, of one client or of many together.
 
     Returns:
         Gradients of theta_f for every client's own mean loss (stacked for many); of theta_s and of S, weighted by
         shares and summed.
     """
-    model, net, config = clients[0].learner.model, clients[0].net, clients[0].config
-    dropout = dropout_source(config, [client.stream for client in clients])
-    masks = [client.stream("structure").torch() for client in clients] if config.dropout else None
-    structure = net.run(below(weights, STRUCTURE), nsf, group, masks)
+    first, inputs, streams = who.clients[0], who.inputs, [client.stream for client in who.clients]
+    config, dropout = first.config, dropout_source(first.config, streams)
+    masks = [stream("structure").torch() for stream in streams] if config.dropout else None
+    structure = first.net.run(below(weights, STRUCTURE), nsf, who.group, masks)
     z = padded([client.z for client in structure.clients], inputs)  # E2: z_v = sum_u Abar_vu g(s_u)
     loss = Shifted(get_loss(config.loss), z)  # E1: q_v = h_v + z_v, and E3
     # h = fGNN(X_i, E_i), dL_i/dtheta_f = sum_v (dh_v/dtheta_f)^T r_v
-    theta_f, _ = train.gradients(model, below(weights, FEATURE), inputs, loss=loss.loss, dropout=dropout)
+    theta_f, _ = train.gradients(first.learner.model, below(weights, FEATURE), inputs, loss=loss.loss, dropout=dropout)
     residuals = inputs.split(inputs.unpad(loss.residual))  # r_v = yhat_v - y_v
     theta_s, nsf_grad = structure.gradients(residuals, shares, nsf=config.learns_nsf)  # Props. 3 and 2
     return named(theta_f, FEATURE), named(theta_s, STRUCTURE), nsf_grad
@@ -233,7 +224,7 @@ class FedStructCohort(StructureCohort):
     def gradient(self, task: Task) -> Stacked[Step]:
         nsf, count = self.clients[0].nsf(task.nsf), len(self.clients)
         shares = [client.samples() / task.total for client in self.clients]
-        theta_f, theta_s, nsf_grad = gradients(self.clients, self.inputs, self.group, shares, task.weights, nsf)
+        theta_f, theta_s, nsf_grad = gradients(self, shares, task.weights, nsf)
         share: Any = torch.tensor(shares, dtype=torch.float64)
         grads: Any = {name: ScaledRows(tensor, share) for name, tensor in theta_f.items()}
         grads |= {name: OnlyTotal(tensor, count) for name, tensor in theta_s.items()}
@@ -251,10 +242,7 @@ class FedStructCohort(StructureCohort):
     def deploy_all(self, ready: Ready) -> Stacked[Evaluation]:
         first = self.clients[0]
         embedded = first.net.embed(below(ready.weights, STRUCTURE), first.nsf(ready.nsf))
-        rows = []
-        for client in self.clients:
-            client.state = replace(client.state, weights=ready.weights)
-            rows.append(client.score(logits(client, ready.weights, embedded)))
+        rows = [scored(client, ready.weights, embedded) for client in self.clients]
         return Stacked(stack_evaluations(rows), self.parties)
 
 
@@ -271,8 +259,7 @@ class FedStructClient(StructureClient):
         return Step(grads, nsf, share)
 
     def _gradients(self, weights: Weights, nsf: Tensor, share: float) -> tuple[dict[str, Tensor], Tensor | None]:
-        group = Group.of([self.training_reach])
-        theta_f, theta_s, nsf_grad = gradients([self], self.inputs, group, [share], weights, nsf)
+        theta_f, theta_s, nsf_grad = gradients(self, [share], weights, nsf)
         grads = {**scaled(theta_f, share), **theta_s}
         return {name: grads[name] for name in weights}, nsf_grad
 
@@ -302,9 +289,7 @@ class FedStructClient(StructureClient):
     @handler
     def deploy_all(self, ready: Ready) -> Evaluation:
         """Take the trained model and score it on own nodes."""
-        self.state = replace(self.state, weights=ready.weights)
-        embedded = self.net.embed(below(ready.weights, STRUCTURE), self.nsf(ready.nsf))
-        return self.score(logits(self, ready.weights, embedded))
+        return scored(self, ready.weights, self.net.embed(below(ready.weights, STRUCTURE), self.nsf(ready.nsf)))
 
 
 # -- FedAvg (5.4) ----------------------------------------------------------------------------------
@@ -341,24 +326,24 @@ def evaluate(state: ServerState, federation: Federation, config: FedStructConfig
     return federation.call(FedStructClient.deploy_all, Ready(state.weights, state.nsf))
 
 
-def logits(client: StructureClient, weights: Weights, embedded: Tensor) -> Tensor:
-    """q of all own nodes, from g(S)."""
-    z = combined([power.times(embedded) for power in client.abar], weights.get(BETAS))  # E2
-    if client.config.inference == "structure":
-        return z
-    return client.learner.logits(below(weights, FEATURE)) + z  # E1
+def scored(client: StructureClient, weights: Weights, embedded: Tensor) -> Evaluation:
+    """Predictions for all own nodes, from theta and g(S)."""
+    q = combined([power.times(embedded) for power in client.abar], weights.get(BETAS))  # E2: z
+    if client.config.inference == "both":
+        q = client.learner.logits(below(weights, FEATURE)) + q  # E1: h + z
+    client.state, client.scratch.logits = replace(client.state, weights=weights), q
+    return client.evaluate()
 
 
 def facts(state: ServerState, config: FedStructConfig, scenario: Any) -> dict[str, Any]:
     """What is left of the power after pruning, and the filter where it was learned."""
-    known = state.structured
-    told: dict[str, Any] = {
-        "nodes": known.nodes,
-        "entries_per_row": known.entries / known.nodes,
-        "kept_row_mass": known.mass / known.nodes,
-        "empty_rows": known.empty,
+    return {
+        "nodes": state.nodes,
+        "entries_per_row": state.kept.entries / state.nodes,
+        "kept_row_mass": state.kept.mass / state.nodes,
+        "empty_rows": state.kept.empty,
+        **({"betas": state.weights[BETAS].tolist()} if config.train_betas else {}),
     }
-    return told | ({"betas": state.weights[BETAS].tolist()} if config.train_betas else {})
 
 
 # -- the method ------------------------------------------------------------------------------------

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from isthmus.errors import RunError
-from isthmus.federation.roles import Cohort, handler
-from isthmus.methods.evaluation import Detail, Evaluation, Tally, detail, tally
-from isthmus.methods.fedstruct.blocks import block_of
+from isthmus.federation.roles import Cohort
+from isthmus.methods.evaluation import Evaluation, Tally
 from isthmus.methods.fedstruct.config import FedStructConfig
 from isthmus.methods.fedstruct.features import NSF, FeatureClient, Fingerprint, check_replicas, fingerprint
 from isthmus.methods.fedstruct.powers_hardened import HardenedPowers
 from isthmus.methods.fedstruct.powers_published import PublishedPowers
-from isthmus.methods.fedstruct.state import NO_STEPS, FedStructState
+from isthmus.methods.fedstruct.state import NO_STEPS, FedStructState, block_of
 from isthmus.methods.training import ModelCohort
 from isthmus.nn.inputs import Inputs, stack_inputs
 from isthmus.nn.optim import fresh_state
@@ -54,6 +53,15 @@ class StructureClient(PublishedPowers, HardenedPowers, FeatureClient):
     def export(self) -> Weights:
         replica = {} if self.state.nsf is None or not self.config.learns_nsf else {NSF: self.state.nsf}
         return {**self.state.weights, **replica}
+
+    @property
+    def clients(self) -> tuple[StructureClient, ...]:
+        """Itself: a cohort of one."""
+        return (self,)
+
+    @property
+    def group(self) -> Group:
+        return Group.of([self.training_reach])
 
     def nsf(self, given: Tensor | None) -> Tensor:
         """S: what the server has sent, or the client's own copy."""
@@ -90,16 +98,10 @@ class StructureClient(PublishedPowers, HardenedPowers, FeatureClient):
         made: T = kept[1]
         return made
 
-    # -- scores ------------------------------------------------------------------------------------
-
-    def score(self, logits: Tensor) -> Evaluation:
-        self.scratch.logits = logits
-        return Evaluation({part: tally(logits, self.learner.y, mask) for part, mask in self.learner.masks.items()})
-
-    @handler
-    def detail(self) -> Detail:
-        """Counts for scores beyond accuracy, of what was scored in this round."""
-        return detail(self.scratch.logits, self.learner.y, {part: self.learner.masks[part] for part in ("val", "test")})
+    def logits(self) -> Tensor:
+        """What was scored last in this round."""
+        logits: Tensor = self.scratch.logits
+        return logits
 
 
 class StructureCohort(Cohort[StructureClient]):
@@ -163,8 +165,4 @@ def stack_evaluations(rows: Sequence[Evaluation]) -> Evaluation:
 
 def padded(rows: Sequence[Tensor], inputs: Inputs) -> Tensor:
     """Rows of each client, one client below the other as the feature branch has them: inverse of ``inputs.unpad``."""
-    length = inputs.padded[-1]
-    out = rows[0].new_zeros(len(rows) * length, rows[0].shape[1])
-    for k, part in enumerate(rows):
-        out[k * length : k * length + len(part)] = part
-    return out
+    return torch.cat([torch.nn.functional.pad(part, (0, 0, 0, inputs.padded[-1] - len(part))) for part in rows])

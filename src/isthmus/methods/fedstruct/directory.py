@@ -28,10 +28,10 @@ from isthmus.federation.interface import Federation
 from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import Count, Identifier, Message, PartyId, Structure
 from isthmus.federation.roles import handler
+from isthmus.graph.normalise import adjacency
 from isthmus.graph.powers import as_csr, row_mass
-from isthmus.methods.fedstruct.blocks import tensor_of
 from isthmus.methods.fedstruct.config import FedStructConfig
-from isthmus.methods.fedstruct.state import FedStructState
+from isthmus.methods.fedstruct.state import FedStructState, tensor_of
 from isthmus.methods.training import WeightedClient
 
 
@@ -95,16 +95,12 @@ class DirectoryClient(WeightedClient[FedStructConfig]):
             raise DataError("fedstruct needs the cross edges of every client: give them, or use fedsgd")
         self.cross: CrossEdges = data.cross
         self.out = np.flatnonzero(self.cross.outgoing.numpy())
-        source, target = data.edge_index.numpy()
-        loops = np.arange(data.num_nodes)
-        ones = np.ones(len(source) + len(loops))
-        self.inner = as_csr(  # At_i^[i]
-            sp.csr_matrix((ones, (np.append(source, loops), np.append(target, loops))), shape=(len(loops), len(loops)))
-        )
+        loops = sp.identity(data.num_nodes, format="csr")
+        self.inner = as_csr(adjacency(data.edge_index, data.num_nodes) + loops)  # At_i^[i]
         weight = self.cross.weight.numpy().astype(np.float64)
         if (weight < 0).any():
             raise DataError(f"{self.party} has cross edges of negative weight; random walks need weights of at least 0")
-        crossing = np.bincount(self.cross.own.numpy()[self.out], weights=weight[self.out], minlength=len(loops))
+        crossing = np.bincount(self.cross.own.numpy()[self.out], weights=weight[self.out], minlength=data.num_nodes)
         self.degree = row_mass(self.inner) + crossing  # Dt^[i], self-loop included
         self.boundary = np.unique(self.cross.own.numpy()[self.out])  # row of each slot
 

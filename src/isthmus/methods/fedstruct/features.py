@@ -63,8 +63,9 @@ def sheet(config: FedStructConfig) -> tuple[Disclosure, ...]:
 class FeatureClient(PowerClient):
     """A client that gives its part of S, and takes everybody's."""
 
-    def own_nsf(self) -> NsfBlock:
-        """S_i."""
+    @handler
+    def give_nsf(self) -> NsfBlock:
+        """S_i, to the server where it holds S."""
         config, data = self.config, self.data
         if config.nsf == "hop2vec":
             # Whoever could repeat the draws would know whose row is whose, whatever the columns are called.
@@ -77,14 +78,9 @@ class FeatureClient(PowerClient):
         return NsfBlock(self.state.columns, values.to(config.dtype))
 
     @handler
-    def give_nsf(self) -> NsfBlock:
-        """S_i to the server, who holds S."""
-        return self.own_nsf()
-
-    @handler
     def share_nsf(self) -> Mapping[PartyId, NsfBlock]:
         """S_i to all others."""
-        return dict.fromkeys([*self.state.entering, self.party], self.own_nsf())
+        return dict.fromkeys([*self.state.entering, self.party], self.give_nsf())
 
     @handler
     def take_nsf(self, mail: Mapping[PartyId, NsfBlock]) -> Fingerprint:

@@ -52,10 +52,9 @@ from isthmus.graph.powers import (
     scaled_rows,
     stored,
 )
-from isthmus.methods.fedstruct.blocks import block_of, tensor_of
 from isthmus.methods.fedstruct.config import FedStructConfig
 from isthmus.methods.fedstruct.directory import DirectoryClient
-from isthmus.records import Record
+from isthmus.methods.fedstruct.state import block_of, tensor_of
 
 STRIPE_BYTES = 256 * 2**20
 """About how much the products of one stripe may take at all clients together."""
@@ -120,11 +119,14 @@ class PowerDone(Message):
 
 @dataclass(frozen=True)
 class Kept(Message):
-    """What a client holds of a power: entries, mass of its rows, rows without any."""
+    """What a client, or all clients together, hold of a power: entries, mass of rows, rows without any."""
 
     entries: Structure[int]
     mass: Structure[float]
     empty: Structure[int]
+
+
+NOTHING_KEPT = Kept(0, 0.0, 0)
 
 
 def sheet(config: FedStructConfig) -> tuple[Disclosure, ...]:
@@ -202,12 +204,9 @@ class PowerClient(DirectoryClient):
     def _gathered(self) -> Block:
         """Step 4: [Ah^l]^[i] = (Dt^[i])^-1 sum_k B_ijk, from all stripes."""
         stripes: list[Block] = self.scratch.stripes
-        if len(stripes) == 1:
-            whole = stripes[0]
-        else:
-            owner = self.state.owner.numpy()
-            order = np.concatenate([np.flatnonzero(owner % len(stripes) == s) for s in range(len(stripes))])
-            place = np.argsort(order)
+        whole = stripes[0]
+        if len(stripes) > 1:
+            place = np.argsort(np.argsort(self.state.owner.numpy() % len(stripes), kind="stable"))
             if any(isinstance(part, np.ndarray) for part in stripes):
                 dense = [part if isinstance(part, np.ndarray) else part.toarray() for part in stripes]
                 whole = np.hstack(dense)[:, place]
@@ -277,33 +276,14 @@ class PowerClient(DirectoryClient):
 # -- server ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Structured(Record):
-    """What the server knows of the powers.
-
-    Args:
-        nodes: n.
-        power: The last one that is complete.
-        entries, mass, empty: Of Ah^Ls over all clients.
-    """
-
-    nodes: int
-    power: int
-    entries: int
-    mass: float
-    empty: int
-
-
 def next_power(
-    known: Structured, federation: Federation, config: FedStructConfig, protocol: PowerProtocol
-) -> Structured:
-    """[Ah^l]^[i] at every client i, from [Ah^{l-1}]."""
-    power = known.power + 1
-    protocol.exchange(federation, power, stripes_of(known.nodes, len(federation.clients), config))
+    power: int, nodes: int, federation: Federation, config: FedStructConfig, protocol: PowerProtocol
+) -> Kept:
+    """[Ah^l]^[i] at every client i, from [Ah^{l-1}]; returns what all clients together hold of it."""
+    protocol.exchange(federation, power, stripes_of(nodes, len(federation.clients), config))
     if config.prunes and config.prune_mode == "global":
-        _select_globally(federation, config.prune * known.nodes)
-    kept = federation.sum(PowerClient.finish_power, PowerDone(power))
-    return Structured(known.nodes, power, kept.entries, kept.mass, kept.empty)
+        _select_globally(federation, config.prune * nodes)
+    return federation.sum(PowerClient.finish_power, PowerDone(power))
 
 
 def _select_globally(federation: Federation, wanted: int) -> None:
@@ -324,9 +304,6 @@ def stripes_of(nodes: int, clients: int, config: FedStructConfig) -> int:
     """How many stripes of columns keep the products of one exchange near `STRIPE_BYTES`."""
     per_row = min(float(nodes), float(config.prune * clients)) if config.prunes else float(nodes)
     return int(min(clients, max(1, -(-nodes * per_row * 12 // STRIPE_BYTES))))
-
-
-# -- tools -----------------------------------------------------------------------------------------
 
 
 def _times(tensor: Tensor, factor: float) -> Tensor:

@@ -18,10 +18,10 @@ from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import PartyId
 from isthmus.federation.roles import handler
 from isthmus.graph.powers import Block, as_csr, entries
-from isthmus.methods.fedstruct.blocks import block_of, tensor_of
 from isthmus.methods.fedstruct.config import FedStructConfig
 from isthmus.methods.fedstruct.directory import Directory, EdgeList, Enrolment, agree_on_edges
 from isthmus.methods.fedstruct.powers import PowerClient, Product, Stripe
+from isthmus.methods.fedstruct.state import block_of, tensor_of
 
 
 class PublishedPowers(PowerClient):
