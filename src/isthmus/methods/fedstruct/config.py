@@ -1,30 +1,23 @@
-"""Settings of FedStruct: how Abar is obtained (`directory.py`, `powers.py`), and how both branches are trained
-(`client.py`).
-"""
+"""Settings of FedStruct."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
+import numpy as np
 
 from isthmus.errors import ConfigError
 from isthmus.methods.training import WeightedConfig
-from isthmus.nn.optim import OptimizerState, step_plan, take_step
 from isthmus.nn.structure import StructureNet
-from isthmus.tensors import Weights
 
-FEATURE, STRUCTURE = "feature.", "structure."
-"""Prefixes of theta_f and theta_s in the names of weights."""
-NSF = "nsf"
 DIRECT_LR = 0.5
 """Learning rate of S in the direct form: the best on validation of 0.05, 0.1, 0.2, 0.5 and 1 (Cora)."""
 
 
 @dataclass(frozen=True)
-class PowerConfig(WeightedConfig):
-    """How Abar is obtained.
+class FedStructConfig(WeightedConfig):
+    """Settings of FedStruct; those of the feature branch are `TrainConfig`'s.
 
     Args:
         structure_hops: L_s, the highest power.
@@ -33,8 +26,19 @@ class PowerConfig(WeightedConfig):
         train_betas: Learn beta0 and betas with the rest, from these values.
         prune: p, entries kept per row on average; 0 keeps all.
         prune_mode: ``block``, ``row`` or ``global``, see `powers.py`.
-        renormalise: Scale cut rows back to sum 1 (the paper does not).
-        protocol: ``published``, or ``hardened``: own numbering of columns, delivery of sums only.
+        renormalise: Scale pruned rows back to sum 1 (the paper does not).
+        protocol: How clients obtain their rows of Abar: ``published`` or ``hardened``, see `powers_published.py` and
+            `powers_hardened.py`.
+        nsf: Structure feature: ``degree``, ``walk`` or ``hop2vec``.
+        nsf_dim: d_s.
+        form: HOP2VEC with the MLP g on top (``headed``, what the published numbers come from) or without (``direct``,
+            the paper's Eq. 15).
+        structure_hidden: Hidden widths of g.
+        nsf_at: Where HOP2VEC's S is kept: at the ``server``, or as a replica at all ``clients``.
+        nsf_lr, nsf_weight_decay: Of S; not given = those of theta, and in the direct form 0.5 and 0
+            (docs/methods/fedstruct.md).
+        algorithm: ``fedsgd`` (the paper), or ``fedavg``: local optimiser steps, averaged weights.
+        inference: ``structure`` predicts with z alone.
     """
 
     structure_hops: int = 2
@@ -45,47 +49,6 @@ class PowerConfig(WeightedConfig):
     prune_mode: Literal["block", "row", "global"] = "row"
     renormalise: bool = False
     protocol: Literal["published", "hardened"] = "hardened"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.structure_hops < 1:
-            raise ConfigError(f"structure_hops must be at least 1, got {self.structure_hops}")
-        if self.prune < 0:
-            raise ConfigError(f"prune must be at least 0 (0 keeps everything), got {self.prune}")
-        if self.betas and len(self.betas) != self.structure_hops:
-            raise ConfigError(
-                f"betas must name one weight per power: structure_hops={self.structure_hops}, got {len(self.betas)}"
-            )
-        if self.dp_clip:
-            raise ConfigError("fedstruct has no differential privacy: leave dp_clip out, or use fedsgd")
-
-    @property
-    def power_weights(self) -> tuple[float, ...]:
-        """beta_1 ... beta_Ls."""
-        return self.betas or (0.0,) * (self.structure_hops - 1) + (1.0,)
-
-    @property
-    def prunes(self) -> bool:
-        return self.prune > 0 and self.structure_hops > 1
-
-
-@dataclass(frozen=True)
-class FedStructConfig(PowerConfig):
-    """Knobs of FedStruct; those of Abar are `PowerConfig`'s, those of the feature branch `TrainConfig`'s.
-
-    Args:
-        nsf: Structure feature: ``degree``, ``walk`` or ``hop2vec``.
-        nsf_dim: d_s.
-        form: HOP2VEC with the MLP g on top (``headed``, what the published numbers come from) or without (``direct``,
-            the paper's Eq. 15).
-        structure_hidden: Hidden widths of g.
-        nsf_at: Where HOP2VEC's S lives: ``server``, or a replica at all ``clients``.
-        nsf_lr, nsf_weight_decay: Of S; not given = those of theta, and in the direct form 0.5 and 0
-            (docs/methods/fedstruct.md).
-        algorithm: ``fedsgd`` (the paper), or ``fedavg``: local optimiser steps, averaged weights.
-        inference: ``structure`` predicts with z alone.
-    """
-
     backbone: str = "dgcn"
     nsf: Literal["degree", "walk", "hop2vec"] = "hop2vec"
     nsf_dim: int = 256
@@ -99,6 +62,16 @@ class FedStructConfig(PowerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.structure_hops < 1:
+            raise ConfigError(f"structure_hops must be at least 1, got {self.structure_hops}")
+        if self.prune < 0:
+            raise ConfigError(f"prune must be at least 0 (0 keeps everything), got {self.prune}")
+        if self.betas and len(self.betas) != self.structure_hops:
+            raise ConfigError(
+                f"betas must name one weight per power: structure_hops={self.structure_hops}, got {len(self.betas)}"
+            )
+        if self.dp_clip:
+            raise ConfigError("fedstruct has no differential privacy: leave dp_clip out, or use fedsgd")
         if self.form == "direct" and self.nsf != "hop2vec":
             raise ConfigError(f"form=direct has no head to read nsf={self.nsf} with: use nsf=hop2vec, or form=headed")
         if self.nsf == "walk" and self.nsf_dim <= self.structure_hops:
@@ -113,6 +86,20 @@ class FedStructConfig(PowerConfig):
         if self.algorithm == "fedavg" and self.nsf_at == "clients":
             raise ConfigError("algorithm=fedavg averages S with the rest, at the server: use nsf_at=server")
         self.net(2)
+
+    @property
+    def numpy_dtype(self) -> type[np.float32] | type[np.float64]:
+        """Of the powers."""
+        return np.float64 if self.precision == "float64" else np.float32
+
+    @property
+    def power_weights(self) -> tuple[float, ...]:
+        """beta_1 ... beta_Ls."""
+        return self.betas or (0.0,) * (self.structure_hops - 1) + (1.0,)
+
+    @property
+    def prunes(self) -> bool:
+        return self.prune > 0 and self.structure_hops > 1
 
     def net(self, num_classes: int) -> StructureNet:
         """g."""
@@ -139,30 +126,3 @@ class FedStructConfig(PowerConfig):
         lr = self.nsf_lr if self.nsf_lr is not None else DIRECT_LR if direct else self.lr
         decay = self.nsf_weight_decay if self.nsf_weight_decay is not None else 0.0 if direct else self.weight_decay
         return lr, decay
-
-    def stepped(
-        self, weights: Weights, grads: Weights, state: OptimizerState
-    ) -> tuple[dict[str, Tensor], OptimizerState]:
-        """One optimiser step on theta. Betas are a filter, not weights of a layer: no decay pulls them to zero."""
-        betas = [name for name in grads if name == STRUCTURE + StructureNet.BETAS]
-        new, moments = _owned(weights), _owned_state(state)
-        after = moments
-        for names, decay in (([n for n in grads if n not in betas], self.weight_decay), (betas, 0.0)):
-            plan = step_plan(self.optimizer, moments.steps, 1, self.lr, decay, self.dtype)
-            after = take_step(new, {name: grads[name] for name in names}, moments, plan)
-        return new, after
-
-    def stepped_nsf(self, nsf: Tensor, grad: Tensor, state: OptimizerState) -> tuple[Tensor, OptimizerState]:
-        """One optimiser step on S."""
-        lr, decay = self.nsf_rates
-        new, moments = {NSF: nsf.clone()}, _owned_state(state)
-        after = take_step(new, {NSF: grad}, moments, step_plan(self.optimizer, moments.steps, 1, lr, decay, self.dtype))
-        return new[NSF], after
-
-
-def _owned(weights: Weights) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in weights.items()}
-
-
-def _owned_state(state: OptimizerState) -> OptimizerState:
-    return OptimizerState(state.steps, _owned(state.first), _owned(state.second))
