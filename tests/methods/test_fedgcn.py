@@ -15,7 +15,7 @@ from isthmus.data.scenario import Scenario
 from isthmus.errors import ConfigError, RunError
 from isthmus.experiments.config import resolve
 from isthmus.graph.normalise import gcn_norm
-from isthmus.methods.fedgcn import extended_data
+from isthmus.methods.fedgcn.published import extended_data
 from isthmus.nn.inputs import build_inputs
 from isthmus.nn.train import predict
 from isthmus.testing import check_method
@@ -74,7 +74,7 @@ def test_partial_sums_add_up_to_the_first_product() -> None:
     run = after_exchange(where, hops=1, input_norm=False)
     expected = gcn_norm(where.whole.edge_index, 45) @ where.whole.x.double().numpy()
     for client, data in where.parts.items():
-        sums = run.engine.party(client).client.state.near.sums
+        sums = run.engine.party(client).client.state.sums.own
         np.testing.assert_allclose(sums[:, :-2].numpy(), expected[data.node_id.numpy()], atol=SINGLE, rtol=0)
 
 
@@ -116,7 +116,7 @@ def test_the_published_simulation_hands_over_the_neighbourhood(hops: int, reache
         closure = set(data.node_id.tolist())
         for _ in range(reached):
             closure |= {far for node in closure for far in neighbours[node]}
-        extended = extended_data(data, party.state.near)
+        extended = extended_data(data, party.state.surroundings)
         assert set(extended.node_id.tolist()) == closure
         arcs = {(int(extended.node_id[a]), int(extended.node_id[b])) for a, b in extended.edge_index.T.tolist()}
         assert arcs == {(a, b) for a, b in whole.edge_index.T.tolist() if a in closure and b in closure}
