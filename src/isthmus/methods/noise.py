@@ -30,7 +30,7 @@ def statement(
     values: int,
     parties: int,
     masked: bool,
-    knob: str = "dp_noise",
+    setting: str = "dp_noise",
 ) -> dict[str, Any]:
     """The ``privacy`` of a result.
 
@@ -38,14 +38,14 @@ def statement(
         releases: How often a client sends something.
         values: Numbers in what it sends.
         parties: Clients per sum.
-        knob: Name of the setting that adds noise, for who left it out.
+        setting: Name of the setting that adds noise, for who left it out.
         masked: Whether sums are secure. Then ``epsilon_of_totals`` says what the totals alone are worth, if all clients
             add their noise.
     """
     mechanism = Mechanism(clip, noise)
     worth: dict[str, Any] = {"epsilon": None}
     warning: str | None = (
-        f"clipping without noise bounds what one client can change, and guarantees no privacy: set {knob} above 0"
+        f"clipping without noise bounds what one client can change, and guarantees no privacy: set {setting} above 0"
     )
     if noise > 0.0:
         worth["epsilon"] = _epsilon(noise, releases, delta)

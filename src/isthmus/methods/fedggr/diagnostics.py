@@ -50,9 +50,11 @@ def graph_facts(neighbours: Tensor, sizes: Sequence[int], scenario: Scenario | N
     if scenario is None:
         return told
     node_id = torch.cat([scenario.parts[client].node_id for client in sorted(scenario.parts)])
-    y = scenario.whole.y[node_id]
-    row = torch.empty_like(node_id)
-    row[node_id] = torch.arange(count)
+    everyone, order = scenario.whole.node_id.sort()
+    place = order[torch.searchsorted(everyone, node_id)]  # row of each node in the whole graph
+    y = scenario.whole.y[place]
+    row = torch.empty_like(place)
+    row[place] = torch.arange(count)
     ends = row[scenario.whole.edge_index].sort(dim=0).values
     lost = torch.unique(ends[:, owner[ends[0]] != owner[ends[1]]], dim=1)
     found = torch.isin(pairs[0] * count + pairs[1], lost[0] * count + lost[1])
