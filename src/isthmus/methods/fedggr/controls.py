@@ -1,10 +1,12 @@
-"""Server modules to compare FedGGR's with, by ``channel``, and an addition, ``self_supervision``. None is in the paper.
+"""Server modules to compare FedGGR's with; none of them is in the paper.
 
-channel       what Z_glob is made of                        what a difference to it shows
-learned       the learned graph (`GlobalModule`)            -
-knn           the fixed nearest-neighbour graph of E        what learning the graph adds
-embeddings    E alone, through an MLP                       what a graph adds
-zeros         nothing: Z_glob = 0                           what the channel adds at all
+    channel       what Z_glob is made of                      what a difference to it shows
+    learned       the learned graph (`GlobalModule`)          -
+    knn           the fixed nearest-neighbour graph of E      what learning the graph adds
+    embeddings    E alone, through an MLP                     what a graph adds
+    zeros         nothing: Z_glob = 0                         what the channel adds at all
+
+``self_supervision`` adds a loss of the server's own to the learned graph (`SelfSupervised`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""What makes FedGGR's leaks harder to use, and what that is worth. All of it is off by default, none is in the paper.
+"""What makes FedGGR's leaks harder to use, and what that is worth.
 
-setting                          against
-``embedding_bits``               decoding E_i to features
-``dummy_gradients``              telling from one round's gradients which nodes have a training label
-``gradient_clip``, ``_noise``    reading the label itself
-``dp_clip``, ``dp_noise``        what W_C,i tells about a client (`isthmus.methods.noise`)
+    setting                             against
+    embedding_bits                      decoding E_i to features
+    dummy_gradients                     telling from one round's gradients which nodes have a training label
+    gradient_clip, gradient_noise       reading the label itself
+    dp_clip, dp_noise                   what W_C,i tells about a client (`isthmus.methods.noise`)
+
+All of it is off by default, and none of it is in the paper.
 """
 
 from __future__ import annotations
