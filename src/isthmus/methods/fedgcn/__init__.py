@@ -1,6 +1,5 @@
-"""FedGCN: `algorithm` (the method), `exact` and `published` (the two forms of its exchange), `config` (settings)."""
+"""FedGCN: `algorithm` (the method), `exact` and `published` (the two forms of its exchange)."""
 
-from isthmus.methods.fedgcn.algorithm import METHOD, FedGCNClient
-from isthmus.methods.fedgcn.config import FedGCNConfig
+from isthmus.methods.fedgcn.algorithm import METHOD, FedGCNClient, FedGCNConfig
 
 __all__ = ["METHOD", "FedGCNClient", "FedGCNConfig"]

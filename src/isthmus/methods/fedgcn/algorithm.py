@@ -20,25 +20,62 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from isthmus.data.nodes import NodeData
-from isthmus.errors import DataError
+from isthmus.errors import ConfigError, DataError
 from isthmus.federation.interface import Federation
 from isthmus.federation.ledger import Disclosure
 from isthmus.federation.roles import Cohort, Role
 from isthmus.methods import fedavg
-from isthmus.methods.fedavg import FedAvgCohort, ServerState
+from isthmus.methods.fedavg import FedAvgCohort, FedAvgConfig, ServerState
 from isthmus.methods.fedgcn import exact, published
-from isthmus.methods.fedgcn.config import FedGCNConfig
 from isthmus.methods.learners import PARTS, NodeLearner, node_groups
 from isthmus.methods.registry import Log, Phase, register
 from isthmus.nn.backbone import Backbone
-from isthmus.nn.buffers import Workspace
 from isthmus.nn.inputs import Inputs, stack_inputs
+
+
+@dataclass(frozen=True)
+class FedGCNConfig(FedAvgConfig):
+    """Settings of FedGCN.
+
+    Args:
+        hops: How far a client's knowledge reaches: 0, 1 or 2.
+        legacy: The published form: raw features and edges of the neighbourhood in place of exact sums.
+    """
+
+    hops: int | None = 2
+    legacy: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.hops not in (0, 1, 2):
+            raise ConfigError(f"hops must be 0, 1 or 2, got {self.hops}")
+        if self.form == "published" or not self.hops:
+            return
+        if self.backbone != "gcn":
+            raise ConfigError(
+                f"exact sums are those of a GCN's layers: use backbone=gcn, or legacy=true for {self.backbone}"
+            )
+        layers = len(self.hidden) + (0 if self.head else 1)
+        if layers > 2:
+            raise ConfigError(
+                f"sums of 2 hops are exact for at most 2 layers, hidden={list(self.hidden)} makes {layers}: use fewer, "
+                "or legacy=true"
+            )
+
+    @property
+    def form(self) -> Literal["exact", "published"]:
+        return "published" if self.legacy else "exact"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """``hops`` is the exchange's, not the backbone's."""
+        return {name: value for name, value in super().options.items() if name != "hops"}
 
 
 @dataclass(frozen=True)
@@ -67,12 +104,8 @@ class FedGCNCohort(FedAvgCohort):
     """FedAvg's cohort on inputs that exist only after the exchange."""
 
     def __init__(self, clients: Sequence[Any]) -> None:
-        Cohort.__init__(self, clients)
-        self.model, self.config = clients[0].own_learner.model, clients[0].config
-        self.parties = tuple(client.party for client in clients)
-        self.workspace = Workspace()
-        self._evaluation = None
-        self._learners: list[Any] = []
+        super().__init__(clients)
+        self._learners = [client.learner for client in clients]
 
     @classmethod
     def worthwhile(cls, clients: Sequence[Any]) -> bool:
@@ -96,6 +129,7 @@ class FedGCNCohort(FedAvgCohort):
 class FedGCNClient(exact.ExactClient, published.PublishedClient):
     """FedAvg's client; after the exchange it trains on what it then knows."""
 
+    config: FedGCNConfig
     state: FedGCNState
     cohort: ClassVar[type[Cohort[Any]] | None] = FedGCNCohort
 
@@ -128,15 +162,8 @@ class FedGCNClient(exact.ExactClient, published.PublishedClient):
         self.own_learner = learner
 
 
-@dataclass(frozen=True)
-class Form:
-    """One form of the exchange.
-
-    Args:
-        exchange: The messages of ``hops`` hops.
-        inputs: A client's inputs for the nodes of a mask, after the exchange.
-        discloses: What the exchange of ``hops`` hops shows to whom.
-    """
+class Form(NamedTuple):
+    """One form of the exchange: its messages and disclosures for a number of hops, and the inputs it leaves."""
 
     exchange: Callable[[Federation, int], None]
     inputs: Callable[[FedGCNClient, Backbone, Tensor], Inputs]

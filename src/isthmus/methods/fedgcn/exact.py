@@ -30,8 +30,7 @@ from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import Count, Embedding, Identifier, Message, PartyId, Structure
 from isthmus.federation.roles import handler
 from isthmus.graph.normalise import from_torch_csr
-from isthmus.methods.fedavg import FedAvgClient
-from isthmus.methods.fedgcn.config import FedGCNConfig
+from isthmus.methods.fedavg import FedAvgClient, FedAvgConfig
 from isthmus.methods.training import ModelState
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.first_layer_input import LAYER_NORM_EPS, build_operand
@@ -87,7 +86,7 @@ class ExactState(ModelState):
     sums: NeighbourSums | None = None
 
 
-class ExactClient(FedAvgClient[FedGCNConfig]):
+class ExactClient(FedAvgClient[FedAvgConfig]):
     """What a client does in the exact exchange."""
 
     state: ExactState

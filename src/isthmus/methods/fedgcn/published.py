@@ -21,8 +21,7 @@ from isthmus.federation.interface import Federation
 from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import Embedding, Identifier, Message, PartyId, Structure
 from isthmus.federation.roles import handler
-from isthmus.methods.fedavg import FedAvgClient
-from isthmus.methods.fedgcn.config import FedGCNConfig
+from isthmus.methods.fedavg import FedAvgClient, FedAvgConfig
 from isthmus.methods.training import ModelState
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.inputs import Inputs, build_inputs
@@ -71,7 +70,7 @@ class PublishedState(ModelState):
     surroundings: Surroundings | None = None
 
 
-class PublishedClient(FedAvgClient[FedGCNConfig]):
+class PublishedClient(FedAvgClient[FedAvgConfig]):
     """What a client does in the published exchange."""
 
     state: PublishedState

@@ -47,23 +47,13 @@ from torch import Tensor
 
 from isthmus.errors import ConfigError, ProtocolError
 from isthmus.federation.interface import Federation, PerClient, Replies, View
-from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import PartyId
 from isthmus.federation.roles import Role, handler
 from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.fedavg import Update
 from isthmus.methods.fedggr.config import FedGGRConfig
 from isthmus.methods.fedggr.diagnostics import graph_facts
-from isthmus.methods.fedggr.messages import (
-    DISCLOSES,
-    FEDERATED_ENCODER,
-    Deployment,
-    Encoder,
-    Returned,
-    Total,
-    Turn,
-    Uploaded,
-)
+from isthmus.methods.fedggr.messages import DISCLOSES, Deployment, Encoder, Returned, Total, Turn, Uploaded, sheet
 from isthmus.methods.fedggr.protections import dummy_gradients, joint_dropout, privacy, quantised, released_rows
 from isthmus.methods.learners import NodeLearner, dropout_source
 from isthmus.methods.registry import Log, Method, Phase, register
@@ -99,9 +89,7 @@ class FedGGRClient(WeightedClient[FedGGRConfig]):
     learner: NodeLearner
 
     def setup(self) -> None:
-        config, data, stream = self.config, self.data, self.common.child("init")
-        model = config.build(num_features=data.num_features, num_classes=data.num_classes, stream=stream)
-        self.learner = NodeLearner(data, model, config)
+        super().setup()
         self._task: FeatureTask | None = None
 
     @property
@@ -395,11 +383,6 @@ def facts(state: ServerState, config: FedGGRConfig, scenario: Any) -> dict[str, 
     if not config.module.has_graph:
         return {"graph": config.channel}
     return {"learned_graph": graph_facts(state.neighbours, state.sizes, scenario)}
-
-
-def sheet(config: FedGGRConfig) -> tuple[Disclosure, ...]:
-    """Who sees what; only a federated auto-encoder travels."""
-    return tuple(line for line in DISCLOSES if config.encoder == "federated" or line not in FEDERATED_ENCODER)
 
 
 METHOD = register(

@@ -10,6 +10,7 @@ from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import Count, Embedding, Gradient, Message, Model
 from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.fedavg import Update
+from isthmus.methods.fedggr.config import FedGGRConfig
 from isthmus.methods.training import Size
 from isthmus.tensors import Weights
 
@@ -59,15 +60,10 @@ class Deployment(Message):
     rows: Embedding[Tensor]
 
 
-FEDERATED_ENCODER = (
-    Disclosure("setup", "server", "client", Encoder),
-    Disclosure("setup", "client", "server", Update, "summed"),
-)
-"""What only an auto-encoder trained by averaging shows."""
-
 DISCLOSES = (
     Disclosure("setup", "client", "server", Size, "summed"),
-    *FEDERATED_ENCODER,
+    Disclosure("setup", "server", "client", Encoder),
+    Disclosure("setup", "client", "server", Update, "summed"),
     Disclosure("setup", "client", "server", Uploaded),
     Disclosure("train", "server", "client", Turn),
     Disclosure("train", "client", "server", Returned),
@@ -77,3 +73,9 @@ DISCLOSES = (
     Disclosure("evaluation", "client", "server", Evaluation),
 )
 """With the default settings."""
+
+
+def sheet(config: FedGGRConfig) -> tuple[Disclosure, ...]:
+    """Who sees what; only a federated auto-encoder's weights travel."""
+    weights = () if config.encoder == "federated" else (Encoder, Update)
+    return tuple(line for line in DISCLOSES if not (line.phase == "setup" and line.message in weights))

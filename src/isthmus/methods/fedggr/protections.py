@@ -11,6 +11,7 @@ All of it is off by default, and none of it is in the paper.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,36 +74,18 @@ def released_rows(gradient: Tensor, num_train: int, config: FedGGRConfig, secret
 
 def privacy(weights: Weights, config: FedGGRConfig, rounds: int, clients: int, masked: bool) -> dict[str, Any] | None:
     """What clipped and noisy updates are worth for a client, or clipped and noisy rows for a label."""
+    state = partial(statement, delta=config.dp_delta, releases=rounds)
     if config.dp_clip:
-        return _of_updates(weights, config, rounds, clients, masked)
-    return _of_labels(config, rounds) if config.gradient_clip else None
-
-
-def _of_updates(weights: Weights, config: FedGGRConfig, rounds: int, clients: int, masked: bool) -> dict[str, Any]:
-    stated = statement(
-        clip=config.dp_clip,
-        noise=config.dp_noise,
-        delta=config.dp_delta,
-        releases=rounds,
-        values=num_values(weights),
-        parties=clients,
-        masked=masked,
-    )
-    besides = "embeddings and gradients of rows, which clients send besides"
-    besides += "; the auto-encoder's weights of the setup" if config.encoder == "federated" else ""
-    return stated | {"not_covered": f"{besides}; {stated['not_covered']}"}
-
-
-def _of_labels(config: FedGGRConfig, rounds: int) -> dict[str, Any]:
-    stated = statement(
-        clip=config.gradient_clip,
-        noise=config.gradient_noise,
-        delta=config.dp_delta,
-        releases=rounds,
-        values=config.global_width,
-        parties=1,
-        masked=False,
-        setting="gradient_noise",
+        values = num_values(weights)
+        stated = state(clip=config.dp_clip, noise=config.dp_noise, values=values, parties=clients, masked=masked)
+        besides = "embeddings and gradients of rows, which clients send besides"
+        besides += "; the auto-encoder's weights of the setup" if config.encoder == "federated" else ""
+        return stated | {"not_covered": f"{besides}; {stated['not_covered']}"}
+    if not config.gradient_clip:
+        return None
+    clip, noise = config.gradient_clip, config.gradient_noise
+    stated = state(
+        clip=clip, noise=noise, values=config.global_width, parties=1, masked=False, setting="gradient_noise"
     )
     if config.class_weight != "none" or (config.local_epochs > 1 and config.returned != "first"):
         stated["epsilon"] = None
@@ -110,10 +93,9 @@ def _of_labels(config: FedGGRConfig, rounds: int) -> dict[str, Any]:
             "one label changes other rows as well (steps after the first and class weights depend on all labels), so "
             "no epsilon can be stated: use local_epochs=1 or returned=first, and no class_weight"
         )
+    beside = f"the weights clients train with their labels (dp_clip covers those); embeddings; {stated['not_covered']}"
     return stated | {
         "unit": "training label of one node",
         "neighbours": "that label replaced, given the weights of each round",
-        "not_covered": (
-            f"the weights clients train with their labels (dp_clip covers those); embeddings; {stated['not_covered']}"
-        ),
+        "not_covered": beside,
     }
