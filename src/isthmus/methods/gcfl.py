@@ -1,7 +1,7 @@
 r"""GCFL -- Xie, Ma, Xiong & Yang, Federated Graph Classification over Non-IID Graphs, NeurIPS 2021,
 https://arxiv.org/abs/2106.13423.
 
-FedAvg within clusters of clients; a cluster is cut in two where its clients pull apart.
+FedAvg within clusters of clients; a cluster is cut in two where its clients' updates diverge.
 
     paper            here
     C_k              ServerState.clusters    clients, a partition that is only ever refined; one cluster at the start
@@ -225,7 +225,7 @@ def evaluate(state: ServerState, federation: Federation, config: GCFLConfig) -> 
 
 
 def facts(state: ServerState, config: GCFLConfig, scenario: Any) -> Mapping[str, Any]:
-    """The clusters a run ended with, when they were cut, and how far their clients had pulled apart."""
+    """The clusters a run ended with, when they were cut, and how far their clients' updates had diverged."""
     cuts = [
         f"{at} (mean {mean:.3f}, largest {largest:.3f})"
         for at, (mean, largest) in zip(state.splits, state.norms, strict=True)
@@ -246,7 +246,7 @@ def facts(state: ServerState, config: GCFLConfig, scenario: Any) -> Mapping[str,
 METHOD = register(
     Method(
         name="gcfl",
-        summary="FedAvg within clusters that are cut where clients pull apart",
+        summary="FedAvg within clusters that are cut where clients' updates diverge",
         reference="Xie et al., Federated Graph Classification over Non-IID Graphs, NeurIPS 2021",
         config=GCFLConfig,
         init=init,

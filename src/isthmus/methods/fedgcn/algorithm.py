@@ -17,9 +17,10 @@ and `published` (``legacy=true``: what published simulations do).
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -35,8 +36,10 @@ from isthmus.methods.fedavg import FedAvgCohort, FedAvgConfig, ServerState
 from isthmus.methods.fedgcn import exact, published
 from isthmus.methods.learners import PARTS, NodeLearner, node_groups
 from isthmus.methods.registry import Log, Phase, register
+from isthmus.methods.training import NoisyState
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.inputs import Inputs, stack_inputs
+from isthmus.records import Record
 
 
 @dataclass(frozen=True)
@@ -79,21 +82,33 @@ class FedGCNConfig(FedAvgConfig):
 
 
 @dataclass(frozen=True)
-class FedGCNState(exact.ExactState, published.PublishedState):
-    """A model, and what the exchange of either form left."""
+class FedGCNState(exact.ExactState, published.PublishedState, NoisyState):
+    """A model, the secret of its noise, and what the exchange of either form left."""
+
+
+class Form(NamedTuple):
+    """One form of the exchange: its messages and disclosures for a number of hops, and the inputs it leaves."""
+
+    exchange: Callable[[Federation, int], None]
+    discloses: Callable[[int], tuple[Disclosure, ...]]
+    inputs: Callable[[NodeData, Backbone, Any, torch.dtype, Tensor], Inputs]
+
+
+FORMS = {
+    "exact": Form(exact.exchange, exact.discloses, exact.inputs),
+    "published": Form(published.exchange, published.discloses, published.inputs),
+}
 
 
 class NeighbourLearner(NodeLearner):
-    """Own nodes, trained and scored with inputs that know the neighbourhood: ``build`` makes those of a mask."""
+    """Own nodes, trained and scored with inputs that know the neighbourhood."""
 
-    def __init__(
-        self, data: NodeData, model: Backbone, config: FedGCNConfig, build: Callable[[Tensor], Inputs]
-    ) -> None:
+    def __init__(self, data: NodeData, model: Backbone, config: FedGCNConfig, known: Record) -> None:
         self.data, self.model, self.config = data, model, config
         self.y, self.num_samples, self.num_train = data.y, data.num_nodes, data.num_train
         self.masks = {part: getattr(data, part) for part in PARTS} | node_groups(data)
-        self._build = build
-        self.inputs = build(data.train)
+        self._build = partial(FORMS[config.form].inputs, data, model, known, config.dtype)
+        self.inputs = self._build(data.train)
 
     @cached_property
     def everything(self) -> Inputs:
@@ -134,7 +149,7 @@ class FedGCNClient(exact.ExactClient, published.PublishedClient):
     cohort: ClassVar[type[Cohort[Any]] | None] = FedGCNCohort
 
     def setup(self) -> None:
-        self._derived: tuple[object, NeighbourLearner] | None = None
+        self._derived: tuple[Record, NeighbourLearner] | None = None
         super().setup()
         if self.data.cross is None:
             raise DataError("fedgcn needs the cross edges of every client: give them, or use fedavg")
@@ -142,7 +157,7 @@ class FedGCNClient(exact.ExactClient, published.PublishedClient):
 
     def initial_state(self) -> FedGCNState:
         state = super().initial_state()
-        return FedGCNState(state.weights, state.optimizer)
+        return FedGCNState(state.weights, state.optimizer, secrets.token_bytes(32))
 
     @property
     def learner(self) -> Any:
@@ -152,28 +167,12 @@ class FedGCNClient(exact.ExactClient, published.PublishedClient):
         if not known:
             return self.own_learner
         if self._derived is None or self._derived[0] is not known:
-            build, model = FORMS[self.config.form].inputs, self.own_learner.model
-            learner = NeighbourLearner(self.data, model, self.config, lambda mask: build(self, model, mask))
-            self._derived = known, learner
+            self._derived = known, NeighbourLearner(self.data, self.own_learner.model, self.config, known)
         return self._derived[1]
 
     @learner.setter
     def learner(self, learner: Any) -> None:
         self.own_learner = learner
-
-
-class Form(NamedTuple):
-    """One form of the exchange: its messages and disclosures for a number of hops, and the inputs it leaves."""
-
-    exchange: Callable[[Federation, int], None]
-    inputs: Callable[[FedGCNClient, Backbone, Tensor], Inputs]
-    discloses: Callable[[int], tuple[Disclosure, ...]]
-
-
-FORMS = {
-    "exact": Form(exact.exchange, exact.inputs, exact.discloses),
-    "published": Form(published.exchange, published.inputs, published.discloses),
-}
 
 
 def exchange_round(state: ServerState, federation: Federation, config: FedGCNConfig) -> tuple[ServerState, Log]:
@@ -187,6 +186,14 @@ def sheet(config: FedGCNConfig) -> tuple[Disclosure, ...]:
     """Who sees what."""
     exchanged = FORMS[config.form].discloses(config.hops) if config.hops else ()
     return (*exchanged, *fedavg.DISCLOSES)
+
+
+def privacy(state: ServerState, config: FedGCNConfig, rounds: int, clients: int, masked: bool) -> dict[str, Any] | None:
+    """FedAvg's: of the updates, not of what is exchanged before them."""
+    stated = fedavg.privacy(state, config, rounds, clients, masked)
+    if stated is not None and config.hops:
+        stated["not_covered"] = f"what clients exchange before training; {stated['not_covered']}"
+    return stated
 
 
 setup_phase, train_phase = fedavg.METHOD.phases
@@ -204,5 +211,6 @@ METHOD = register(
         discloses=sheet(FedGCNConfig()),
         sheet=sheet,
         cross_edges=True,
+        privacy=privacy,
     )
 )

@@ -1,7 +1,7 @@
 """FedGCN's exact form: a client gets the sums over its nodes' neighbours, wherever those are, and no single feature.
 
 1. Each client tells every other which of its nodes have neighbours there, and in which row of the sums (`Slots`).
-2. Each sends its part of the sums to every other; the parts are added up on the way (`PartialSums`):
+2. Each sends its part of the sums to every other; the receiver sees only the total (`PartialSums`):
    a_i = sum_j Ahat_ij x_j with Ahat_ij = 1 / sqrt(d_i d_j); each owner knows the degrees of its nodes.
 3. With 2 hops, each sends a_j and d_j of its boundary nodes to the owners of their neighbours (`FarSums`).
 
@@ -122,7 +122,7 @@ class ExactClient(FedAvgClient[FedAvgConfig]):
 
     @handler
     def give_sums(self) -> Mapping[PartyId, PartialSums]:
-        """Partial sums for everybody, zeros included: who writes tells nothing."""
+        """Partial sums for every client, zeros included, so that the sender list tells nothing."""
         scaled = self.features() / np.sqrt(in_degree(self.data))[:, None]
         outgoing, owner, other = (getattr(self.cross, name).numpy() for name in ("outgoing", "owner", "other"))
         mail = {}
@@ -144,7 +144,7 @@ class ExactClient(FedAvgClient[FedAvgConfig]):
 
     @handler
     def take_sums(self, total: PartialSums | None) -> None:
-        """a_i = (own part + everybody's) / sqrt(d_i)."""
+        """a_i = (own part + that of all others) / sqrt(d_i)."""
         scale = np.sqrt(in_degree(self.data))[:, None]
         target, source = _own_entries(self.data)
         sums = _summed(np.ones(len(source)), target, source, (len(scale), len(scale))) @ (self.features() / scale)
@@ -193,17 +193,17 @@ def discloses(hops: int) -> tuple[Disclosure, ...]:
     return lines if hops == 2 else lines[:2]
 
 
-def inputs(client: ExactClient, model: Backbone, mask: Tensor) -> Inputs:
-    """Inputs whose first product is already aggregated, and whose propagation knows direct neighbours elsewhere."""
-    data, known, dtype = client.data, client.state.sums, client.config.dtype
-    assert known is not None
+def inputs(data: NodeData, model: Backbone, known: NeighbourSums, dtype: torch.dtype, mask: Tensor) -> Inputs:
+    """Inputs of the nodes in the mask: their first product is already aggregated, and their propagation knows direct
+    neighbours elsewhere.
+    """
     sums = known.own if known.far is None else torch.cat([known.own, known.far.sums])
     matrix = second_layer(data, known.far)  # (n_i, n_i + foreign)
     last = np.flatnonzero(mask.numpy())
     orders = [last]
     if model.hops == 2:
-        heard = np.setdiff1d(np.unique(matrix[last].indices), last)
-        orders = [np.concatenate([last, heard]), last]
+        further = np.setdiff1d(np.unique(matrix[last].indices), last)
+        orders = [np.concatenate([last, further]), last]
     padded = tuple(max(1, len(order)) for order in orders)
     features = sp.csr_matrix(sums[:, :-2].numpy())
     operand = build_operand(features, None, orders[0], padded[0], input_norm=False, dtype=dtype)

@@ -48,13 +48,13 @@ class Raw(Message):
 
 @dataclass(frozen=True)
 class Surroundings(Record):
-    """What a client was told of the graph around its own.
+    """What a client received of the graph around its own.
 
     Args:
         ids: Global ids of foreign nodes (m,).
         x: Their features (m, F).
         edges: Known arcs as global ids (2, E), own ones included.
-        owner: Number of the owner of each end (2, E); -1 where the teller itself owns it.
+        owner: Number of the owner of each end (2, E); -1 where the sender itself owns it.
     """
 
     ids: Tensor
@@ -94,7 +94,7 @@ class PublishedClient(FedAvgClient[FedAvgConfig]):
 
     @handler
     def ask(self) -> Mapping[PartyId, Wanted]:
-        """Nodes elsewhere that known arcs name and nobody has told about yet."""
+        """Foreign nodes that known arcs name and whose features have not been received yet."""
         known = self.surroundings()
         ends, owners = known.edges.flatten(), known.owner.flatten()
         fresh = ~torch.isin(ends, torch.cat([self.data.node_id, known.ids]))
@@ -130,7 +130,7 @@ class PublishedClient(FedAvgClient[FedAvgConfig]):
     def learn(self, mail: Mapping[PartyId, Raw]) -> None:
         known, parts = self.surroundings(), list(mail.values())
         owners = [known.owner]
-        for part in parts:  # an arc's owner number belongs to whichever end is foreign to the teller
+        for part in parts:  # an arc's owner number belongs to whichever end is foreign to the sender
             ends = torch.stack([part.source, part.target])
             owners.append(torch.where(torch.isin(ends, part.ids), -1, part.owner))
         surroundings = Surroundings(
@@ -149,11 +149,10 @@ def exchange(federation: Federation, hops: int) -> None:
         federation.exchange(PublishedClient.answer, PublishedClient.learn)
 
 
-def inputs(client: PublishedClient, model: Backbone, mask: Tensor) -> Inputs:
+def inputs(data: NodeData, model: Backbone, known: Surroundings, dtype: torch.dtype, mask: Tensor) -> Inputs:
     """Inputs of the own nodes in the mask, over the graph that is now known."""
-    extended = extended_data(client.data, client.surroundings())
-    beyond = torch.zeros(extended.num_nodes - client.data.num_nodes, dtype=torch.bool)
-    return build_inputs(extended, model, torch.cat([mask, beyond]), dtype=client.config.dtype)
+    beyond = torch.zeros(len(known.ids), dtype=torch.bool)
+    return build_inputs(extended_data(data, known), model, torch.cat([mask, beyond]), dtype=dtype)
 
 
 def extended_data(data: NodeData, known: Surroundings) -> NodeData:

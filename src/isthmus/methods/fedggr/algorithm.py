@@ -124,7 +124,7 @@ class FedGGRClient(WeightedClient[FedGGRConfig]):
 
     @handler
     def upload(self) -> Uploaded:
-        """E_i of an auto-encoder of the client's own, or of the projection everybody knows."""
+        """E_i of an auto-encoder of the client's own, or of the public projection."""
         if self.config.encoder != "projection":
             self._train_encoder(self.state.encoder, self.config.encoder_epochs)
         return self._embedded(self.state.encoder)

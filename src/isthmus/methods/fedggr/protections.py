@@ -1,4 +1,4 @@
-"""What makes FedGGR's leaks harder to use, and what that is worth.
+"""Protections against what FedGGR's messages reveal, and their privacy statement.
 
     setting                             against
     embedding_bits                      decoding E_i to features
@@ -36,8 +36,8 @@ def quantised(rows: Tensor, bits: int) -> Tensor:
 
 
 def joint_dropout(config: FedGGRConfig, secret: bytes, stream: Stream) -> DropoutSource | None:
-    """Masks of [Z_loc, Z_glob] in this round. Where dummies must not be told from labelled rows, of a secret: the run's
-    seed would give masks away.
+    """Masks of [Z_loc, Z_glob] in this round. Drawn from a secret where dummies must look like labelled rows: anyone
+    can draw those of the run's seed.
     """
     if not config.joint_dropout:
         return None
@@ -73,7 +73,7 @@ def released_rows(gradient: Tensor, num_train: int, config: FedGGRConfig, secret
 
 
 def privacy(weights: Weights, config: FedGGRConfig, rounds: int, clients: int, masked: bool) -> dict[str, Any] | None:
-    """What clipped and noisy updates are worth for a client, or clipped and noisy rows for a label."""
+    """The guarantee of clipped and noisy updates for a client, or of clipped and noisy rows for a label."""
     state = partial(statement, delta=config.dp_delta, releases=rounds)
     if config.dp_clip:
         values = num_values(weights)

@@ -20,10 +20,10 @@ predictions teach it in turn.
 A round: `fedspray_round` sends omega and S; every client does `LocalTraining.learn` (phase 1 `teach`, phase 2 `align`);
 the server adds up. Settings where paper and reference code differ are in `config`.
 
-# Differs from the paper: a class nobody has training nodes of keeps its s_j; dividing by a_j = 0 would spread NaN to
-every node.
+# Differs from the paper: a class without training nodes at any client keeps its s_j; dividing by a_j = 0 would spread
+NaN to every node.
 # Differs from the paper: a client multiplies its part by a_j^k / a_j and N^k / N itself, so that the server needs only
-sums, and with secure sums nobody reads a client's proxies or label counts. ``min_class_count`` also keeps back the
+sums, and with secure sums no party reads another's proxies or label counts. ``min_class_count`` also keeps back the
 proxies of classes of which the client has few training nodes: the mean over one node is that node's proxy. `published`
 (the method ``fedspray-published``) sends both as published.
 
@@ -298,7 +298,7 @@ class FedSprayClient(WeightedClient[ConfigT], Generic[ConfigT]):
     def class_shares(self) -> Tensor:
         """a_j^k (C,); zero for a class of which there are too few training nodes to tell (`min_class_count`)."""
         counts = self.class_counts.double()
-        if not self.config.proxies:  # then nobody needs it
+        if not self.config.proxies:  # then not needed
             return torch.zeros_like(counts)
         return torch.where(self.class_counts >= self.config.min_class_count, counts / counts.sum().clamp(min=1.0), 0.0)
 
@@ -407,7 +407,7 @@ def _restarted(state: OptimizerState) -> OptimizerState:
 METHOD = register(
     Method(
         name="fedspray",
-        summary="personal GNNs steadied by a common feature encoder with a structure proxy per class",
+        summary="personal GNNs guided by a common feature encoder with a structure proxy per class",
         reference="Fu et al., Federated Graph Learning with Structure Proxy Alignment, KDD 2024",
         config=FedSprayConfig,
         tasks=("node",),

@@ -53,7 +53,7 @@ class Upload(Message):
 
 @dataclass(frozen=True)
 class PublishedState(ServerState):
-    """With what every client told about itself."""
+    """With every client's own numbers."""
 
     samples: Mapping[str, float]
     shares: Mapping[str, Tensor]
@@ -73,7 +73,7 @@ def init(view: View, config: PublishedConfig, common: Stream) -> PublishedState:
 
 
 def census_round(state: PublishedState, federation: Federation, config: PublishedConfig) -> tuple[PublishedState, Log]:
-    """N^k and a_j^k of everybody, once."""
+    """N^k and a_j^k of every client, once."""
     replies = federation.call(PublishedClient.census)
     samples = {k: reply.samples for k, reply in replies.items()}
     shares = {k: reply.class_shares for k, reply in replies.items()}
