@@ -1,12 +1,13 @@
 """What a graph learned by FedGGR's server is like, and how much of the lost edges it found again.
 
-fact                     meaning
-cross_share              share of its edges whose ends have different owners; ``by_chance`` is that of a random graph
-homophily                share of its edges whose ends have the same class; ``cross_homophily`` of those between owners
-deleted_recall           share of the edges lost with the partition that are in it; ``by_chance`` is that of a random
-                         graph
-deleted_precision        share of its edges between owners that are lost ones
-degree_*                 neighbours of a node after symmetrisation: a node others choose often has many more than k
+    fact                  meaning
+    cross_share           share of its edges whose ends have different owners
+    homophily             share of its edges whose ends have the same class; ``cross_homophily`` of those between owners
+    deleted_recall        share of the edges lost with the partition that are in it
+    deleted_precision     share of its edges between owners that are lost ones
+    degree_*              neighbours of a node after symmetrisation: one that others choose often has many more than k
+
+Where a fact has a twin ``*_by_chance``, that is its value in a random graph.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def graph_facts(neighbours: Tensor, sizes: Sequence[int], scenario: Scenario | N
     everything = count * (count - 1) / 2
     inside = sum(size * (size - 1) / 2 for size in sizes)
     degrees = pattern.degrees().double()
-    told: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "edges": pattern.num_pairs,
         "cross_share": _share(cross),
         "cross_share_by_chance": 1.0 - inside / everything,
@@ -48,15 +49,17 @@ def graph_facts(neighbours: Tensor, sizes: Sequence[int], scenario: Scenario | N
         },
     }
     if scenario is None:
-        return told
+        return facts
     node_id = torch.cat([scenario.parts[client].node_id for client in sorted(scenario.parts)])
-    y = scenario.whole.y[node_id]
-    row = torch.empty_like(node_id)
-    row[node_id] = torch.arange(count)
+    everyone, order = scenario.whole.node_id.sort()
+    place = order[torch.searchsorted(everyone, node_id)]  # row of each node in the whole graph
+    y = scenario.whole.y[place]
+    row = torch.empty_like(place)
+    row[place] = torch.arange(count)
     ends = row[scenario.whole.edge_index].sort(dim=0).values
     lost = torch.unique(ends[:, owner[ends[0]] != owner[ends[1]]], dim=1)
     found = torch.isin(pairs[0] * count + pairs[1], lost[0] * count + lost[1])
-    return told | {
+    return facts | {
         "homophily": edge_homophily(pairs, y),
         "cross_homophily": edge_homophily(pairs[:, cross], y),
         "deleted_edges": lost.shape[1],

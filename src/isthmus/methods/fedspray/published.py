@@ -1,9 +1,8 @@
 """FedSpray's messages as published: every client shows the server its label shares, its encoder and its class proxies.
 
-Same mathematics as `fedspray` (equal up to rounding while no class has fewer than ``min_class_count`` training nodes),
-another wall. Kept
-to show what it tells: a_j^k times the number of training nodes is the client's label histogram, and the proxy of a
-class with one training node is that node's own.
+Same mathematics as `algorithm` (equal up to rounding while no class has fewer than ``min_class_count`` training nodes),
+other messages. Kept to show what they tell: a_j^k times the number of training nodes is the client's label histogram,
+and the proxy of a class with one training node is that node's own.
 """
 
 from __future__ import annotations
@@ -20,9 +19,10 @@ from isthmus.federation.interface import Federation, View
 from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import Embedding, Message, Model
 from isthmus.federation.roles import Role, handler
-from isthmus.methods import fedspray
 from isthmus.methods.evaluation import Evaluation
-from isthmus.methods.fedspray import Census, FedSprayClient, FedSprayConfig, ServerState, aligned
+from isthmus.methods.fedspray import algorithm
+from isthmus.methods.fedspray.algorithm import Census, FedSprayClient, ServerState, aggregated
+from isthmus.methods.fedspray.config import FedSprayConfig
 from isthmus.methods.registry import Log, Phase, register
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights, weighted_mean
@@ -30,7 +30,7 @@ from isthmus.tensors import Weights, weighted_mean
 
 @dataclass(frozen=True)
 class PublishedConfig(FedSprayConfig):
-    """FedSpray's knobs; every class counts, however few nodes it has."""
+    """FedSpray's settings; every class counts, however few nodes it has."""
 
     min_class_count: int = 1
 
@@ -53,7 +53,7 @@ class Upload(Message):
 
 @dataclass(frozen=True)
 class PublishedState(ServerState):
-    """With what every client told about itself."""
+    """With every client's own numbers."""
 
     samples: Mapping[str, float]
     shares: Mapping[str, Tensor]
@@ -68,39 +68,34 @@ class PublishedClient(FedSprayClient[PublishedConfig]):
 
 
 def init(view: View, config: PublishedConfig, common: Stream) -> PublishedState:
-    first = fedspray.init(view, config, common)
+    first = algorithm.init(view, config, common)
     return PublishedState(first.encoder, first.proxies, first.total, first.class_shares, {}, {})
 
 
 def census_round(state: PublishedState, federation: Federation, config: PublishedConfig) -> tuple[PublishedState, Log]:
-    """N^k and a_j^k of everybody, once."""
+    """N^k and a_j^k of every client, once."""
     replies = federation.call(PublishedClient.census)
-    samples, shares = (
-        {k: reply.samples for k, reply in replies.items()},
-        {k: reply.class_shares for k, reply in replies.items()},
-    )
-    total = sum(samples.values())
+    samples = {k: reply.samples for k, reply in replies.items()}
+    shares = {k: reply.class_shares for k, reply in replies.items()}
+    total, class_shares = sum(samples.values()), torch.stack(list(shares.values())).sum(0)
     if total <= 0.0:
         raise RunError("no client has a training node: choose a split with a training part")
-    return replace(
-        state, total=total, class_shares=torch.stack(list(shares.values())).sum(0), samples=samples, shares=shares
-    ), {}
+    return replace(state, total=total, class_shares=class_shares, samples=samples, shares=shares), {}
 
 
 def published_round(state: PublishedState, federation: Federation, config: PublishedConfig) -> tuple[ServerState, Log]:
-    """Everybody learns; the server weights and adds up."""
+    """Every client learns; the server weights and adds up."""
     replies = federation.call(PublishedClient.upload, Download(state.encoder, state.proxies))
-    encoder = weighted_mean(
-        [reply.encoder for reply in replies.values()], [state.samples[k] / state.total for k in replies]
-    )
+    shares = [state.samples[k] / state.total for k in replies]  # N^k / N
+    encoder = weighted_mean([reply.encoder for reply in replies.values()], shares)
     weights = torch.stack([state.shares[k] for k in replies]) / state.class_shares.clamp(min=1e-300)  # a_j^k / a_j
     proxies = torch.stack([reply.proxies for reply in replies.values()])  # (K, C, d_s)
-    return aligned(state, encoder, (proxies * weights.to(proxies.dtype).unsqueeze(2)).sum(0), config)
+    return aggregated(state, encoder, (proxies * weights.to(proxies.dtype).unsqueeze(2)).sum(0), config)
 
 
 METHOD = register(
     replace(
-        fedspray.METHOD,
+        algorithm.METHOD,
         name="fedspray-published",
         summary="FedSpray with the published messages: label shares and proxies of every client in the clear",
         config=PublishedConfig,
