@@ -18,14 +18,14 @@ from typing import Any
 from engine_echo import ECHO
 from nvflare.collab import collab
 
-from isthmus.deploy.credentials import Kit
-from isthmus.deploy.heartbeat import end_with_parent
-from isthmus.deploy.job import CLIENT_CONFIG, SERVER_APP, SERVER_CONFIG, SITE_APP, write_job
-from isthmus.deploy.loopback import Loopback
-from isthmus.deploy.play import RUNS, SitesEngine
-from isthmus.deploy.project import SERVER_KIT
-from isthmus.deploy.server import CollabCarrier
-from isthmus.deploy.supervisor import Admin
+from isthmus.deploy.admin_session import AdminSession
+from isthmus.deploy.job_template import CLIENT_CONFIG, CLIENT_JOB, RUNS, SERVER_CONFIG, SERVER_JOB, write_job
+from isthmus.deploy.loopback import LoopbackFederation
+from isthmus.deploy.processes import exit_with_parent
+from isthmus.deploy.provisioning import SERVER_KIT
+from isthmus.deploy.server_job import CollabTransport
+from isthmus.deploy.server_run import SitesEngine
+from isthmus.deploy.startup_kit import StartupKit
 from isthmus.federation.host import PartyHost
 from isthmus.federation.wire import pack, unpack
 from isthmus.seeds import Stream
@@ -37,7 +37,7 @@ class BenchSite:
     """One echoing client behind our host, and beside it the plainest function there can be."""
 
     def __init__(self) -> None:
-        end_with_parent()
+        exit_with_parent()
         self._host = PartyHost({"client-0": None}, ECHO, None, Stream(0))
 
     @collab.publish
@@ -55,7 +55,7 @@ class BenchSite:
 
 class BenchServer:
     def __init__(self) -> None:
-        end_with_parent()
+        exit_with_parent()
 
     @collab.main
     def main(self) -> str:
@@ -63,8 +63,8 @@ class BenchServer:
 
         (site,) = collab.clients
         folder = Path(os.environ[RUNS])
-        carrier = CollabCarrier({site.name: site})
-        engine = SitesEngine({site.name: ["client-0"]}, ECHO, carrier, "bench")
+        transport = CollabTransport({site.name: site})
+        engine = SitesEngine({site.name: ["client-0"]}, ECHO, transport, "bench")
         options = Options(**json.loads((folder / "options.json").read_text()))
         rows = call_rows("nvflare", engine, lambda data: lambda: site(timeout=60.0).echo(data=data), options)
         with (folder / "rows.jsonl").open("w") as file:
@@ -72,7 +72,7 @@ class BenchServer:
                 file.write(json.dumps(asdict(row)) + "\n")
                 file.flush()
         (folder / "done").touch()
-        carrier.close()
+        transport.close()
         return "done"
 
 
@@ -82,20 +82,20 @@ def measure(options: Any) -> Iterator[dict[str, Any]]:
         folder = Path(name)
         (folder / "options.json").write_text(json.dumps(asdict(options)))
         os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-        made = Loopback(1, folder, folder / "state")
+        made = LoopbackFederation(1, folder, folder / "state")
         try:
             _let_in(made.kits[SERVER_KIT])
             _let_in(made.kits["site-1"])
             made.start()
             job = write_job(folder / "bench-job", ["bench"], 0, 1)
-            for file, ours, bench in ((SERVER_CONFIG, SERVER_APP, SERVER), (CLIENT_CONFIG, SITE_APP, SITE)):
+            for file, ours, bench in ((SERVER_CONFIG, SERVER_JOB, SERVER), (CLIENT_CONFIG, CLIENT_JOB, SITE)):
                 path = job / "app" / "config" / file
                 path.write_text(path.read_text().replace(ours, bench))
-            with Admin(made.coordinator) as admin:
+            with AdminSession(made.coordinator) as admin:
                 while "site-1" not in _connected(admin):
                     time.sleep(0.5)
-                job_id = admin.ask("submit_job", str(job))
-                status = str(admin.ask("wait_for_job", job_id, timeout=1200.0))
+                job_id = admin.call("submit_job", str(job))
+                status = str(admin.call("wait_for_job", job_id, timeout=1200.0))
             if not (folder / "done").exists():
                 raise RuntimeError(f"the benchmark's job ended early: {status}")
             yield from (json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines())
@@ -103,14 +103,14 @@ def measure(options: Any) -> Iterator[dict[str, Any]]:
             made.close()
 
 
-def _connected(admin: Admin) -> list[str]:
+def _connected(admin: AdminSession) -> list[str]:
     try:
         return admin.sites()
     except Exception:  # the server is not up yet
         return []
 
 
-def _let_in(kit: Kit) -> None:
+def _let_in(kit: StartupKit) -> None:
     path = kit.local / "resources.json"
     resources = json.loads(path.read_text())
     del resources["app_validator"]

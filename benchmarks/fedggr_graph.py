@@ -1,14 +1,12 @@
 """FedGGR's graph: time and memory of finding neighbours, and of one pass of the server, as ratios within one run.
-Seconds are those of
-the processor, on one thread: other work on the machine does not count.
+Seconds are those of the processor, on one thread: other work on the machine does not count.
 
     python benchmarks/fedggr_graph.py [--dataset pubmed] [--k 20] [--largest 200000] [--json]
 
 Part 1, on a data set's features in a random projection: neighbours in blocks against the dense similarity matrix, each
-in a process of
-its own: seconds, extra memory (peak above what was in use before), and whether the edges are the same. Then forward and
-backward of the server's module, through chosen pairs only against through the dense matrix (on a part of the nodes,
-where that fits).
+in a process of its own: seconds, extra memory (peak above what was in use before), and whether the edges are the same.
+Then forward and backward of the server's module, through chosen pairs only against through the dense matrix (on a part
+of the nodes, where that fits).
 Part 2, on generated nodes in communities: the approximate search while nodes double up to the largest, with its recall
 on a sample.
 """

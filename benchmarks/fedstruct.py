@@ -22,6 +22,7 @@ import sys
 import time
 from typing import Any
 
+import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
@@ -44,7 +45,9 @@ class Straightforward:
         config = run.settings.method_config
         self.config = config
         begun = time.process_time()
-        one_step = sp.csr_matrix(row_norm(scenario.whole.edge_index, scenario.whole.num_nodes))
+        order = np.argsort(scenario.whole.node_id.numpy())  # columns are in the order of global ids
+        ids = scenario.whole.node_id.numpy()[order]
+        one_step = sp.csr_matrix(row_norm(scenario.whole.edge_index, scenario.whole.num_nodes)[order][:, order])
         power = one_step
         for hop in range(config.structure_hops):
             power = as_csr(one_step @ power) if hop else one_step
@@ -55,7 +58,7 @@ class Straightforward:
             train = torch.nonzero(data.train).flatten()
             x = data.x if data.x.layout == torch.sparse_csr else to_torch_csr(sp.csr_matrix(data.x.numpy()))
             local = to_torch_csr(row_norm(data.edge_index, data.num_nodes))
-            rows = to_torch_csr(power[data.node_id[train].numpy()])
+            rows = to_torch_csr(power[np.searchsorted(ids, data.node_id[train].numpy())])
             self.clients.append(
                 (torch.from_numpy(from_torch_csr(x).toarray()), local, rows, train, data.y[train], data.num_nodes)
             )
@@ -174,7 +177,7 @@ def measure(dataset: str, hops: int, clients: int, rounds: int) -> dict[str, Any
         "data_mb": before,
         "powers_peak_mb": peak,
         "peak_mb": _peak(),
-        "entries_per_row": known.structured.entries / known.structured.nodes,
+        "entries_per_row": known.kept.entries / known.nodes,
         "peer_mb": run.loop.totals.setup["peer"] / 2**20,
     }
 

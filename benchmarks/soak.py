@@ -15,10 +15,10 @@ import threading
 import time
 from pathlib import Path
 
-from isthmus.deploy.heartbeat import last_beat
-from isthmus.deploy.loopback import Loopback, prepare
-from isthmus.deploy.play import BEAT, committed_steps
+from isthmus.deploy.heartbeat import read_heartbeat
+from isthmus.deploy.loopback import LoopbackFederation, prepare_run
 from isthmus.deploy.processes import descendants
+from isthmus.deploy.run_status import HEARTBEAT, committed_rounds
 from isthmus.experiments.config import resolve
 
 READINGS = 20
@@ -34,15 +34,15 @@ def usage(pid: int) -> tuple[float, int] | None:
         return None
 
 
-def read(federation: Loopback, run: str) -> Reading:
+def read(federation: LoopbackFederation, run: str) -> Reading:
     found: Reading = {}
-    beat = last_beat(federation.runs / run / BEAT)
+    beat = read_heartbeat(federation.runs / run / HEARTBEAT)
     pids = {"server job": beat[0] if beat is not None else -1}
-    for name, keeper in federation.keepers.items():
-        if keeper.pid is not None:
-            pids[f"{name} parent"] = keeper.pid
+    for name, parent in federation.parents.items():
+        if parent.pid is not None:
+            pids[f"{name} parent"] = parent.pid
             if name != "server":
-                pids |= {f"{name} job": pid for pid in descendants(keeper.pid)[-1:]}
+                pids |= {f"{name} job": pid for pid in descendants(parent.pid)[-1:]}
     for name, pid in pids.items():
         used = usage(pid)
         if used is not None:
@@ -67,22 +67,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder) / "runs"
         runs.mkdir()
-        with Loopback(given.sites, runs, Path(folder) / "state") as federation:
-            prepare(settings, runs / "soak")
+        with LoopbackFederation(given.sites, runs, Path(folder) / "state") as federation:
+            prepare_run(settings, runs / "soak")
             supervisor = federation.supervisor()
-            playing = threading.Thread(target=supervisor.play, args=(["soak"],))
-            playing.start()
-            readings = follow(federation, playing, given.rounds)
-            playing.join()
+            running = threading.Thread(target=supervisor.finish, args=(["soak"],))
+            running.start()
+            readings = follow(federation, running, given.rounds)
+            running.join()
             attempts = len(supervisor.attempts)
     report(readings, attempts)
 
 
-def follow(federation: Loopback, playing: threading.Thread, rounds: int) -> list[tuple[int, float, Reading]]:
+def follow(federation: LoopbackFederation, running: threading.Thread, rounds: int) -> list[tuple[int, float, Reading]]:
     readings: list[tuple[int, float, Reading]] = []
     begun = 0.0
-    while playing.is_alive():
-        step = committed_steps(federation.runs / "soak")
+    while running.is_alive():
+        step = committed_rounds(federation.runs / "soak")
         begun = begun or (time.monotonic() if step else 0.0)
         if step >= len(readings) * rounds / READINGS and step and step < rounds:
             readings.append((step, time.monotonic() - begun, read(federation, "soak")))

@@ -5,24 +5,29 @@
     def test_my_method():
         check_method("my-method")
 
-Our own methods are tested with it. Give ``skip={"property": "reason"}`` where a property does not apply by design.
+Our own methods are tested with it, each as called plainly. A property that fails is named, with what to do next. Give
+``skip={"property": "reason"}`` where one does not apply by design; :data:`METHODS` says so for our own methods.
 """
 
 from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from isthmus.errors import unknown
 from isthmus.experiments.config import Settings, resolve
+from isthmus.experiments.disclosure import sheet_of
 from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.run import SimulatedRun
 from isthmus.experiments.scenarios import AnyScenario, build
 from isthmus.federation.ledger import differences
+from isthmus.federation.roles import cohort_of
 from isthmus.methods.registry import get_method
 from isthmus.tensors import Weights, equal_weights, max_difference
 
@@ -33,7 +38,7 @@ SCENARIO: dict[str, Any] = {
     "seed": 5,
 }
 GRAPHS: dict[str, Any] = {"dataset": "motifs", "partition": None, "split": "stratified:60/20/20", "seed": 2}
-CALM: dict[str, Any] = {"hidden": (8,), "dropout": 0.0, "rounds": 4, "preset": "fedstruct"}
+CALM: dict[str, Any] = {"hidden": (8,), "head": False, "dropout": 0.0, "rounds": 4, "preset": "fedstruct"}
 CALM_GRAPHS: dict[str, Any] = {
     "hidden": (8, 8),
     "dropout": 0.0,
@@ -46,6 +51,89 @@ SECRETIVE: dict[str, dict[str, Any]] = {"fedstruct": {"protocol": "published"}}
 """Methods whose parties order things by secrets of their own, so that two runs of one seed differ in rounding; and how
 they do not.
 """
+
+PROPERTIES = {
+    "one_client_equals_local": "start from config.first_model(...), and let the weights of an average add up to 1",
+    "identical_clients_stay_identical": "let clients start from common weights and draw from self.stream(...) only",
+    "order_does_not_matter": "let nothing at the server depend on which reply comes first",
+    "same_seed_same_result": "draw random numbers from self.stream(...), self.common and federation.stream(...) only",
+    "wire_equals_declaration": "correct the method's `discloses` (or `sheet`), or what its handlers send",
+    "wire_coded_equals_local": "send tensors of the precision that is meant, and change nothing that was received",
+    "state_is_declared": "keep what outlives a round in the client's state record or in the server's",
+    "resume_is_bit_equal": "keep what outlives a round in the client's state record or in the server's",
+    "cohort_equals_each": "let the cohort compute what the client's handlers compute, or set `cohort = None`",
+}
+"""Name of each property -> what to do where it fails."""
+
+
+@dataclass(frozen=True)
+class Plainly:
+    """How a method is checked where the caller says nothing.
+
+    Args:
+        settings: What its properties are stated for, beside small models; not used where the caller gives settings.
+        skip: Property -> why it cannot hold.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    skip: Mapping[str, str] = field(default_factory=dict)
+
+
+_TAUGHT = Plainly(skip={"one_client_equals_local": "the encoder teaches a client that is alone, too"})
+_CENTRAL = Plainly(skip={"one_client_equals_local": "its party has another name, and so other random numbers"})
+_CHANNELS = Plainly(
+    {"first_weights": "common", "degrees": 4, "steps": 4, "hidden": (8, 8)},
+    {"one_client_equals_local": "its model has a second channel, for structure"},
+)
+METHODS: dict[tuple[str, str], Plainly] = {
+    ("apfl", "node"): Plainly(skip={"one_client_equals_local": "two models that start alike but step apart"}),
+    ("central", "node"): _CENTRAL,
+    ("central", "graph"): _CENTRAL,
+    ("fedgcn", "node"): Plainly(
+        {"backbone": "gcn"},
+        {"one_client_equals_local": "rounding: sums are formed before the first product, not in it"},
+    ),
+    ("fedggr", "node"): Plainly(
+        # Wide encoders: nodes that are alike tie, and whom others then choose does depend on the order.
+        {"embedding_width": 24, "encoder_hidden": 32, "encoder_epochs": 4, "k": 4, "rounds": 3, "preset": "fedggr"}
+        | {"local_width": 6, "global_width": 5, "server_hidden": 7, "lr": 0.05, "selection": "last"},
+        {
+            "one_client_equals_local": "one client alone still has the server's channel",
+            "identical_clients_stay_identical": "copies of a node tie at the k-th place, and ties go to the lower row",
+        },
+    ),
+    ("fedlit", "node"): Plainly(skip={"one_client_equals_local": "it trains another network"}),
+    ("fedpergnn", "node"): Plainly(
+        {"preset": "hifgl", "selection": "last"},
+        {"one_client_equals_local": "it is another program: equal to fedavg up to rounding, and only without noise"},
+    ),
+    ("fedprox", "graph"): Plainly(
+        skip={"one_client_equals_local": "its term pulls from the second batch of a round on"}
+    ),
+    ("fedsage", "graph"): Plainly({"backbone": "sage"}),
+    ("fedsgd", "graph"): Plainly(
+        skip={"one_client_equals_local": "it steps once a round on all graphs, not once a batch"}
+    ),
+    ("fedspray", "node"): _TAUGHT,
+    ("fedspray-published", "node"): _TAUGHT,
+    ("fedstar", "node"): _CHANNELS,
+    ("fedstar", "graph"): _CHANNELS,
+    ("fedstruct", "node"): Plainly(
+        {"nsf_dim": 8, "structure_hidden": (6,), "structure_hops": 3, "prune": 4, **SECRETIVE["fedstruct"]},
+        {
+            "one_client_equals_local": "one client still has its structure branch",
+            "identical_clients_stay_identical": "a node has one owner: clients with the same nodes are refused",
+            "order_does_not_matter": "which first structure features a node gets depends on its place in the directory",
+        },
+    ),
+    ("hifgl", "node"): Plainly(
+        {"preset": "hifgl", "selection": "last"},
+        {"one_client_equals_local": "sums are rounded to fixed point: equal within 2^-24, not bit for bit"},
+    ),
+    ("mlpteacher", "node"): _TAUGHT,
+}
+"""What is particular to our own methods."""
+
 _TASKS = {"node": (CALM, SCENARIO), "graph": (CALM_GRAPHS, GRAPHS)}
 _ONE_BATCH = 10_000
 Models = dict[str, Weights]
@@ -57,37 +145,33 @@ def check_method(
     settings: Mapping[str, Any] | None = None,
     skip: Mapping[str, str] | None = None,
     clients: int = 3,
-    task: Literal["node", "graph"] = "node",
+    task: Literal["node", "graph"] | None = None,
 ) -> list[str]:
-    """Run all general properties; raises AssertionError on the first that fails. Returns the names of those that ran.
+    """Run all general properties; raises an AssertionError that names the first that fails and says what to do.
+    Returns the names of those that ran.
 
     Args:
         name: A registered method.
         settings: Further settings for every run; unknown keys are refused as on the command line.
         skip: Property -> why it does not apply.
         clients: Size of the small federation.
-        task: Of the small scenario: one graph cut into parts, or sets of graphs (where clients are not trained
-            together).
+        task: Of the small scenario: one graph split into parts, or sets of graphs. None: the first the method takes.
     """
-    kit = _Kit(name, dict(settings or {}), clients, task)
-    checks: dict[str, Callable[[], None]] = {
-        "one_client_equals_local": kit.one_client_equals_local,
-        "identical_clients_stay_identical": kit.identical_clients_stay_identical,
-        "order_does_not_matter": kit.order_does_not_matter,
-        "same_seed_same_result": kit.same_seed_same_result,
-        "wire_equals_declaration": kit.wire_equals_declaration,
-        "wire_coded_equals_local": kit.wire_coded_equals_local,
-        "state_is_declared": kit.state_is_declared,
-        "resume_is_bit_equal": kit.resume_is_bit_equal,
-    }
-    if task == "node":
-        checks["cohort_equals_each"] = kit.cohort_equals_each
-    for skipped in skip or {}:
-        if skipped not in checks:
-            raise unknown("property", skipped, checks)
-    ran = [check for check in checks if check not in (skip or {})]
+    for given in skip or {}:
+        if given not in PROPERTIES:
+            raise unknown("property", given, PROPERTIES)
+    kit = _Kit(name, settings, clients, task or get_method(name).tasks[0])
+    skipped = {**kit.not_applicable(), **(skip or {})}
+    ran = [check for check in PROPERTIES if check not in skipped]
     for check in ran:
-        checks[check]()
+        try:
+            getattr(kit, check)()
+        except Exception as error:
+            reason = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+            raise AssertionError(
+                f"{name} fails {check}: {reason}\nWhat to do: {PROPERTIES[check]}. Where the property cannot hold by "
+                f'design, call check_method("{name}", skip={{"{check}": "why"}})'
+            ) from error
     return ran
 
 
@@ -125,15 +209,32 @@ def _known(name: str, calm: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Kit:
-    def __init__(self, name: str, settings: dict[str, Any], clients: int, task: str) -> None:
+    def __init__(self, name: str, settings: Mapping[str, Any] | None, clients: int, task: str) -> None:
         self.method = get_method(name)
         calm, self.place = _TASKS[task]
-        self.settings = _known(name, calm) | settings
+        self.plainly = METHODS.get((name, task), Plainly())
+        self.settings = _known(name, calm) | dict(self.plainly.settings if settings is None else settings)
         self.clients = clients
         # Each client shuffles its graphs for itself: where clients are to do the same, all of them are one batch, in an
         # order of its own.
         self.shuffled = task == "graph"
         self.together = _known(name, {"batch_size": _ONE_BATCH, "precision": "float64"}) if self.shuffled else {}
+
+    def not_applicable(self) -> dict[str, str]:
+        """Properties that cannot hold, and why."""
+        reasons = dict(self.plainly.skip)
+        if self.method.pooled:
+            reasons |= dict.fromkeys(
+                ("identical_clients_stay_identical", "order_does_not_matter"), "there is one party"
+            )
+        choice = cohort_of(self.method.roles["client"].cls)
+        if choice.cohort is None:
+            reasons["cohort_equals_each"] = choice.refused or "its clients have no cohort"
+        elif self.method.pooled:
+            reasons["cohort_equals_each"] = "there is one party"
+        elif self.shuffled:
+            reasons["cohort_equals_each"] = "graphs are trained client by client"
+        return reasons
 
     # -- properties --------------------------------------------------------------------------------
 
@@ -154,10 +255,9 @@ class _Kit:
     def identical_clients_stay_identical(self) -> None:
         """(P3) Clients with the same data end with the same model."""
         one = build(clients=1, **self.place)
-        data = next(iter(one.parts.values()))
-        models = self.models(
-            _with_parts(one, {f"client-{i}": data for i in range(self.clients)}), execution="each", **self.together
-        )
+        names = tuple(f"client-{i}" for i in range(self.clients))
+        data = _with_owners(next(iter(one.parts.values())), names)
+        models = self.models(_with_parts(one, dict.fromkeys(names, data)), execution="each", **self.together)
         first = next(iter(models.values()))
         for client, model in models.items():
             complaint = f"{client} drifted away from a client with the same data"
@@ -168,8 +268,10 @@ class _Kit:
         scenario = self.scenario()
         names, data = list(scenario.parts), list(scenario.parts.values())
         plain = self.models(scenario, **self.together)
-        turned = self.models(_with_parts(scenario, dict(zip(names, data[::-1], strict=True))), **self.together)
-        for a, b in zip(names, names[::-1], strict=True):
+        other = dict(zip(names, names[::-1], strict=True))
+        parts = {name: _renamed(part, other) for name, part in zip(names, data[::-1], strict=True)}
+        turned = self.models(_with_parts(scenario, parts), **self.together)
+        for a, b in other.items():
             _close(plain[a], turned[b], 1e-5, "the result depends on the order of the clients")
 
     def same_seed_same_result(self) -> None:
@@ -178,11 +280,15 @@ class _Kit:
         _all_same(first, second, "two runs with the same seed differ")
 
     def wire_equals_declaration(self) -> None:
-        """(P5) What a run shows is exactly the method's disclosure sheet."""
-        experiment = self.experiment(self.scenario())
-        experiment.loop.play()
-        wrong = differences(experiment.loop.sheet, self.method.discloses_with(experiment.settings.method_config))
-        assert not wrong, f"disclosure sheet of {self.method.name}: {'; '.join(wrong)}"
+        """(P5) What a run shows is exactly the method's disclosure sheet, with secure sums too where it has them."""
+        for secure in (False, True) if not self.method.needs_single_updates else (False,):
+            masked: dict[str, Any] = {"secure_sum": True, "execution": "each"} if secure else {}
+            experiment = self.experiment(self.scenario(), **masked)
+            experiment.loop.play()
+            run, config = experiment.settings.run, experiment.settings.method_config
+            sheet = sheet_of(self.method, metric=run.metric, secure_sum=run.secure_sum, config=config)
+            wrong = differences(experiment.loop.sheet, sheet)
+            assert not wrong, f"disclosure sheet{' with secure sums' * run.secure_sum}: {'; '.join(wrong)}"
 
     def wire_coded_equals_local(self) -> None:
         """Messages through the wire codec give the same bits as copies."""
@@ -218,7 +324,10 @@ class _Kit:
     def cohort_equals_each(self) -> None:
         """Clients trained together end where they end one by one (1e-5 after one round), dropout included."""
         each = self.models(self.scenario(), execution="each", dropout=0.3, rounds=1)
-        together = self.models(self.scenario(), execution="cohort", dropout=0.3, rounds=1)
+        cohort = self.experiment(self.scenario(), execution="cohort", dropout=0.3, rounds=1)
+        assert cohort.settings.run.execution == "cohort", "with these settings clients do not train together"
+        cohort.loop.play()
+        together = _exports(cohort)
         for client in each:
             _close(each[client], together[client], 1e-5, "training together and one by one differ")
 
@@ -244,6 +353,21 @@ class _Kit:
 
 def _exports(experiment: SimulatedRun) -> Models:
     return {client: export.weights or {} for client, export in experiment.engine.export(selected=False)}
+
+
+def _with_owners(data: Any, owners: tuple[str, ...]) -> Any:
+    """Data without cross edges, in a federation of these clients."""
+    cross = getattr(data, "cross", None)
+    return data if cross is None else replace(data, cross=replace(cross, owners=owners))
+
+
+def _renamed(data: Any, names: Mapping[str, str]) -> Any:
+    """The same data where its cross edges lead to clients of other names."""
+    cross = getattr(data, "cross", None)
+    if cross is None:
+        return data
+    places = torch.tensor([cross.owners.index(names[owner]) for owner in cross.owners])
+    return replace(data, cross=replace(cross, owner=places[cross.owner]))
 
 
 def _with_parts(scenario: AnyScenario, parts: Mapping[str, Any]) -> AnyScenario:

@@ -38,7 +38,7 @@ from isthmus.methods.registry import get_method
 SCENARIO = ["--dataset", "csbm:nodes=90,features=6,degree=4", "--clients", "3", "--rounds", "3", "--set", "hidden=8"]
 
 
-def play(path: Path, method: str, *extra: str) -> Path:
+def finished_run(path: Path, method: str, *extra: str) -> Path:
     assert main(["run", method, *SCENARIO, "--set", "transcript=true", *extra, "--out", str(path)]) == 0
     return path
 
@@ -49,10 +49,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     mlp = ["--set", "backbone=mlp", "--set", "dropout=0"]
     private = ["--set", "weighting=uniform", "--set", "dp_clip=0.1", "--set", "dp_noise=5"]
     return {
-        "gradients": play(folder / "gradients", "fedsgd", *mlp, "--split", "4/10/86"),
-        "masked": play(folder / "masked", "fedsgd", *mlp, "--split", "4/10/86", "--set", "secure_sum=true"),
-        "noisy": play(folder / "noisy", "fedsgd", *mlp, "--split", "4/10/86", *private),
-        "updates": play(
+        "gradients": finished_run(folder / "gradients", "fedsgd", *mlp, "--split", "4/10/86"),
+        "masked": finished_run(folder / "masked", "fedsgd", *mlp, "--split", "4/10/86", "--set", "secure_sum=true"),
+        "noisy": finished_run(folder / "noisy", "fedsgd", *mlp, "--split", "4/10/86", *private),
+        "updates": finished_run(
             folder / "updates",
             "fedavg",
             *mlp,
@@ -65,12 +65,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             "--set",
             "precision=float64",
         ),
-        "adam": play(folder / "adam", "fedper", "--set", "optimizer=adam"),
-        "alone": play(folder / "alone", "local"),
+        "adam": finished_run(folder / "adam", "fedper", "--set", "optimizer=adam"),
+        "alone": finished_run(folder / "alone", "local"),
     }
 
 
-def told(path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def audit_json(path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     capsys.readouterr()
     assert main(["audit", str(path), "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -90,7 +90,7 @@ def numbers(found: dict[str, Any], attack: str) -> dict[str, float]:
 def test_gradients_in_the_clear_give_records_and_classes_away(
     runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = told(runs["gradients"], capsys)
+    found = audit_json(runs["gradients"], capsys)
     assert verdicts(found, RANK_ONE) == verdicts(found, LABELS) == verdicts(found, MEMBERSHIP) == {"possible"}
     inputs, labels = numbers(found, RANK_ONE), numbers(found, LABELS)
     assert inputs["exact"] > 0, "a client with one training record and an MLP: every layer's input"
@@ -98,7 +98,7 @@ def test_gradients_in_the_clear_give_records_and_classes_away(
 
 
 def test_an_update_of_one_step_is_a_gradient(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    found = told(runs["updates"], capsys)
+    found = audit_json(runs["updates"], capsys)
     assert verdicts(found, RANK_ONE) == {"possible"} and numbers(found, RANK_ONE)["exact"] > 0
     labels = numbers(found, LABELS)
     assert labels["correct"] == labels["claimed"] > labels["by_chance"]
@@ -107,7 +107,7 @@ def test_an_update_of_one_step_is_a_gradient(runs: dict[str, Path], capsys: pyte
 def test_masks_stop_what_they_should_and_nothing_else(
     runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = told(runs["masked"], capsys)
+    found = audit_json(runs["masked"], capsys)
     for attack in (RANK_ONE, LABELS, DIFFERENCE, REUSE):
         assert verdicts(found, attack) == {"stopped"}, attack
     assert verdicts(found, MEMBERSHIP) == {"possible"} and verdicts(found, READING) == {"stopped", "possible"}
@@ -116,7 +116,7 @@ def test_masks_stop_what_they_should_and_nothing_else(
 
 
 def test_noise_limits(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    found = told(runs["noisy"], capsys)
+    found = audit_json(runs["noisy"], capsys)
     assert verdicts(found, RANK_ONE) == verdicts(found, LABELS) == verdicts(found, MEMBERSHIP) == {"limited"}
     epsilon = json.loads((runs["noisy"] / "result.json").read_text())["privacy"]["epsilon"]
     assert all(
@@ -130,7 +130,7 @@ def test_noise_limits(runs: dict[str, Path], capsys: pytest.CaptureFixture[str])
 
 
 def test_a_personal_output_layer_names_no_class(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    found = told(runs["adam"], capsys)
+    found = audit_json(runs["adam"], capsys)
     assert verdicts(found, RANK_ONE) == {"limited"}
     assert {each["attack"] for each in found["recovered"]} == {MEMBERSHIP}
 
@@ -138,7 +138,7 @@ def test_a_personal_output_layer_names_no_class(runs: dict[str, Path], capsys: p
 def test_who_sends_nothing_is_safe_from_all_but_reading(
     runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = told(runs["alone"], capsys)
+    found = audit_json(runs["alone"], capsys)
     assert {finding["attack"] for finding in found["findings"]} == {READING}
 
 
@@ -158,8 +158,8 @@ def test_people_get_tables_and_plain_words(
 
 
 def test_membership_is_reported_beside_its_control(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    told_by = numbers(told(runs["gradients"], capsys), MEMBERSHIP)
-    assert 0.0 <= told_by["untrained_auc"] <= 1.0 and told_by["members"] == 3, (
+    found = numbers(audit_json(runs["gradients"], capsys), MEMBERSHIP)
+    assert 0.0 <= found["untrained_auc"] <= 1.0 and found["members"] == 3, (
         "three records: the control shows how little that says"
     )
 
@@ -172,8 +172,8 @@ def test_the_transcript_holds_what_each_party_was_sent(runs: dict[str, Path]) ->
     server = list(received(runs["updates"], "server", table))
     assert [line.number for line, _ in server] == list(range(1, len(server) + 1))
     assert sum(isinstance(message, Update) for _, message in server) == 9
-    told_by = [message for _, message in received(runs["updates"], "client-1", table) if isinstance(message, Broadcast)]
-    assert len(told_by) == 3
+    found = [message for _, message in received(runs["updates"], "client-1", table) if isinstance(message, Broadcast)]
+    assert len(found) == 3
     counted = sum(len(entry.bytes) for entry in RunFolder(runs["updates"]).ledger())
     kept = sum(len(list(path.glob("*.bin"))) for path in (runs["updates"] / "transcript").iterdir())
     assert kept == counted, "as many as the ledger counts"

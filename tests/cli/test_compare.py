@@ -1,4 +1,4 @@
-"""``isthmus compare``: one scenario, several methods, differences by seed, who is told what."""
+"""``isthmus compare``: one scenario, several methods, differences by seed, what each party receives."""
 
 from __future__ import annotations
 
@@ -59,7 +59,11 @@ def test_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert compare("local", "fedavg", *SCENARIO, "--runs", "2", "--out", str(out)) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
-    assert "to local, paired" in captured.out and "Who is told what" in captured.out and "report.html" in captured.out
+    assert (
+        "to local, paired" in captured.out
+        and "What each party receives" in captured.out
+        and "report.html" in captured.out
+    )
 
 
 def test_both_kinds_of_spread_where_the_score_is_the_clients_mean(
@@ -192,7 +196,7 @@ def test_scores_by_different_rules_are_refused_and_different_presets_are_named(
 ) -> None:
     one, other = resolve("fedavg", {"dataset": "csbm"}), resolve("fedavg", {"dataset": "csbm", "preset": "fedspray"})
     assert one.score != other.score
-    with pytest.raises(ConfigError, match="do not compare: give --preset"):
+    with pytest.raises(ConfigError, match="cannot be compared: give --preset"):
         check_presets([one, other])
     check_presets([one, one])
     assert capsys.readouterr().err == ""
@@ -218,5 +222,5 @@ def test_runs_on_different_data_are_refused() -> None:
 
     assert compare_methods({"a": [outcome()], "b": [outcome()]})["methods"][1]["difference"]["mean"] == 0.0
     for changes in ({"source": "package index"}, {"clients": 5}):
-        with pytest.raises(ConfigError, match="different scenarios and do not compare"):
+        with pytest.raises(ConfigError, match="different scenarios and cannot be compared"):
             compare_methods({"a": [outcome()], "b": [outcome(**changes)]})

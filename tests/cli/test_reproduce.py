@@ -198,7 +198,7 @@ def test_a_page_outlives_its_run_folders(capsys: pytest.CaptureFixture[str]) -> 
     Path("docs/mini.jsonl").rename("records")
     assert reproduce("mini", "--runs", "0", "--docs", "docs") == 2
     assert Path("docs/mini.md").read_text() == page
-    assert "stays as it is" in capsys.readouterr().err
+    assert "was not changed" in capsys.readouterr().err
     Path("records").rename("docs/mini.jsonl")
     # Recorded runs stand, what is new is played and added; without the records everything is to be done again.
     capsys.readouterr()

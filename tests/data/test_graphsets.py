@@ -184,7 +184,7 @@ def test_a_zip_without_the_member(tmp_path: Path) -> None:
 
 # -- scenarios -------------------------------------------------------------------------------------
 
-FEDSTAR_SIZES = {  # FedStar, section 6: train, val, test
+FEDSTAR_SIZES = {  # FedStar spec, section 6: train, val, test
     "mutag": (150, 19, 19),
     "bzr": (324, 40, 41),
     "cox2": (373, 47, 47),

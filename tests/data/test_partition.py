@@ -464,7 +464,7 @@ def test_equal_parts_differ_by_at_most_one_node(nodes: int, clients: int, seed: 
 
 @pytest.mark.parametrize("clients", [3, 5, 10])
 def test_equal_parts_keep_the_sum_of_squared_shares_of_the_edges(clients: int) -> None:
-    """FedGGR's property 13, within four standard deviations."""
+    """FedGGR spec, section 11: 13, within four standard deviations."""
     scenario = build_scenario(
         dataset="csbm:nodes=3000,classes=3,features=4,degree=6", partition="random-equal", clients=clients
     )

@@ -1,4 +1,4 @@
-"""One federation for all tests of the engine nvflare: starting it costs more than most of them."""
+"""One federation for all tests of the engine nvflare: starting it takes longer than most of them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-SUPER = "super@loopback.isthmus"
-ABSENT = "absent"
-"""An organisation with a kit that is never started."""
-
 
 @pytest.fixture(scope="session")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
-    from isthmus.deploy.heartbeat import is_alive
-    from isthmus.deploy.loopback import Loopback
-    from isthmus.deploy.processes import descendants
+    from nvflare_helpers import ABSENT, SUPER
+
+    from isthmus.deploy.loopback import LoopbackFederation
+    from isthmus.deploy.processes import descendants, is_alive
 
     folder = tmp_path_factory.mktemp("federation")
     (folder / "runs").mkdir()
@@ -23,12 +20,12 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
         {"name": SUPER, "type": "admin", "org": "loopback", "role": "super"},
         {"name": ABSENT, "type": "client", "org": ABSENT},
     ]
-    with Loopback(3, folder / "runs", folder / "state", extra) as made:
+    with LoopbackFederation(3, folder / "runs", folder / "state", extra) as made:
         yield made
         pids = [
             pid
-            for keeper in made.keepers.values()
-            if keeper.pid is not None
-            for pid in (keeper.pid, *descendants(keeper.pid))
+            for parent in made.parents.values()
+            if parent.pid is not None
+            for pid in (parent.pid, *descendants(parent.pid))
         ]
     assert not any(is_alive(pid) for pid in pids)

@@ -1,6 +1,4 @@
-"""A server's part of a job that does not keep to the rules: it sends a site what no server of ours would, and writes
-down the answers.
-"""
+"""A hostile server job: it sends a site requests our server never would, and writes down the answers."""
 
 from __future__ import annotations
 
@@ -11,9 +9,9 @@ from typing import Any
 
 from nvflare.collab import collab
 
-from isthmus.deploy.handshake import BEGIN, CALL, ORDER, Begin
-from isthmus.deploy.heartbeat import end_with_parent
-from isthmus.experiments.folder import NO_RUN as MARK
+from isthmus.deploy.handshake import BEGIN, CALL, ORDER, BeginRun
+from isthmus.deploy.processes import exit_with_parent
+from isthmus.experiments.folder import NO_RUN
 from isthmus.experiments.result import versions
 from isthmus.federation import codec
 from isthmus.federation.host import Answer, Order
@@ -27,7 +25,7 @@ OVERSIZED = 5 * 2**20
 
 class HostileServer:
     def __init__(self) -> None:
-        end_with_parent()
+        exit_with_parent()
 
     @collab.main
     def main(self) -> str:
@@ -37,19 +35,19 @@ class HostileServer:
         settings = (folder / "config.toml").read_text()
 
         def ask(name: str, kind: str, data: bytes, run: str = "hostile") -> None:
-            found[name] = _said(bytes(site(timeout=120.0).handle(run=run, kind=kind, data=data)))
+            found[name] = _answer(bytes(site(timeout=120.0).handle(run=run, kind=kind, data=data)))
 
         def call(party: PartyId, handler: str, role: str = "client") -> bytes:
             return pack(encode_calls([Invocation(party, role, handler, Turn(0, "train", 1, 1), 1)]))
 
-        begin = Begin("hostile", MARK, 0, settings, versions())
+        begin = BeginRun("hostile", NO_RUN, 0, settings, versions())
         ask("a call before the run began", CALL, call("client-0", "evaluate"))
         ask(
             "another version",
             BEGIN,
-            pack((codec.encode(Begin("hostile", MARK, 0, settings, {**versions(), "isthmus": "9.9"})),)),
+            pack((codec.encode(BeginRun("hostile", NO_RUN, 0, settings, {**versions(), "isthmus": "9.9"})),)),
         )
-        ask("a damaged config", BEGIN, pack((codec.encode(Begin("hostile", MARK, 0, "[run", versions())),)))
+        ask("a damaged config", BEGIN, pack((codec.encode(BeginRun("hostile", NO_RUN, 0, "[run", versions())),)))
         ask("a path for a name", BEGIN, pack((codec.encode(begin),)), run="../../etc")
         ask("begin", BEGIN, pack((codec.encode(begin),)))
         ask("unknown handler", CALL, call("client-0", "initial_state"))
@@ -72,11 +70,11 @@ class HostileServer:
         return "done"
 
 
-def _said(data: bytes) -> str:
-    from isthmus.deploy.handshake import Joined
+def _answer(data: bytes) -> str:
+    from isthmus.deploy.handshake import JoinReply
 
     frame = unpack(data)
-    for kind in (Answer, Joined):
+    for kind in (Answer, JoinReply):
         try:
             answer = codec.decode(frame[0], kind)
             return f"{answer.error}: {answer.text}" if answer.error else "fine"

@@ -1,5 +1,5 @@
-"""A server that was tampered with: it sends what it is told in ``order.json`` to a site's parent process, without
-asking for permission.
+"""A server that was tampered with: it sends the request in ``order.json`` to a site's parent process, without
+permission.
 
 ``python hostile_server.py KIT FOLDER``: started like an honest one; an order is ``{"site": ..., "topic": ..., "body":
 ...}``, the answer goes to ``reply.json``.
@@ -18,13 +18,13 @@ from nvflare.private.admin_defs import Message
 from nvflare.private.defs import RequestHeader
 from nvflare.private.fed.server.admin import FedAdminServer
 
-from isthmus.deploy import launch
+from isthmus.deploy import parent_process
 
 FOLDER = Path(sys.argv[2])
 START = FedAdminServer.start
 
 
-def obey(server: Any) -> None:
+def send_orders(server: Any) -> None:
     while True:
         time.sleep(0.1)
         path = FOLDER / "order.json"
@@ -44,9 +44,9 @@ def obey(server: Any) -> None:
 
 
 def start(self: Any) -> Any:
-    threading.Thread(target=obey, args=(self,), daemon=True).start()
+    threading.Thread(target=send_orders, args=(self,), daemon=True).start()
     return START(self)
 
 
 FedAdminServer.start = start
-launch.main(sys.argv[1])
+parent_process.main(sys.argv[1])

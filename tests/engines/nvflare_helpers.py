@@ -8,15 +8,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from isthmus.deploy.heartbeat import last_beat
-from isthmus.deploy.loopback import Loopback, prepare
-from isthmus.deploy.play import BEAT, committed_steps
+from isthmus.deploy.heartbeat import read_heartbeat
+from isthmus.deploy.loopback import LoopbackFederation, prepare_run
 from isthmus.deploy.processes import descendants
+from isthmus.deploy.run_status import HEARTBEAT, committed_rounds
 from isthmus.experiments.config import Settings, resolve
 from isthmus.experiments.run import start
 
 NODES: dict[str, Any] = {"dataset": "csbm:nodes=90,classes=3,features=8", "clients": 3, "seed": 3}
-PATIENCE = 240.0
+TIMEOUT = 240.0
+SUPER = "super@loopback.isthmus"
+ABSENT = "absent"
+"""An organisation with a kit that is never started."""
 
 
 def settings_of(method: str, engine: str, set: Mapping[str, Any] | None = None, **more: Any) -> Settings:
@@ -38,38 +41,38 @@ def local_hashes(settings: Settings, folder: Path) -> dict[str, str]:
     return hashes(folder / "models")
 
 
-def site_hashes(federation: Loopback, run: str) -> dict[str, str]:
+def site_hashes(federation: LoopbackFederation, run: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in federation.names:
         found |= hashes(federation.state / name / run / "models")
     return dict(sorted(found.items()))
 
 
-def add_run(federation: Loopback, run: str, settings: Settings) -> Path:
-    return prepare(settings, federation.runs / run)[0]
+def add_run(federation: LoopbackFederation, run: str, settings: Settings) -> Path:
+    return prepare_run(settings, federation.runs / run)[0]
 
 
-def wait_until(what: Callable[[], Any], patience: float = PATIENCE) -> Any:
-    until = time.monotonic() + patience
-    while time.monotonic() < until:
-        if found := what():
+def wait_until(condition: Callable[[], Any], timeout: float = TIMEOUT) -> Any:
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if found := condition():
             return found
         time.sleep(0.02)
-    raise AssertionError(f"waited {patience} s in vain")
+    raise AssertionError(f"condition not met after {timeout} s")
 
 
-def at_round(federation: Loopback, run: str, step: int) -> None:
-    wait_until(lambda: committed_steps(federation.runs / run) >= step)
+def at_round(federation: LoopbackFederation, run: str, step: int) -> None:
+    wait_until(lambda: committed_rounds(federation.runs / run) >= step)
 
 
-def server_job(federation: Loopback, run: str) -> int:
-    beat = last_beat(federation.runs / run / BEAT)
+def server_job(federation: LoopbackFederation, run: str) -> int:
+    beat = read_heartbeat(federation.runs / run / HEARTBEAT)
     assert beat is not None
     return beat[0]
 
 
-def client_job(federation: Loopback, site: str) -> int:
+def client_job(federation: LoopbackFederation, site: str) -> int:
     """The newest job process of a site."""
-    parent = federation.keepers[site].pid
+    parent = federation.parents[site].pid
     assert parent is not None
     return max(descendants(parent))

@@ -21,7 +21,7 @@ pytest.importorskip("nvflare", reason="the engine nvflare is an extra")
 
 from nvflare_helpers import (
     NODES,
-    PATIENCE,
+    TIMEOUT,
     add_run,
     at_round,
     client_job,
@@ -33,11 +33,10 @@ from nvflare_helpers import (
     wait_until,
 )
 
-from isthmus.deploy.heartbeat import is_alive
-from isthmus.deploy.loopback import Loopback, free_port
-from isthmus.deploy.play import committed_steps
-from isthmus.deploy.processes import descendants
-from isthmus.deploy.project import SERVER_KIT
+from isthmus.deploy.loopback import LoopbackFederation, free_port
+from isthmus.deploy.processes import descendants, is_alive
+from isthmus.deploy.provisioning import SERVER_KIT
+from isthmus.deploy.run_status import committed_rounds
 from isthmus.experiments.run import resume
 from isthmus.methods.registry import all_methods
 from isthmus.testing import small_runs
@@ -45,8 +44,8 @@ from isthmus.testing import small_runs
 ROUNDS = 40
 
 
-def test_all_methods_in_one_job(federation: Loopback, tmp_path: Path) -> None:
-    """Every registered method, on each task it takes, ends with the bits it ends with in one process."""
+def test_all_methods_in_one_job(federation: LoopbackFederation, tmp_path: Path) -> None:
+    """Every registered method, on each of its tasks, is bit-equal to a run in one process."""
     wanted = {}
     for method in all_methods():
         for task, (settings, scenario) in small_runs(method.name).items():
@@ -56,7 +55,7 @@ def test_all_methods_in_one_job(federation: Loopback, tmp_path: Path) -> None:
             add_run(federation, name, replace(settings, run=replace(run, engine="nvflare")))
     assert {name.rpartition("-")[0] for name in wanted} == {method.name for method in all_methods()}
     supervisor = federation.supervisor()
-    supervisor.play(list(wanted))
+    supervisor.finish(list(wanted))
     found = {name: site_hashes(federation, name) for name in wanted}
     for name in wanted:
         first = next(iter(wanted[name].values()))[:12]
@@ -75,35 +74,35 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.parametrize("victim", ["client job", "client parent", "server job", "server parent"])
 def test_a_kill_at_a_random_round_changes_nothing(
-    federation: Loopback, victim: str, undisturbed: dict[str, str]
+    federation: LoopbackFederation, victim: str, undisturbed: dict[str, str]
 ) -> None:
     run = f"kill-{victim.replace(' ', '-')}"
     add_run(federation, run, settings_of("fedavg", "nvflare", {"checkpoint.every": 1}, rounds=ROUNDS))
     supervisor = federation.supervisor()
-    playing = threading.Thread(target=supervisor.play, args=([run],))
-    playing.start()
+    supervising = threading.Thread(target=supervisor.finish, args=([run],))
+    supervising.start()
     killed_at = random.randint(3, ROUNDS - 10)
     at_round(federation, run, killed_at)
     site = random.choice(federation.names)
-    keeper = federation.keepers[SERVER_KIT if "server" in victim else site]
+    parent = federation.parents[SERVER_KIT if "server" in victim else site]
     jobs = {"client job": lambda: client_job(federation, site), "server job": lambda: server_job(federation, run)}
-    pid = jobs[victim]() if victim in jobs else keeper.pid
+    pid = jobs[victim]() if victim in jobs else parent.pid
     assert pid is not None
-    begun = time.monotonic()
+    killed = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: len(supervisor.attempts) > 1)
-    seconds = time.monotonic() - begun
-    playing.join(timeout=PATIENCE)
-    assert not playing.is_alive()
+    seconds = time.monotonic() - killed
+    supervising.join(timeout=TIMEOUT)
+    assert not supervising.is_alive()
     print(  # noqa: T201
         f"{victim}: killed at round {killed_at}, next job after {seconds:.1f} s, done after "
-        f"{time.monotonic() - begun:.1f} s"
+        f"{time.monotonic() - killed:.1f} s"
     )
     assert len(supervisor.attempts) == 2
     assert site_hashes(federation, run) == undisturbed
 
 
-def test_ctrl_c_ends_everything_and_resume_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_ends_everything_and_resume_continues(tmp_path: Path) -> None:
     """`isthmus run --engine nvflare`, interrupted in the middle of a round."""
     wanted = local_hashes(settings_of("fedper", "local", rounds=60), tmp_path / "local")
     out = tmp_path / "out"
@@ -115,14 +114,14 @@ def test_ctrl_c_ends_everything_and_resume_goes_on(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*command, *(part for option in options for part in ("--set", option))], stderr=subprocess.PIPE, text=True
     )
-    wait_until(lambda: committed_steps(out) >= 5)
+    wait_until(lambda: committed_rounds(out) >= 5)
     started = descendants(process.pid)
     assert len(started) >= 7, "server and three sites, and the job of each"
     process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=PATIENCE)[1]
-    assert process.returncode == 130 and f"continue with: isthmus resume {out}" in said
+    stderr = process.communicate(timeout=TIMEOUT)[1]
+    assert process.returncode == 130 and f"continue with: isthmus resume {out}" in stderr
     wait_until(lambda: not any(map(is_alive, started)), 10.0)
-    assert committed_steps(out) < 60
+    assert committed_rounds(out) < 60
     assert resume(out)["rounds"] == 60
     assert hashes(out / "models") == wanted
 
@@ -171,7 +170,7 @@ def test_organisations_by_their_commands(tmp_path: Path) -> None:
 def isthmus(*arguments: object) -> str:
     """Standard output of a command that must succeed."""
     command = [sys.executable, "-m", "isthmus.cli.main", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

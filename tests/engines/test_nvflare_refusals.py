@@ -1,5 +1,5 @@
-"""What a federation refuses, each tried on real processes; where it matters, the same attack succeeds on a site without
-our guard.
+"""What a federation refuses, tried on real processes; where it matters, the same attack succeeds on a site without our
+protection.
 """
 
 from __future__ import annotations
@@ -21,22 +21,19 @@ import pytest
 
 pytest.importorskip("nvflare", reason="the engine nvflare is an extra")
 
-from conftest import ABSENT, SUPER
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 from hostile_app import FOLDER
-from nvflare_helpers import settings_of, wait_until
+from nvflare_helpers import ABSENT, SUPER, settings_of, wait_until
 
-from isthmus.deploy.credentials import Kit
-from isthmus.deploy.job import CLIENT_CONFIG, SERVER_APP, SERVER_CONFIG, write_job
-from isthmus.deploy.loopback import Loopback
-from isthmus.deploy.play import RUNS
-from isthmus.deploy.processes import descendants, end
-from isthmus.deploy.project import SERVER_KIT
-from isthmus.deploy.runtime import SITE_SETTINGS
-from isthmus.deploy.supervisor import Admin
+from isthmus.deploy.admin_session import AdminSession
+from isthmus.deploy.job_template import CLIENT_CONFIG, RUNS, SERVER_CONFIG, SERVER_JOB, SITE_SETTINGS, write_job
+from isthmus.deploy.loopback import LoopbackFederation
+from isthmus.deploy.processes import descendants, terminate
+from isthmus.deploy.provisioning import SERVER_KIT
+from isthmus.deploy.startup_kit import StartupKit
 
 HERE = Path(__file__).parent
 
@@ -44,9 +41,9 @@ HERE = Path(__file__).parent
 # -- who may connect -------------------------------------------------------------------------------
 
 
-def _greets(federation: Loopback, certificate: Path | None, key: Path | None) -> bool:
-    """Whether the server talks to somebody with this certificate: what it says first in HTTP/2 comes after the
-    handshake is complete.
+def _accepts(federation: LoopbackFederation, certificate: Path | None, key: Path | None) -> bool:
+    """Whether the server accepts a connection with this certificate: its first HTTP/2 frame comes after the TLS
+    handshake.
     """
     kit = federation.kits[SERVER_KIT]
     context = ssl.create_default_context(cafile=str(kit.startup / "rootCA.pem"))
@@ -86,15 +83,15 @@ def _self_signed(folder: Path, name: str) -> tuple[Path, Path]:
     return folder / "own.crt", folder / "own.key"
 
 
-def test_only_provisioned_certificates_connect(federation: Loopback, tmp_path: Path) -> None:
+def test_only_provisioned_certificates_connect(federation: LoopbackFederation, tmp_path: Path) -> None:
     startup = federation.kits["site-1"].startup
-    wait_until(lambda: _greets(federation, startup / "client.crt", startup / "client.key"))
-    assert not _greets(federation, None, None)
-    assert not _greets(federation, *_self_signed(tmp_path, "site-1"))
+    wait_until(lambda: _accepts(federation, startup / "client.crt", startup / "client.key"))
+    assert not _accepts(federation, None, None)
+    assert not _accepts(federation, *_self_signed(tmp_path, "site-1"))
 
 
-def test_one_kit_cannot_pose_as_another(federation: Loopback, tmp_path: Path) -> None:
-    """An organisation starts the library itself, with its own certificate and somebody else's name."""
+def test_one_kit_cannot_impersonate_another(federation: LoopbackFederation, tmp_path: Path) -> None:
+    """An organisation starts the library itself, with its own certificate and the name of another."""
     copy = tmp_path / "kit"
     shutil.copytree(federation.kits["site-1"].path, copy, ignore=shutil.ignore_patterns("*.log", "site-1", "*.fl"))
     path = copy / "startup" / "fed_client.json"
@@ -120,7 +117,7 @@ def test_one_kit_cannot_pose_as_another(federation: Loopback, tmp_path: Path) ->
         wait_until(
             lambda: f"claimed endpoint '{ABSENT}' requires identity '{ABSENT}'" in log.read_text(errors="replace")
         )
-    with Admin(federation.coordinator) as admin:
+    with AdminSession(federation.coordinator) as admin:
         assert ABSENT not in admin.sites()
         wait_until(lambda: set(federation.names) <= set(admin.sites()))
 
@@ -139,27 +136,27 @@ def _process(
     try:
         yield process
     finally:
-        end([process.pid, *descendants(process.pid)])
+        terminate([process.pid, *descendants(process.pid)])
         process.wait()
 
 
-class Dishonest:
-    """A federation whose server lets everything pass and sends what it likes. ``guarded`` is a site of ours, ``bare``
-    one without guard.
+class DishonestFederation:
+    """A federation whose server accepts all jobs and sends any request. ``guarded`` is a site of ours, ``bare`` one
+    without our protections.
     """
 
-    def __init__(self, federation: Loopback, folder: Path) -> None:
+    def __init__(self, federation: LoopbackFederation, folder: Path) -> None:
         self.federation, self.folder = federation, folder
         self.guarded, self.bare = federation.names
 
-    def submit(self, job: Path, kit: Kit) -> tuple[str, str]:
+    def submit(self, job: Path, kit: StartupKit) -> tuple[str, str]:
         """Final status of a job, and what was said when it was deployed."""
-        with Admin(kit) as admin:
-            wait_until(lambda: _quiet(admin.sites) == list(self.federation.names))
-            job_id = admin.ask("submit_job", str(job))
-            status = wait_until(lambda: (s := str(admin.ask("get_job_status", job_id))).startswith("FINISHED") and s)
-            # The server says that it failed a little before it says why.
-            return status, str(wait_until(lambda: admin.ask("get_job_meta", job_id).get("job_deploy_detail")))
+        with AdminSession(kit) as admin:
+            wait_until(lambda: _or_none(admin.sites) == list(self.federation.names))
+            job_id = admin.call("submit_job", str(job))
+            status = wait_until(lambda: (s := str(admin.call("get_job_status", job_id))).startswith("FINISHED") and s)
+            # The server reports that it failed a little before it reports why.
+            return status, str(wait_until(lambda: admin.call("get_job_meta", job_id).get("job_deploy_detail")))
 
     def order(self, site: str, topic: str, body: str) -> str:
         """What a site's parent process answers to the server."""
@@ -172,7 +169,7 @@ class Dishonest:
         return text
 
 
-def _quiet(ask: Callable[[], Any]) -> Any:
+def _or_none(ask: Callable[[], Any]) -> Any:
     try:
         return ask()
     except Exception:
@@ -180,14 +177,14 @@ def _quiet(ask: Callable[[], Any]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def dishonest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dishonest]:
+def dishonest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DishonestFederation]:
     folder = tmp_path_factory.mktemp("dishonest")
-    made = Loopback(
+    made = LoopbackFederation(
         2, folder / "runs", folder / "state", [{"name": SUPER, "type": "admin", "org": "loopback", "role": "super"}]
     )
     try:
-        _open_up(made.kits[SERVER_KIT])
-        _open_up(made.kits["site-2"])
+        _remove_protections(made.kits[SERVER_KIT])
+        _remove_protections(made.kits["site-2"])
         (folder / "config.toml").write_text(_config())
         paths = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
         environment = {FOLDER: str(folder), "PYTHONPATH": paths, RUNS: str(folder / "runs")}
@@ -219,12 +216,12 @@ def dishonest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dishonest]:
         settings = {SITE_SETTINGS: str(made.folder / "site-2.toml"), "NVFLARE_TENSOR_DOWNLOAD_CHUNK_SIZE": "0"}
         with _process(command, folder / "server.txt", environment), _process(unguarded, folder / "bare.txt", settings):
             made.start_one("site-1")
-            yield Dishonest(made, folder)
+            yield DishonestFederation(made, folder)
     finally:
         made.close()
 
 
-def _open_up(kit: Kit) -> None:
+def _remove_protections(kit: StartupKit) -> None:
     """Rules as lax as the library allows."""
     path = kit.local / "resources.json"
     resources = json.loads(path.read_text())
@@ -255,7 +252,7 @@ def _job(folder: Path, name: str, sites: list[str], change: Callable[[Path], Non
     return job
 
 
-def _carry_code(marker: Path) -> Callable[[Path], None]:
+def _with_code(marker: Path) -> Callable[[Path], None]:
     """A component whose class comes with the job."""
 
     def change(app: Path) -> None:
@@ -269,7 +266,7 @@ def _carry_code(marker: Path) -> Callable[[Path], None]:
     return change
 
 
-def _name_class(path: str, **arguments: Any) -> Callable[[Path], None]:
+def _with_class(path: str, **arguments: Any) -> Callable[[Path], None]:
     return lambda app: _add_component(app / "config" / CLIENT_CONFIG, path, **arguments)
 
 
@@ -279,50 +276,55 @@ def _add_component(path: Path, cls: str, **arguments: Any) -> None:
     path.write_text(json.dumps(config))
 
 
-def _server_app(cls: str) -> Callable[[Path], None]:
+def _server_job(cls: str) -> Callable[[Path], None]:
     def change(app: Path) -> None:
         path = app / "config" / SERVER_CONFIG
-        path.write_text(path.read_text().replace(SERVER_APP, cls))
+        path.write_text(path.read_text().replace(SERVER_JOB, cls))
 
     return change
 
 
 @pytest.mark.parametrize("role", ["lead", "super"])
-def test_a_job_that_carries_code(dishonest: Dishonest, role: str, tmp_path: Path) -> None:
+def test_a_job_that_carries_code(dishonest: DishonestFederation, role: str, tmp_path: Path) -> None:
     kit = dishonest.federation.coordinator if role == "lead" else dishonest.federation.kits[SUPER]
-    job = _job(tmp_path, f"code-{role}", [dishonest.guarded], _carry_code(tmp_path / "ran"))
+    job = _job(tmp_path, f"code-{role}", [dishonest.guarded], _with_code(tmp_path / "ran"))
     status, said = dishonest.submit(job, kit)
     assert "FAILED_TO_RUN" in status
-    assert "isthmus gate: folder custom not permitted" in said
+    assert "isthmus job validator: folder custom not permitted" in said
     assert not (tmp_path / "ran").exists()
 
 
-def test_the_same_code_runs_where_there_is_no_gate(dishonest: Dishonest, tmp_path: Path) -> None:
-    job = _job(tmp_path, "code-bare", [dishonest.bare], _carry_code(tmp_path / "ran"))
+def test_the_same_code_runs_at_a_site_without_validator(dishonest: DishonestFederation, tmp_path: Path) -> None:
+    job = _job(tmp_path, "code-bare", [dishonest.bare], _with_code(tmp_path / "ran"))
     dishonest.submit(job, dishonest.federation.kits[SUPER])
     assert (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize(
-    "cls", ["subprocess.Popen", "isthmus.deploy.processes.Keeper", "nvflare.app_common.np.np_trainer.NPTrainer"]
+    "cls",
+    [
+        "subprocess.Popen",
+        "isthmus.deploy.process_supervisor.ProcessSupervisor",
+        "nvflare.app_common.np.np_trainer.NPTrainer",
+    ],
 )
-def test_a_job_that_names_another_class(dishonest: Dishonest, cls: str, tmp_path: Path) -> None:
-    job = _job(tmp_path, "class", [dishonest.guarded], _name_class(cls, args=["touch", str(tmp_path / "ran")]))
+def test_a_job_that_names_another_class(dishonest: DishonestFederation, cls: str, tmp_path: Path) -> None:
+    job = _job(tmp_path, "class", [dishonest.guarded], _with_class(cls, args=["touch", str(tmp_path / "ran")]))
     status, said = dishonest.submit(job, dishonest.federation.coordinator)
     assert "FAILED_TO_RUN" in status
     assert "the client config differs from the fixed template" in said
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_job_by_role_super(dishonest: Dishonest, tmp_path: Path) -> None:
-    """Our own job to the letter, but submitted by somebody whom no check of the library stops."""
+def test_a_job_by_role_super(dishonest: DishonestFederation, tmp_path: Path) -> None:
+    """Exactly our own job, but submitted with a role that passes all checks of the library."""
     status, said = dishonest.submit(_job(tmp_path, "super", [dishonest.guarded]), dishonest.federation.kits[SUPER])
     assert "FAILED_TO_RUN" in status
-    assert "isthmus gate: jobs of role super not permitted" in said
+    assert "isthmus job validator: jobs of role super not permitted" in said
 
 
-def test_another_server_app_is_refused_by_the_gate(dishonest: Dishonest, tmp_path: Path) -> None:
-    job = _job(tmp_path, "server-app", [dishonest.guarded], _server_app("hostile_app.HostileServer"))
+def test_another_server_job_is_refused(dishonest: DishonestFederation, tmp_path: Path) -> None:
+    job = _job(tmp_path, "server-app", [dishonest.guarded], _server_job("hostile_app.HostileServer"))
     status, said = dishonest.submit(job, dishonest.federation.coordinator)
     assert "FAILED_TO_RUN" in status
     assert "the server config differs from the fixed template" in said
@@ -331,10 +333,8 @@ def test_another_server_app_is_refused_by_the_gate(dishonest: Dishonest, tmp_pat
 # -- what a site answers ---------------------------------------------------------------------------
 
 
-def test_the_remote_shell(dishonest: Dishonest, tmp_path: Path) -> None:
-    """A tampered server reads files at a site, its private key for one; with our launcher the site does not know what
-    is asked of it.
-    """
+def test_the_remote_shell(dishonest: DishonestFederation, tmp_path: Path) -> None:
+    """A tampered server reads files at a site, even its private key; with our parent process it gets no answer."""
     (tmp_path / "customers.csv").write_text("iban,balance\n")
     for site, stolen in ((dishonest.bare, True), (dishonest.guarded, False)):
         key = dishonest.federation.kits[site].startup / "client.key"
@@ -353,15 +353,13 @@ UNWANTED = [
 
 
 @pytest.mark.parametrize("topic", UNWANTED)
-def test_requests_no_job_needs(dishonest: Dishonest, topic: str) -> None:
+def test_requests_that_no_job_needs_are_refused(dishonest: DishonestFederation, topic: str) -> None:
     assert "invalid_request" in dishonest.order(dishonest.guarded, topic, "ls")
 
 
-def test_messages_of_a_hostile_server(dishonest: Dishonest, tmp_path: Path) -> None:
-    """The gate would not let such a job in; to see the door behind it, this site is one without gate, but with our
-    runtime.
-    """
-    job = _job(tmp_path, "hostile", [dishonest.bare], _server_app("hostile_app.HostileServer"))
+def test_messages_of_a_hostile_server(dishonest: DishonestFederation, tmp_path: Path) -> None:
+    """The job validator would refuse such a job; this site has none, so that the runtime behind it is tested."""
+    job = _job(tmp_path, "hostile", [dishonest.bare], _server_job("hostile_app.HostileServer"))
     status, _ = dishonest.submit(job, dishonest.federation.coordinator)
     found = json.loads((dishonest.folder / "answers.json").read_text())
     assert found.pop("begin") == found.pop("still there") == "fine"

@@ -35,7 +35,10 @@ from isthmus.experiments.scenarios import report_statistics, scenario_of
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.engines.ray import Cluster, RayEngine
 from isthmus.federation.party import Invocation, Turn
+from isthmus.federation.roles import Role, RoleTable
+from isthmus.methods.fedavg import FedAvgClient, FedAvgConfig
 from isthmus.methods.registry import all_methods
+from isthmus.seeds import Stream
 from isthmus.tensors import equal_weights
 from isthmus.testing import final_hashes, small_runs
 
@@ -74,9 +77,9 @@ def test_addresses_that_lead_nowhere(tmp_path: Path) -> None:
 
 
 def hashes(settings: Any, scenario: Any, engine: Any, **options: Any) -> dict[str, str]:
-    with SimulatedRun(settings, scenario, engine=engine, **options) as experiment:
-        experiment.loop.play()
-        return final_hashes(experiment)
+    with SimulatedRun(settings, scenario, engine=engine, **options) as simulated:
+        simulated.loop.play()
+        return final_hashes(simulated)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -135,10 +138,10 @@ def test_an_actor_killed_in_a_random_round_loses_nothing(cluster: Cluster, tmp_p
     engines: dict[str, Any] = {"local": LocalEngine, "ray": partial(Killing, cluster=cluster, actors=2)}
     results = {}
     for name, engine in engines.items():
-        with SimulatedRun(settings, scenario, engine=engine) as experiment:
-            folder = RunFolder.create(tmp_path / name, experiment.settings.to_toml(), report_statistics(scenario))
-            results[name] = experiment.play(folder, resumed=False)
-    ours: Any = experiment.engine
+        with SimulatedRun(settings, scenario, engine=engine) as simulated:
+            folder = RunFolder.create(tmp_path / name, simulated.settings.to_toml(), report_statistics(scenario))
+            results[name] = simulated.play(folder, resumed=False)
+    ours: Any = simulated.engine
     assert ours.killed and ours.revived == 1, Killing.at
     models = [{path.name: path.read_bytes() for path in (tmp_path / name / "models").iterdir()} for name in engines]
     assert models[0] == models[1] and len(models[0]) == 3, Killing.at
@@ -150,13 +153,25 @@ def test_cohorts_on_actors(cluster: Cluster) -> None:
     settings, scenario = small_runs("fedavg", settings={"execution": "cohort", "rounds": 1}, clients=4)["node"]
     found = []
     for engine in (partial(RayEngine, cluster=cluster, actors=2), LocalEngine):
-        with SimulatedRun(settings, scenario, engine=engine) as experiment:
-            assert experiment.settings.run.execution == "cohort"
-            experiment.loop.play()
-            found.append({client: export.weights for client, export in experiment.engine.export(False)})
+        with SimulatedRun(settings, scenario, engine=engine) as simulated:
+            assert simulated.settings.run.execution == "cohort"
+            simulated.loop.play()
+            found.append({client: export.weights for client, export in simulated.engine.export(False)})
     for client, weights in found[1].items():
         for name, tensor in weights.items():
             torch.testing.assert_close(found[0][client][name], tensor, atol=1e-5, rtol=0)
+
+
+def test_actors_say_why_a_cohort_is_not_used(cluster: Cluster) -> None:
+    class Overriding(FedAvgClient[FedAvgConfig]):
+        def samples(self) -> float:
+            return 1.0
+
+    settings, scenario = small_runs("fedavg", settings={"execution": "auto", "rounds": 1}, clients=4)["node"]
+    table = RoleTable({"client": Role(Overriding)})
+    engine = RayEngine(scenario.parts, table, settings.method_config, Stream(0), cohort=True, cluster=cluster, actors=2)
+    with contextlib.closing(engine):
+        assert engine.execution == "each" and "Overriding overrides samples" in engine.why_each
 
 
 def test_a_thousand_clients_on_two_actors(cluster: Cluster) -> None:
@@ -174,34 +189,34 @@ def test_a_thousand_clients_on_two_actors(cluster: Cluster) -> None:
     )
     with SimulatedRun(
         settings, scenario_of(settings), engine=partial(RayEngine, cluster=cluster, actors=2)
-    ) as experiment:
-        experiment.loop.play()
-        exported = dict(experiment.engine.export(False))
-        assert len(exported) == 1000 and len(experiment.engine.places) == 2  # type: ignore[attr-defined]
+    ) as simulated:
+        simulated.loop.play()
+        exported = dict(simulated.engine.export(False))
+        assert len(exported) == 1000 and len(simulated.engine.places) == 2  # type: ignore[attr-defined]
         common = exported["client-000"].weights
         assert common is not None and all(torch.isfinite(tensor).all() for tensor in common.values())
         assert all(export.weights is not None and equal_weights(export.weights, common) for export in exported.values())
-        updates = [row["times"] for row in experiment.loop.sheet.rows() if row["message"] == "Update"]
+        updates = [row["times"] for row in simulated.loop.sheet.rows() if row["message"] == "Update"]
         assert updates == [2000], "everybody trains in every round"
-        assert len(experiment.loop.lines[-1]["per_client"]) == 1000
+        assert len(simulated.loop.lines[-1]["per_client"]) == 1000
 
 
 def test_more_actors_than_clients(cluster: Cluster) -> None:
     settings, scenario = small_runs("fedavg")["node"]
-    with SimulatedRun(settings, scenario, engine=partial(RayEngine, cluster=cluster, actors=500)) as experiment:
-        assert dict(experiment.engine.resolved) == {"ray_actors": 3}
+    with SimulatedRun(settings, scenario, engine=partial(RayEngine, cluster=cluster, actors=500)) as simulated:
+        assert dict(simulated.engine.resolved) == {"ray_actors": 3}
 
 
 def test_what_goes_wrong_in_an_actor_is_told(cluster: Cluster) -> None:
     settings, scenario = small_runs("fedavg")["node"]
-    with SimulatedRun(settings, scenario, engine=partial(RayEngine, cluster=cluster, actors=2)) as experiment:
+    with SimulatedRun(settings, scenario, engine=partial(RayEngine, cluster=cluster, actors=2)) as simulated:
         bad = Invocation("client-0", "client", "local_update", Turn(0, "train", 1, 1), 1)  # its message is missing
-        outcome: Any = experiment.engine.dispatch([bad], None)
+        outcome: Any = simulated.engine.dispatch([bad], None)
         assert "deals in Broadcast" in str(outcome["client-0"].cause)
         good = Invocation("client-1", "client", "size", Turn(0, "train", 1, 1), 1)
-        late: Any = experiment.engine.dispatch([good], 0.0)
+        late: Any = simulated.engine.dispatch([good], 0.0)
         assert late["client-1"].kind == "timeout" or late["client-1"].__class__.__name__ == "Size"
-        assert experiment.engine.tags() == ()  # still there, or there again
+        assert simulated.engine.tags() == ()  # still there, or there again
 
 
 # -- the command line, with clusters of its own

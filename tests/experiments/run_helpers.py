@@ -28,13 +28,13 @@ def small(method: str = "fedavg", set: Mapping[str, Any] | None = None, **change
     return resolve(method, {**SMALL, **fixed, **changes}, set)
 
 
-def play(settings: Settings, path: Path, **options: Any) -> SimulatedRun:
-    """Play a run in a folder, on whatever engine."""
+def run_in_folder(settings: Settings, path: Path, **options: Any) -> SimulatedRun:
+    """Run in a folder, on any engine."""
     scenario = scenario_of(settings)
-    experiment = SimulatedRun(settings, scenario, **options)
-    folder = RunFolder.create(path, experiment.settings.to_toml(), report_statistics(scenario))
-    experiment.play(folder, resumed=False)
-    return experiment
+    simulated = SimulatedRun(settings, scenario, **options)
+    folder = RunFolder.create(path, simulated.settings.to_toml(), report_statistics(scenario))
+    simulated.play(folder, resumed=False)
+    return simulated
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ import pytest
 
 from isthmus.errors import ConfigError, RunError
 from isthmus.experiments import batch
-from isthmus.experiments.batch import Job, Outcome, _Worker, different, finished, look, run_all
+from isthmus.experiments.batch import Job, Outcome, _Worker, different, existing_outcome, finished, run_all
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import start
 from isthmus.papers.plan import folder_of
@@ -69,7 +69,7 @@ def test_a_half_finished_run_is_resumed(tmp_path: Path, monkeypatch: pytest.Monk
     whole, half = job(tmp_path / "whole", rounds=4), job(tmp_path / "half", rounds=4)
     run_all([whole], workers=1)
     play_half(half, monkeypatch)
-    assert look(half) is None
+    assert existing_outcome(half) is None
     monkeypatch.setattr(batch, "start", stop)  # it must be resumed, not begun again
     outcome = run_all([half], workers=1)[half.folder]
     assert outcome.status == "done"
@@ -104,7 +104,7 @@ def test_damaged_folders_are_named_and_the_rest_is_run(tmp_path: Path) -> None:
     for each, words in (
         (config, "is damaged"),
         (result, "is damaged"),
-        (remains, "remains of a run"),
+        (remains, "files of a run"),
         (other, "rounds 3 instead of 2"),
     ):
         reason = outcomes[each.folder].reason
@@ -151,14 +151,14 @@ def test_missing_data_skips_its_scenario_once(tmp_path: Path, monkeypatch: pytes
 def test_a_failed_run_costs_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bad, worse, good = (job(tmp_path, seed=seed) for seed in range(3))
 
-    def play(settings: Any, folder: Path) -> Any:
+    def start_or_fail(settings: Any, folder: Path) -> Any:
         if settings.run.seed == 0:
             raise RunError("lost quorum")
         if settings.run.seed == 1:
             raise ZeroDivisionError("oh")
         return start(settings, folder)
 
-    monkeypatch.setattr(batch, "start", play)
+    monkeypatch.setattr(batch, "start", start_or_fail)
     outcomes = run_all([bad, worse, good], workers=1)
     assert [outcomes[each.folder].status for each in (bad, worse, good)] == ["failed", "failed", "done"]
     assert outcomes[bad.folder].reason == "lost quorum"
@@ -189,12 +189,12 @@ def test_processes_give_the_same_numbers_and_survive_a_death(tmp_path: Path) -> 
     here = run_all([job(tmp_path / "here", seed=seed) for seed in range(3)], workers=1)
     worker = _Worker()
     try:
-        first = worker.play(job(tmp_path / "there", seed=0))
+        first = worker.run(job(tmp_path / "there", seed=0))
         assert first.status == "done"
         assert worker._process is not None
         os.kill(worker._process.pid, signal.SIGKILL)
         worker._process.wait()
-        lost = worker.play(job(tmp_path / "there", seed=1))
+        lost = worker.run(job(tmp_path / "there", seed=1))
         assert lost.status == "failed"
         assert "signal 9" in lost.reason
     finally:

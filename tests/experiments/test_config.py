@@ -12,15 +12,8 @@ from run_helpers import small
 from isthmus.data.datasets import canonical_name
 from isthmus.data.graphsets import SETTINGS
 from isthmus.errors import ConfigError
-from isthmus.experiments.config import (
-    RunConfig,
-    Settings,
-    coerce,
-    parse_override,
-    read_file,
-    resolve,
-    settings_from_toml,
-)
+from isthmus.experiments.config import RunConfig, Settings, read_file, resolve, settings_from_toml
+from isthmus.experiments.config_values import coerce, parse_override
 from isthmus.experiments.presets import CONDITIONS, load_preset, preset_names
 from isthmus.experiments.scenarios import build, parts_for
 from isthmus.experiments.scoring import SCORE_RULES

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_helpers import assert_same_run, play, result, small
+from run_helpers import assert_same_run, result, run_in_folder, small
 
 import isthmus
 from isthmus.errors import ConfigError, DataError, RunError
 from isthmus.experiments import folder as folder_module
 from isthmus.experiments.callbacks import Callback
 from isthmus.experiments.config import Settings
-from isthmus.experiments.folder import RunFolder, write_whole
+from isthmus.experiments.folder import RunFolder, write_atomic
 
 
 class Killed(BaseException):
@@ -39,7 +39,7 @@ def settings(**changes: Any) -> Settings:
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plain") / "run"
-    play(settings(), path)
+    run_in_folder(settings(), path)
     return path
 
 
@@ -52,7 +52,7 @@ def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
         patch.setattr(RunFolder, "write_model", die)
-        play(settings(), path)
+        run_in_folder(settings(), path)
     return path
 
 
@@ -73,7 +73,7 @@ class Reaper:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = 10**9
         self.writes = 0
-        write, append = folder_module.write_whole, RunFolder.append_round
+        write, append = folder_module.write_atomic, RunFolder.append_round
 
         def write_or_die(path: Path, data: bytes) -> None:
             if self.now():
@@ -95,7 +95,7 @@ class Reaper:
                     path.write_text(path.read_text()[:-20])
                 raise Killed
 
-        monkeypatch.setattr(folder_module, "write_whole", write_or_die)
+        monkeypatch.setattr(folder_module, "write_atomic", write_or_die)
         monkeypatch.setattr(RunFolder, "append_round", append_or_die)
 
     def now(self) -> bool:
@@ -107,7 +107,7 @@ class Reaper:
 def test_killed_at_every_write_and_once_more_while_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reaper, plain = Reaper(monkeypatch), tmp_path / "plain"
     given = small("fedavg", {"checkpoint.every": 1}, rounds=2, clients=2, dropout=0.4, selection="best_val_loss")
-    play(given, plain)
+    run_in_folder(given, plain)
     total = reaper.writes
     assert total >= 40
     for death in range(
@@ -116,7 +116,7 @@ def test_killed_at_every_write_and_once_more_while_resuming(tmp_path: Path, monk
         path = tmp_path / f"run-{death}"
         reaper.left = death
         with pytest.raises(Killed):
-            play(given, path)
+            run_in_folder(given, path)
         if death > 6:
             reaper.left = 1 + 7 * death % 11
             with suppress(Killed):  # near the end there are fewer writes left than that
@@ -135,10 +135,10 @@ def test_killed_before_the_config_is_written_leaves_a_usable_folder(
     for death in range(1, 4):
         reaper.left = death
         with pytest.raises(Killed):
-            play(settings(), tmp_path / "r")
+            run_in_folder(settings(), tmp_path / "r")
         with pytest.raises(DataError, match="is not a run folder"):
             isthmus.resume(tmp_path / "r")
-    play(settings(), tmp_path / "r")
+    run_in_folder(settings(), tmp_path / "r")
 
 
 def test_killed_before_the_first_tag(plain: Path, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_killed_before_the_first_tag(plain: Path, tmp_path: Path) -> None:
             raise Killed
 
     with pytest.raises(Killed):
-        play(settings(), tmp_path / "r", callbacks=[Stop()])
+        run_in_folder(settings(), tmp_path / "r", callbacks=[Stop()])
     assert not list((tmp_path / "r" / "checkpoints").iterdir())
     isthmus.resume(tmp_path / "r")
     assert_same_run(tmp_path / "r", plain)
@@ -260,15 +260,15 @@ def test_damaged_config(stopped: Path) -> None:
 # -- the folder itself -----------------------------------------------------------------------------
 
 
-def test_write_whole_replaces_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_whole(tmp_path / "f", b"old")
+def test_write_atomic_replaces_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_atomic(tmp_path / "f", b"old")
 
     def die(self: Path, target: Path) -> None:
         raise Killed
 
     monkeypatch.setattr(Path, "rename", die)
     with pytest.raises(Killed):
-        write_whole(tmp_path / "f", b"new")
+        write_atomic(tmp_path / "f", b"new")
     assert (tmp_path / "f").read_bytes() == b"old"
 
 
@@ -281,15 +281,15 @@ def test_an_existing_run_is_refused(plain: Path) -> None:
     assert result(plain) == before
 
 
-def test_remains_of_a_run_are_refused(stopped: Path) -> None:
+def test_files_of_another_run_are_refused(stopped: Path) -> None:
     (stopped / "config.toml").unlink()
-    with pytest.raises(ConfigError, match="remains of a run"):
+    with pytest.raises(ConfigError, match="files of a run"):
         isthmus.run("fedavg", dataset="csbm", out=stopped)
 
 
 def test_an_empty_folder_is_fine(tmp_path: Path) -> None:
     (tmp_path / "r").mkdir()
-    play(small(rounds=1), tmp_path / "r")
+    run_in_folder(small(rounds=1), tmp_path / "r")
 
 
 def test_one_process_at_a_time(stopped: Path) -> None:

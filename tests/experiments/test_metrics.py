@@ -30,19 +30,19 @@ SMALL: dict[str, Any] = {
 }
 
 
-def play(method: str, **settings: Any) -> SimulatedRun:
+def run_in_memory(method: str, **settings: Any) -> SimulatedRun:
     resolved = resolve(method, {**SMALL, **settings})
-    experiment = SimulatedRun(resolved, scenario_of(resolved))
-    experiment.loop.play()
-    return experiment
+    simulated = SimulatedRun(resolved, scenario_of(resolved))
+    simulated.loop.play()
+    return simulated
 
 
 @pytest.mark.parametrize("metric", ["auprc", "auroc", "balanced_accuracy", "macro_f1", "recall@20", "recall@p0.2"])
 def test_pooled_score_equals_the_exact_one_over_all_nodes(metric: str) -> None:
-    experiment = play("fedavg", metric=metric)
+    simulated = run_in_memory("fedavg", metric=metric)
     scores, guesses, truth = [], [], []
-    for client in experiment.engine.parties("client"):
-        owner = experiment.engine.party(client).client
+    for client in simulated.engine.parties("client"):
+        owner = simulated.engine.party(client).client
         logits, test = owner.learner.logits(owner.state.weights), owner.data.test
         scores.append((logits[:, 1] - logits[:, 0])[test])
         guesses.append(logits.argmax(1)[test])
@@ -56,19 +56,20 @@ def test_pooled_score_equals_the_exact_one_over_all_nodes(metric: str) -> None:
         "recall@20": exact.recall_at_k(y, score, 20),
         "recall@p0.2": exact.recall_at_precision(y, score, 0.2),
     }[metric]
-    assert experiment.loop.lines[-1]["test"] == pytest.approx(wanted, abs=0.02)
-    assert experiment.loop.lines[-1]["test_accuracy"] == pytest.approx(float((guess == y).mean()))
+    assert simulated.loop.lines[-1]["test"] == pytest.approx(wanted, abs=0.02)
+    assert simulated.loop.lines[-1]["test_accuracy"] == pytest.approx(float((guess == y).mean()))
 
 
 def test_detail_is_asked_for_only_where_a_metric_needs_it() -> None:
     messages = [
-        {row["message"] for row in play("fedavg", **given).loop.sheet.rows()} for given in ({}, {"metric": "auprc"})
+        {row["message"] for row in run_in_memory("fedavg", **given).loop.sheet.rows()}
+        for given in ({}, {"metric": "auprc"})
     ]
     assert "Detail" not in messages[0] and "Detail" in messages[1]
 
 
 def test_minority_and_degree_groups_add_up_to_the_test_nodes() -> None:
-    line = play("local").loop.lines[-1]
+    line = run_in_memory("local").loop.lines[-1]
     groups = line["test_groups"]
     total = sum(counts["test"][1] for counts in line["per_client"].values())
     assert groups["minority"][1] + groups["majority"][1] == total
@@ -97,8 +98,10 @@ def test_balanced_classes_make_a_rare_class_count() -> None:
     named = []
     for weight in ("none", "balanced"):
         rings = {"dataset": "banks:banks=3,accounts=600,rate=0.1", "split": "50/20/30"}
-        experiment = play("central", class_weight=weight, rounds=40, dropout=0.0, metric="balanced_accuracy", **rings)
-        owner = experiment.engine.party("central").client
+        simulated = run_in_memory(
+            "central", class_weight=weight, rounds=40, dropout=0.0, metric="balanced_accuracy", **rings
+        )
+        owner = simulated.engine.party("central").client
         named.append(int((owner.learner.logits(owner.state.weights).argmax(1) == 1).sum()))
     assert named[1] > named[0] + 20
 
@@ -111,7 +114,7 @@ def test_an_unknown_metric_is_refused(name: str) -> None:
 
 def test_where_sums_are_secure_the_counts_are_masked_too() -> None:
     """Then only the score over all clients is known, and it is the same."""
-    plain, masked = (play("fedavg", metric="auprc", execution="each", secure_sum=on) for on in (False, True))
+    plain, masked = (run_in_memory("fedavg", metric="auprc", execution="each", secure_sum=on) for on in (False, True))
     shown = {row["message"]: row["protection"] for row in masked.loop.sheet.rows()}
     assert shown["Detail"] == "masked"
     assert masked.loop.lines[-1]["test"] == pytest.approx(plain.loop.lines[-1]["test"], abs=1e-3)
@@ -121,9 +124,9 @@ def test_where_sums_are_secure_the_counts_are_masked_too() -> None:
 @pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("metric", ["accuracy", "auprc"])
 def test_the_sheet_of_a_run_is_known_before_it_starts(metric: str, secure: bool) -> None:
-    experiment = play("fedavg", metric=metric, execution="each", secure_sum=secure, rounds=1)
-    stated = {line.key for line in sheet_of(experiment.settings.method, metric=metric, secure_sum=secure)}
-    assert stated == set(experiment.loop.sheet.keys())
+    simulated = run_in_memory("fedavg", metric=metric, execution="each", secure_sum=secure, rounds=1)
+    stated = {line.key for line in sheet_of(simulated.settings.method, metric=metric, secure_sum=secure)}
+    assert stated == set(simulated.loop.sheet.keys())
 
 
 def test_always_the_majority_class_is_never_right_on_minorities() -> None:

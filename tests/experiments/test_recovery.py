@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_helpers import assert_same_run, play, small
+from run_helpers import assert_same_run, run_in_folder, small
 
 import isthmus
 from isthmus.errors import RunError
@@ -36,7 +36,7 @@ def settings(**changes: Any) -> Settings:
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plain") / "run"
-    play(settings(selection="best_val_acc", rounds=6), path)
+    run_in_folder(settings(selection="best_val_acc", rounds=6), path)
     return path
 
 
@@ -52,12 +52,12 @@ def test_a_lost_party_is_taken_back_and_the_run_ends_with_the_same_bits(
     ]
     seen = Recoveries()
     given = settings(selection="best_val_acc", rounds=6, every=every)
-    experiment = play(given, tmp_path / "r", engine=FaultyEngine, plan=plan, callbacks=[seen])
+    simulated = run_in_folder(given, tmp_path / "r", engine=FaultyEngine, plan=plan, callbacks=[seen])
     assert_same_run(tmp_path / "r", plain)
     # Setup is step 1, so round r of training is step r + 1; tags are at phase ends and every so many steps.
     if every:
         assert seen.steps == {1: [2, 5, 6], 3: [1, 3, 6]}[every]
-    assert experiment.engine.rollbacks == 3  # type: ignore[attr-defined]
+    assert simulated.engine.rollbacks == 3  # type: ignore[attr-defined]
     attempts = [
         json.loads(line)["attempt"]
         for f in sorted((tmp_path / "r" / "ledger").iterdir())
@@ -68,8 +68,10 @@ def test_a_lost_party_is_taken_back_and_the_run_ends_with_the_same_bits(
 
 def test_a_short_absence_needs_no_rollback(plain: Path, tmp_path: Path) -> None:
     plan = [Fault("client-1", "train", r, "local_update", "unavailable", after=r % 2 == 0) for r in range(1, 7)]
-    experiment = play(settings(selection="best_val_acc", rounds=6), tmp_path / "r", engine=FaultyEngine, plan=plan)
-    assert experiment.engine.rollbacks == 0  # type: ignore[attr-defined]
+    simulated = run_in_folder(
+        settings(selection="best_val_acc", rounds=6), tmp_path / "r", engine=FaultyEngine, plan=plan
+    )
+    assert simulated.engine.rollbacks == 0  # type: ignore[attr-defined]
     assert_same_run(tmp_path / "r", plain)
 
 
@@ -78,11 +80,11 @@ def test_a_party_that_always_fails_ends_the_run_after_a_few_recoveries(kind: Fai
     plan = [Fault("client-1", "train", 3, "local_update", kind, times=10**6)]
     seen = Recoveries()
     with pytest.raises(QuorumError, match="train round 3, local_update: 2 of 3 parties answered") as caught:
-        play(settings(), tmp_path / "r", engine=FaultyEngine, plan=plan, callbacks=[seen])
+        run_in_folder(settings(), tmp_path / "r", engine=FaultyEngine, plan=plan, callbacks=[seen])
     assert caught.value.exit_code == 4 and len(seen.steps) == loop_module.MAX_RECOVERIES
     assert not (tmp_path / "r" / "result.json").exists()
     told = isthmus.resume(tmp_path / "r")  # with the party back
-    play(settings(), tmp_path / "plain")
+    run_in_folder(settings(), tmp_path / "plain")
     assert_same_run(tmp_path / "r", tmp_path / "plain")
     assert told["rounds"] == 4
 
@@ -93,7 +95,7 @@ def test_parties_that_fail_in_turn_do_not_loop_for_ever(tmp_path: Path) -> None:
     plan += [Fault("client-1", "train", 4, "local_update", "timeout", times=10**6)]
     seen = Recoveries()
     with pytest.raises(QuorumError):
-        play(settings(every=100), tmp_path / "r", engine=FaultyEngine, plan=plan, callbacks=[seen])
+        run_in_folder(settings(every=100), tmp_path / "r", engine=FaultyEngine, plan=plan, callbacks=[seen])
     assert len(seen.steps) <= 4 * (loop_module.MAX_RECOVERIES + 1)
 
 
@@ -110,12 +112,12 @@ def test_a_handler_that_raises_ends_the_run_at_once(
     monkeypatch.setattr(FedAvgClient, "train", broken)
     monkeypatch.setattr(FedAvgCohort, "train_together", broken)
     with pytest.raises(RunError, match="bad luck") as caught:
-        play(small(execution=execution), tmp_path / "r")
+        run_in_folder(small(execution=execution), tmp_path / "r")
     assert caught.value.exit_code == 4 and "train round 1" in str(caught.value)
     assert len(calls) <= 3, "a handler that raises is not asked again"
     monkeypatch.undo()
     isthmus.resume(tmp_path / "r")
-    play(small(execution=execution), tmp_path / "plain")
+    run_in_folder(small(execution=execution), tmp_path / "plain")
     assert_same_run(tmp_path / "r", tmp_path / "plain")
 
 
@@ -127,14 +129,14 @@ def test_a_server_function_that_raises_leaves_its_traceback_in_the_log(
 
     monkeypatch.setattr(fedavg, "Broadcast", broken)
     with pytest.raises(RunError, match=r"train round 1 of fedavg failed: ZeroDivisionError: nobody there") as caught:
-        play(small(), tmp_path / "r")
+        run_in_folder(small(), tmp_path / "r")
     assert isinstance(caught.value.__cause__, Exception)
     assert "Traceback" in (tmp_path / "r" / "log.txt").read_text()
 
 
 def test_recovery_is_logged_in_the_folder_not_on_the_terminal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        play(
+        run_in_folder(
             settings(),
             tmp_path / "r",
             engine=FaultyEngine,

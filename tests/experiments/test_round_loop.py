@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from run_helpers import SMALL, TIMES, assert_same_run, ledger, lines, models, play, result, small
+from run_helpers import SMALL, TIMES, assert_same_run, ledger, lines, models, result, run_in_folder, small
 from safetensors.torch import load_file
 
 import isthmus
@@ -34,25 +34,25 @@ METHODS = [method.name for method in all_methods()]
     ("rounds", "every", "wanted"), [(7, 3, [3, 6, 7]), (6, 3, [3, 6]), (3, 5, [3]), (3, 1, [1, 2, 3])]
 )
 def test_evaluation_cadence(rounds: int, every: int, wanted: list[int], tmp_path: Path) -> None:
-    play(small(rounds=rounds, eval_every=every), tmp_path / "r")
+    run_in_folder(small(rounds=rounds, eval_every=every), tmp_path / "r")
     assert [line["round"] for line in lines(tmp_path / "r")] == wanted, "every so many rounds, the last always"
     assert [line["step"] for line in lines(tmp_path / "r")] == [r + 1 for r in wanted], "after one setup round"
     assert result(tmp_path / "r")["rounds"] == rounds
 
 
 def test_evaluation_does_not_change_training(tmp_path: Path) -> None:
-    play(small(rounds=4), tmp_path / "a")
-    play(small(rounds=4, eval_every=4), tmp_path / "b")
+    run_in_folder(small(rounds=4), tmp_path / "a")
+    run_in_folder(small(rounds=4, eval_every=4), tmp_path / "b")
     assert models(tmp_path / "a") == models(tmp_path / "b")
 
 
 def test_metrics_lines(tmp_path: Path) -> None:
-    experiment = play(small(rounds=3), tmp_path / "r")
+    simulated = run_in_folder(small(rounds=3), tmp_path / "r")
     found = lines(tmp_path / "r")
-    assert found == experiment.loop.lines
+    assert found == simulated.loop.lines
     for before, after in itertools.pairwise(found):
         assert after["seconds"] >= before["seconds"] and after["bytes"]["up"] > before["bytes"]["up"]
-    sizes = {client: data.num_nodes for client, data in experiment.parts.items()}
+    sizes = {client: data.num_nodes for client, data in simulated.parts.items()}
     assert {
         client: sum(total for _, total in parts.values()) for client, parts in found[-1]["per_client"].items()
     } == sizes
@@ -62,7 +62,7 @@ def test_metrics_lines(tmp_path: Path) -> None:
 
 
 def test_totals_are_those_of_the_ledger_files(tmp_path: Path) -> None:
-    play(small("fedavg", rounds=3), tmp_path / "r")
+    run_in_folder(small("fedavg", rounds=3), tmp_path / "r")
     entries = [
         Entry.from_json(line)
         for file in (tmp_path / "r" / "ledger").iterdir()
@@ -87,10 +87,10 @@ def test_totals_are_those_of_the_ledger_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_shows_exactly_what_the_method_declares(method: str, execution: str, tmp_path: Path) -> None:
     # Without masks, which some presets ask for: what a sum would show if it were seen.
-    experiment = play(small(method, rounds=2, execution=execution, secure_sum=False), tmp_path / "r")
-    assert differences(experiment.loop.sheet, experiment.settings.method.discloses) == []
+    simulated = run_in_folder(small(method, rounds=2, execution=execution, secure_sum=False), tmp_path / "r")
+    assert differences(simulated.loop.sheet, simulated.settings.method.discloses) == []
     written = json.loads((tmp_path / "r" / "disclosure.json").read_text())
-    assert written["method"] == method and written["rows"] == experiment.loop.sheet.rows()
+    assert written["method"] == method and written["rows"] == simulated.loop.sheet.rows()
     assert {row["protection"] for row in written["rows"]} <= set(written["protections"])
 
 
@@ -101,14 +101,14 @@ def test_a_run_shows_exactly_what_the_method_declares(method: str, execution: st
 @pytest.mark.parametrize("execution", ["each", "cohort"])
 def test_models_are_those_of_the_selected_round(selection: str, execution: str, tmp_path: Path) -> None:
     settings = small("local", rounds=8, selection=selection, execution=execution, dropout=0.6)
-    play(settings, tmp_path / "r")
+    run_in_folder(settings, tmp_path / "r")
     found = lines(tmp_path / "r")
     key, best = ("val_loss", min) if selection == "best_val_loss" else ("val", max)
     picked = next(line["round"] for line in found if line[key] == best(other[key] for other in found))
     assert result(tmp_path / "r")["selected_round"] == picked
     # A run that stops at that round ends with the very models that the long run kept.
     stop = 8 if selection == "last" else picked
-    play(
+    run_in_folder(
         dataclasses.replace(settings, run=dataclasses.replace(settings.run, rounds=stop, selection="last")),
         tmp_path / "short",
     )
@@ -130,9 +130,9 @@ def test_test_labels_do_not_touch_training_or_selection(selection: str, tmp_path
 
     other = dataclasses.replace(scenario, parts={client: permuted(data) for client, data in scenario.parts.items()})
     runs = [SimulatedRun(settings, given) for given in (scenario, other)]
-    for experiment in runs:
-        experiment.loop.play()
-    a, b = (experiment.loop.lines for experiment in runs)
+    for simulated in runs:
+        simulated.loop.play()
+    a, b = (simulated.loop.lines for simulated in runs)
     assert [line["test"] for line in a] != [line["test"] for line in b], "the labels did change"
     strip = {
         "test",
@@ -149,23 +149,23 @@ def test_test_labels_do_not_touch_training_or_selection(selection: str, tmp_path
     assert runs[0].loop.best is not None and runs[1].loop.best is not None
     assert runs[0].loop.best["round"] == runs[1].loop.best["round"]
     for client in runs[0].engine.parties("client"):
-        first, second = (experiment.engine.party(client).client.export() for experiment in runs)
+        first, second = (simulated.engine.party(client).client.export() for simulated in runs)
         assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.parametrize("rule", sorted(SCORE_RULES))
 def test_score_rules(rule: str, tmp_path: Path) -> None:
     settings = dataclasses.replace(small(rounds=5, dropout=0.6), score=rule)
-    experiment = play(settings, tmp_path / "r")
+    simulated = run_in_folder(settings, tmp_path / "r")
     found, told = lines(tmp_path / "r"), result(tmp_path / "r")
     column, when, sentence = SCORE_RULES[rule]
     line = found[-1] if when == "last" else found[told["selected_round"] - 1]
     assert told["score"] == line[column] and told["score_rule"] == sentence
     assert told["val"] == max(other["val"] for other in found) and told["test_last"] == found[-1]["test"]
     assert told["test"] == found[told["selected_round"] - 1]["test"]
-    loop = experiment.loop
+    loop = simulated.loop
     again = form_result(
-        experiment.settings, experiment.scenario, experiment.nodes, loop.lines, loop.totals, {}, [], {}, "x"
+        simulated.settings, simulated.scenario, simulated.nodes, loop.lines, loop.totals, {}, [], {}, "x"
     )
     assert again["score"] == told["score"] and again["seconds_per_round"] is None
 
@@ -202,18 +202,18 @@ def test_python_api_and_what_a_folder_holds(tmp_path: Path) -> None:
 
 
 def test_resolved_config_repeats_the_run(tmp_path: Path) -> None:
-    play(small("fedper", seed=4, dropout=0.3), tmp_path / "a")
+    run_in_folder(small("fedper", seed=4, dropout=0.3), tmp_path / "a")
     again = resolve("fedper", {}, {}, tmp_path / "a" / "config.toml")
     assert again.run.execution in ("each", "cohort"), "auto is resolved"
-    play(again, tmp_path / "b")
+    run_in_folder(again, tmp_path / "b")
     assert_same_run(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "a" / "config.toml").read_text() == (tmp_path / "b" / "config.toml").read_text()
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedsgd", "local"])
 def test_wire_gives_the_same_bits(method: str, tmp_path: Path) -> None:
-    play(small(method, execution="each", dropout=0.3), tmp_path / "a")
-    play(small(method, wire=True, dropout=0.3), tmp_path / "b")
+    run_in_folder(small(method, execution="each", dropout=0.3), tmp_path / "a")
+    run_in_folder(small(method, wire=True, dropout=0.3), tmp_path / "b")
     assert models(tmp_path / "a") == models(tmp_path / "b") and ledger(tmp_path / "a") == ledger(tmp_path / "b")
     assert result(tmp_path / "b")["execution"] == "each"
 
@@ -224,7 +224,7 @@ def test_clients_follow_the_partition_where_it_brings_them(tmp_path: Path) -> No
         {"dataset": "banks:accounts=120,banks=4", "partition": "owner", "rounds": 1},
         {"hidden": 4, "head": False},
     )
-    play(settings, tmp_path / "r")
+    run_in_folder(settings, tmp_path / "r")
     assert result(tmp_path / "r")["clients"] == 4 and "clients = 4" in (tmp_path / "r" / "config.toml").read_text()
 
 
@@ -263,7 +263,7 @@ def test_seconds_per_round_is_the_median_over_all_rounds_also_after_a_resume(
 ) -> None:
     monkeypatch.setattr(RunFolder, "drop_checkpoints", lambda folder: None)
     settings = small("local", {"checkpoint.every": 1}, rounds=6)
-    play(settings, tmp_path / "r")
+    run_in_folder(settings, tmp_path / "r")
     (tmp_path / "r" / "result.json").unlink()
     scenario = scenario_of(settings)
     again = SimulatedRun(settings, scenario)
@@ -275,11 +275,11 @@ def test_seconds_per_round_is_the_median_over_all_rounds_also_after_a_resume(
 def test_the_state_the_server_selected_survives_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunFolder, "drop_checkpoints", lambda folder: None)
     settings = small("fedavg", {"checkpoint.every": 1}, rounds=6, dropout=0.6, selection="best_val_acc")
-    first = play(settings, tmp_path / "r")
+    first = run_in_folder(settings, tmp_path / "r")
     (tmp_path / "r" / "result.json").unlink()
     again = SimulatedRun(settings, scenario_of(settings))
     again.play(RunFolder.open(tmp_path / "r"), resumed=True)
-    before, after = (experiment.loop.selected_state for experiment in (first, again))
+    before, after = (simulated.loop.selected_state for simulated in (first, again))
     assert isinstance(before, ServerState) and isinstance(after, ServerState)
     assert before.round == after.round == result(tmp_path / "r")["selected_round"] and equal_weights(
         before.weights, after.weights
@@ -317,8 +317,8 @@ def test_a_full_disk_is_a_failed_run_that_can_go_on(tmp_path: Path, monkeypatch:
 
 
 def test_cohort_and_each_agree_on_everything_but_rounding(tmp_path: Path) -> None:
-    play(small(execution="each", precision="float64"), tmp_path / "a")
-    play(small(execution="cohort", precision="float64"), tmp_path / "b")
+    run_in_folder(small(execution="each", precision="float64"), tmp_path / "a")
+    run_in_folder(small(execution="cohort", precision="float64"), tmp_path / "b")
     a, b = result(tmp_path / "a"), result(tmp_path / "b")
     assert (a.pop("execution"), b.pop("execution")) == ("each", "cohort")
     assert {k: v for k, v in a.items() if k not in TIMES} == {k: v for k, v in b.items() if k not in TIMES}

@@ -248,6 +248,18 @@ def test_measure_counts_bytes_by_kind() -> None:
     assert codec.measure(message)[1] == {"model": 20, "count": 16}
 
 
+@dataclass(frozen=True)
+class Holding(Message):
+    by_name: Identifier[Mapping[str, Inner]]
+    several: Share[tuple[Inner | None, ...]]
+
+
+def test_messages_inside_fields_count_by_their_own_kinds() -> None:
+    inner = Inner(torch.zeros(5), 3, 1.0)
+    message = Holding({"a": inner, "b": inner}, (inner, None))
+    assert codec.measure(message)[1] == {"model": 60, "count": 48, "identifier": 0, "share": 0}
+
+
 def test_plain_values_leave_their_subclasses_at_home() -> None:
     class Colour(StrEnum):
         RED = "red"
@@ -755,3 +767,9 @@ def test_finite_looks_at_models_gradients_and_embeddings() -> None:
     for bad in (float("nan"), float("inf"), float("-inf")):
         assert not codec.finite(Inner(torch.tensor([1.0, bad]), 1, 1.0))
     assert not codec.finite(Inner(torch.tensor([float("inf"), float("-inf")]), 1, 1.0))
+
+
+def test_finite_looks_into_maps_and_tuples_of_messages() -> None:
+    good, bad = Inner(torch.ones(2), 1, 1.0), Inner(torch.tensor([float("nan")]), 1, 1.0)
+    assert codec.finite(Holding({"a": good}, (good, None)))
+    assert not codec.finite(Holding({"a": good, "b": bad}, ())) and not codec.finite(Holding({}, (None, bad)))

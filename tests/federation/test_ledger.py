@@ -107,4 +107,18 @@ def test_differences_go_both_ways() -> None:
     ):
         shown, declared = differences(sheet, [other])
         assert shown.startswith("shown but not declared") and declared.startswith("declared but never shown")
-    assert differences(sheet, []) == ["shown but not declared: train / client / server / Update / clear"]
+    assert differences(sheet, []) == [
+        "shown but not declared: train / client / server / Update / clear (bias: model, share: count, weights: model)"
+    ]
+
+
+def test_another_message_of_the_same_name_is_a_difference() -> None:
+    """A method that sends gradients does not pass with the sheet of one that sends models."""
+    declared = Disclosure("train", "client", "server", Update)
+    sheet = Sheet()
+    entry = _entry()
+    sheet.add([entry, replace(entry, kinds={**entry.kinds, "weights": "gradient"})])
+    (found,) = differences(sheet, [declared])
+    assert found.startswith("shown but not declared: train / client / server / Update / clear (")
+    assert found.endswith("weights: gradient)")
+    assert [row["kinds"] for row in sheet.rows()] == [["count", "model"], ["count", "gradient", "model"]]

@@ -20,7 +20,9 @@ from isthmus.federation.messages import (
     Metric,
     Model,
     PartyId,
+    Structure,
     kinds_of,
+    messages_inside,
     role_of,
 )
 from isthmus.federation.roles import Client, Role, RoleTable, handler, signature_of
@@ -52,9 +54,40 @@ def test_kinds_of_nested_messages() -> None:
     leaf = {"weights": Kind.MODEL, "share": Kind.COUNT}
     assert kinds_of(Leaf) == leaf
     expected = {f"{side}.{name}": kind for side in ("left", "right") for name, kind in leaf.items()}
-    expected |= {"seen": Kind.METRIC, "sealed": Kind.IDENTIFIER}  # an outer kind covers what is inside
+    expected |= {"seen": Kind.METRIC, "sealed": Kind.IDENTIFIER}
+    expected |= {f"sealed.{name}": kind for name, kind in leaf.items()}  # an outer kind does not hide what is inside
     assert kinds_of(Branch) == expected
     assert kinds_of(Root) == {f"branch.{name}": kind for name, kind in expected.items()}
+
+
+@dataclass(frozen=True)
+class Twig(Message):
+    edges: Structure[Tensor]
+
+
+@dataclass(frozen=True)
+class Basket(Record):
+    content: tuple[Leaf, ...]
+
+
+@dataclass(frozen=True)
+class Tree(Message):
+    by_name: Metric[Mapping[str, Leaf]]
+    several: tuple[Leaf, ...]
+    maybe: Leaf | None
+    mixed: tuple[Leaf, Twig]
+    recorded: Metric[Basket]
+
+
+def test_kinds_of_messages_in_maps_tuples_and_records() -> None:
+    leaf = {"weights": Kind.MODEL, "share": Kind.COUNT}
+    expected = {"by_name": Kind.METRIC, "recorded": Kind.METRIC, "mixed.Twig.edges": Kind.STRUCTURE}
+    for place in ("by_name", "several", "maybe", "mixed.Leaf", "recorded"):
+        expected |= {f"{place}.{name}": kind for name, kind in leaf.items()}
+    assert kinds_of(Tree) == expected
+    one, other = Leaf({}, 1.0), Leaf({}, 2.0)
+    assert list(messages_inside({"a": one, "b": (other, None, 3)})) == [one, other]
+    assert list(messages_inside(Basket((one, other)))) == [one, other] and list(messages_inside(3.0)) == []
 
 
 def test_every_kind_has_an_alias() -> None:
@@ -90,9 +123,23 @@ class DeepKindless(Message):
     inner: Kindless
 
 
+@dataclass(frozen=True)
+class KindlessMap(Message):
+    """Keys of a map tell something too."""
+
+    leaves: Mapping[str, Leaf]
+
+
+@dataclass(frozen=True)
+class KindlessPair(Message):
+    pair: tuple[Leaf, Tensor]
+
+
 @pytest.mark.parametrize(
     ("message", "field"),
     [
+        (KindlessMap, "KindlessMap.leaves"),
+        (KindlessPair, "KindlessPair.pair"),
         (Kindless, "Kindless.secret"),
         (HalfKind, "HalfKind.maybe"),
         (WithRecord, "WithRecord.state"),

@@ -15,6 +15,7 @@ from torch import Tensor
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.errors import ConfigError, RunError
 from isthmus.experiments.config import resolve
+from isthmus.experiments.disclosure import sheet_of
 from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.faults import Fault, FaultyEngine
@@ -29,8 +30,6 @@ from isthmus.privacy.flatten import error_bound
 from isthmus.records import Record
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights, equal_weights, max_difference
-
-HOUSE = ("SumKey", "SumKeys")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +56,7 @@ def test_masked_sums_give_the_same_weights_within_the_fixed_point_bound(scenario
     plain, masked = (play(method, scenario, secure_sum=on, **settings) for on in (False, True))
     # One rounding per round and number; training passes an error on, so a small factor on top of the bound of one sum.
     assert 0.0 < max_difference(model(plain), model(masked)) < 4 * 10 * error_bound(3)
-    assert differences(masked.loop.sheet, masked.settings.method.discloses, HOUSE) == []
+    assert differences(masked.loop.sheet, sheet_of(masked.settings.method, secure_sum=True)) == []
     protections = {row["message"]: row["protection"] for row in masked.loop.sheet.rows()}
     assert "summed" not in protections.values() and "masked" in protections.values()
 

@@ -1,4 +1,4 @@
-"""Nearest neighbours: the spec's property 4 of FedGGR, ties and bad input."""
+"""Nearest neighbours: FedGGR spec, section 11: 4; ties and bad input."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Local, Central, FedAvg, FedSGD, FedProx, FedPer: the general properties and the testable properties of
-specs/baselines 1-7.
+"""Local, Central, FedAvg, FedSGD, FedProx, FedPer: the testable properties of specs/baselines 1-7, and the general
+properties of FedAvg's variants (tests/test_testing.py has those of every method).
 """
 
 from __future__ import annotations
@@ -32,11 +32,6 @@ PLAIN: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("method", ["local", "fedavg", "fedsgd", "fedprox", "fedper"])
-def test_general_properties(method: str) -> None:
-    check_method(method)
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -57,19 +52,6 @@ def test_general_properties_of_fedavg_variants(settings: dict[str, Any]) -> None
 def test_every_backbone_has_the_general_properties(backbone: str) -> None:
     calm = {"dprate": 0.0} if backbone == "gprgnn" else {}
     check_method("fedavg", settings={"backbone": backbone, "head": False, **calm})
-
-
-def test_general_properties_of_central() -> None:
-    reason = "its only party is called central, so it draws other dropout masks"
-    check_method(
-        "central",
-        skip={
-            "one_client_equals_local": reason,
-            "cohort_equals_each": "there is one party",
-            "order_does_not_matter": "one party",
-            "identical_clients_stay_identical": "one party",
-        },
-    )
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +209,7 @@ def test_reference_profile_keeps_the_input_norm_at_home(scenario: Scenario) -> N
 
 
 def test_reset_optimizer_makes_the_first_adam_step_sign_descent(scenario: Scenario) -> None:
-    """specs/fedggr property 16: every client weight with a gradient moves by lr per round."""
+    """FedGGR spec, section 11: 16. Every client weight with a gradient moves by lr per round."""
     before = play("local", scenario, lr=1e-30, rounds=1)
     client = "client-0"
     start = models(before)[client]

@@ -1,4 +1,4 @@
-"""FedGCN: sums over hops are exact for any partition (specs/baselines, 14), and the published simulation."""
+"""FedGCN: sums over hops are exact for any partition (baselines spec, section 14), and the published simulation."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from isthmus.data.scenario import Scenario
 from isthmus.errors import ConfigError, RunError
 from isthmus.experiments.config import resolve
 from isthmus.graph.normalise import gcn_norm
-from isthmus.methods.fedgcn import extended_data
+from isthmus.methods.fedavg import Broadcast
+from isthmus.methods.fedgcn.published import extended_data
 from isthmus.nn.inputs import build_inputs
 from isthmus.nn.train import predict
+from isthmus.tensors import equal_weights
 from isthmus.testing import check_method
 
 MODEL = {"hidden": (8,), "backbone": "gcn", "head": False, "dropout": 0.0, "precision": "float64"}
@@ -74,7 +76,7 @@ def test_partial_sums_add_up_to_the_first_product() -> None:
     run = after_exchange(where, hops=1, input_norm=False)
     expected = gcn_norm(where.whole.edge_index, 45) @ where.whole.x.double().numpy()
     for client, data in where.parts.items():
-        sums = run.engine.party(client).client.state.near.sums
+        sums = run.engine.party(client).client.state.sums.own
         np.testing.assert_allclose(sums[:, :-2].numpy(), expected[data.node_id.numpy()], atol=SINGLE, rtol=0)
 
 
@@ -116,7 +118,7 @@ def test_the_published_simulation_hands_over_the_neighbourhood(hops: int, reache
         closure = set(data.node_id.tolist())
         for _ in range(reached):
             closure |= {far for node in closure for far in neighbours[node]}
-        extended = extended_data(data, party.state.near)
+        extended = extended_data(data, party.state.surroundings)
         assert set(extended.node_id.tolist()) == closure
         arcs = {(int(extended.node_id[a]), int(extended.node_id[b])) for a, b in extended.edge_index.T.tolist()}
         assert arcs == {(a, b) for a, b in whole.edge_index.T.tolist() if a in closure and b in closure}
@@ -147,6 +149,26 @@ def test_general_properties(settings: dict[str, Any]) -> None:
         "one_client_equals_local": "rounding: sums are formed before the first product, not in it",
     }
     check_method("fedgcn", settings={"head": False, **settings}, skip=skip)
+
+
+DP = {"dp_clip": 0.1, "dp_noise": 1.0, "weighting": "uniform"}
+
+
+def test_a_replayed_round_adds_the_same_noise() -> None:
+    run = after_exchange(graph(45, clients=3), hops=1, **DP)
+    client: Any = run.engine.party("client-0").client
+    before, common = client.state, Broadcast(run.loop.state.weights, 3.0)
+    updates = []
+    for state in (before, before, replace(before, secret=b"x" * 32)):
+        client.state = state
+        updates.append(client.local_update(common).weights)
+    assert equal_weights(updates[0], updates[1]) and not equal_weights(updates[0], updates[2])
+
+
+@pytest.mark.parametrize("hops", [0, 1])
+def test_privacy_says_that_the_exchange_is_not_covered(hops: int) -> None:
+    stated = experiment(graph(45, clients=3), "fedgcn", **{**MODEL, **DP, "hops": hops}).privacy
+    assert stated is not None and ("exchange before training" in stated["not_covered"]) is bool(hops)
 
 
 def test_cross_edges_that_do_not_match_are_an_error() -> None:

@@ -18,8 +18,13 @@ from isthmus.experiments.config import resolve
 from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.faults import Fault, FaultyEngine
 from isthmus.federation.ledger import differences
-from isthmus.methods.fedggr import DISCLOSES, FedGGRConfig, Returned, ServerState, _chosen, _joined_gradient, quantised
-from isthmus.methods.global_graph import GlobalModule
+from isthmus.methods.fedggr import FedGGRConfig, ServerState
+from isthmus.methods.fedggr.algorithm import chosen, joined_gradient
+from isthmus.methods.fedggr.controls import NoGraph, SelfSupervised
+from isthmus.methods.fedggr.diagnostics import graph_facts
+from isthmus.methods.fedggr.global_graph import GlobalModule
+from isthmus.methods.fedggr.messages import DISCLOSES, Returned
+from isthmus.methods.fedggr.protections import quantised
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.inputs import build_inputs
 from isthmus.nn.loss import get_loss
@@ -214,7 +219,7 @@ def _spied(client: Any, turn: Any, name: str, sent: dict[str, Tensor], returned:
 
 def test_gradient_options() -> None:
     found = [torch.tensor([[1.0]]), torch.tensor([[2.0]]), torch.tensor([[6.0]])]
-    assert {which: float(_chosen(found, which)) for which in ("last", "first", "mean", "sum")} == {
+    assert {which: float(chosen(found, which)) for which in ("last", "first", "mean", "sum")} == {
         "last": 6.0,
         "first": 1.0,
         "mean": 3.0,
@@ -312,9 +317,9 @@ def test_a_missing_client_counts_with_zeros_and_the_rest_is_not_reweighted(scena
         name: Returned(torch.ones(size, 5))
         for name, size in zip(run.engine.parties("client"), state.sizes, strict=True)
     }
-    everyone = _joined_gradient(state, replies, run.engine.parties("client"), config)
+    everyone = joined_gradient(state, replies, run.engine.parties("client"), config)
     del replies["client-1"]
-    some = _joined_gradient(state, replies, run.engine.parties("client"), config)
+    some = joined_gradient(state, replies, run.engine.parties("client"), config)
     begin, end = state.sizes[0], state.sizes[0] + state.sizes[1]
     assert not bool(some[begin:end].any())
     assert torch.equal(some[:begin], everyone[:begin]) and torch.equal(some[end:], everyone[end:])
@@ -367,6 +372,15 @@ def test_facts_against_a_count_by_hand(scenario: Scenario) -> None:
     assert alone["cross_share"] == told["cross_share"] and "deleted_recall" not in alone
 
 
+def test_facts_do_not_depend_on_what_node_ids_look_like(scenario: Scenario) -> None:
+    """Ids are names, not rows: large ones, and in another order than the rows."""
+    state = server(play(scenario))
+    names = torch.randperm(90, generator=torch.Generator().manual_seed(0)) * (1 << 55) + 12345
+    parts = {name: replace(data, node_id=names[data.node_id]) for name, data in scenario.parts.items()}
+    renamed = replace(scenario, parts=parts, whole=replace(scenario.whole, node_id=names))
+    assert graph_facts(state.neighbours, state.sizes, renamed) == graph_facts(state.neighbours, state.sizes, scenario)
+
+
 def test_encoders_trained_apart_find_fewer_edges_between_clients(scenario: Scenario) -> None:
     """Property 15: near to chance with one space for all, far below with a space for each. (Without hops: in graphs
     this small, what a node shares with its neighbours at home would outweigh the rest.)"""
@@ -383,7 +397,7 @@ def test_encoders_trained_apart_find_fewer_edges_between_clients(scenario: Scena
 
 
 def test_embeddings_only_is_an_mlp_of_the_embeddings() -> None:
-    module = GlobalModule("embeddings", 3, "exact", 0.0)
+    module = NoGraph(3)
     weights = module.first_weights(4, 5, 2, Stream(0), torch.float64)
     e = torch.randn(9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     expected = torch.relu(e @ weights["gnn.0.weight"]) @ weights["gnn.1.weight"]
@@ -392,7 +406,7 @@ def test_embeddings_only_is_an_mlp_of_the_embeddings() -> None:
 
 
 def test_self_supervision_guesses_hidden_entries_from_neighbours() -> None:
-    module = GlobalModule("learned", 3, "exact", 0.0, hidden_share=0.3)
+    module = SelfSupervised(3, hidden_share=0.3)
     weights = module.first_weights(4, 5, 2, Stream(0), torch.float64)
     e = torch.randn(9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}
@@ -423,7 +437,7 @@ def test_self_supervision_changes_only_what_the_server_trains(scenario: Scenario
 
 def test_global_rows_equal_the_written_out_formula() -> None:
     """Spec 2.3 c: biases are added before A*, whose rows do not sum to one."""
-    module = GlobalModule("learned", 3, "exact", 0.5, input_dropout=0.4)
+    module = GlobalModule(3, dropout=0.5, input_dropout=0.4)
     weights = module.first_weights(4, 5, 2, Stream(0), torch.float64)
     generator = torch.Generator().manual_seed(1)
     for name in ("gnn.0.bias", "gnn.1.bias"):
@@ -469,9 +483,9 @@ def test_gradients_are_scaled_by_the_share_of_nodes_unless_told_not_to(scenario:
     state, config, names = server(run), run.settings.method_config, run.engine.parties("client")
     assert isinstance(config, FedGGRConfig)
     replies = {name: Returned(torch.ones(size, 5)) for name, size in zip(names, state.sizes, strict=True)}
-    assert bool((_joined_gradient(state, replies, names, replace(config, scale_gradients=False)) == 1).all())
+    assert bool((joined_gradient(state, replies, names, replace(config, scale_gradients=False)) == 1).all())
     shares = torch.repeat_interleave(torch.tensor(state.sizes) / 90, torch.tensor(state.sizes))
-    torch.testing.assert_close(_joined_gradient(state, replies, names, config), shares[:, None].expand(-1, 5))
+    torch.testing.assert_close(joined_gradient(state, replies, names, config), shares[:, None].expand(-1, 5))
 
 
 @pytest.mark.parametrize(
@@ -539,7 +553,7 @@ def test_answers_without_training_nodes_leave_the_weights_alone(scenario: Scenar
         ({"gradient_noise": 1.0}, "set gradient_clip"),
         ({"embedding_bits": 9}, "embedding_bits"),
         ({"joint_dropout": 1.0}, "joint_dropout"),
-        ({"encoder_lr": 0.0}, "lr above 0"),
+        ({"encoder_lr": 0.0}, "encoder_lr must be above 0"),
         ({"server_lr": 0.0}, "server_lr"),
         ({"encoder_epochs": 5, "encoder_every": 2}, "multiple of encoder_every"),
         ({"init": "uniform01"}, "leave init out"),

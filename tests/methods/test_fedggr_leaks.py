@@ -15,7 +15,8 @@ from isthmus.data.nodes import NodeData
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import SimulatedRun
-from isthmus.methods.fedggr import Encoder, FedGGRClient, Returned, Turn, Uploaded
+from isthmus.methods.fedggr import FedGGRClient
+from isthmus.methods.fedggr.messages import Encoder, Returned, Turn, Uploaded
 from isthmus.nn.autoencoder import decode
 from isthmus.privacy.attacks.features import decode_linear, learn_decoder, words_from_scores
 from isthmus.privacy.attacks.labels import labels_from_embedding_gradient
@@ -213,7 +214,7 @@ def test_dummies_have_mean_zero(scenario: Scenario) -> None:
     drawn = []
     for i in range(200):
         client.state = replace(client.state, secret=bytes([i]) * 32)
-        drawn.append(client._dummies(client.state.weights, rows))
+        drawn.append(client.dummies(client.state.weights, rows))
     mean, size = torch.stack(drawn).mean(0).norm(), torch.stack(drawn).norm(dim=(1, 2)).mean()
     assert float(mean) < 0.15 * float(size)
 

@@ -23,20 +23,19 @@ from isthmus.federation.interface import QuorumError
 from isthmus.federation.party import Invocation
 from isthmus.federation.schema import schema
 from isthmus.federation.secure import Masked
-from isthmus.methods.fedspray import (
+from isthmus.methods.fedspray import FedSprayClient, FedSprayConfig
+from isthmus.methods.fedspray.algorithm import (
     Census,
     Common,
-    FedSprayClient,
-    FedSprayConfig,
+    LocalTraining,
     ServerState,
     SprayState,
-    Stage,
-    aligned,
+    aggregated,
     facts,
     first_proxies,
-    spoken,
+    proxy_weights,
 )
-from isthmus.methods.fedspray import Update as FedSprayUpdate
+from isthmus.methods.fedspray.algorithm import Update as FedSprayUpdate
 from isthmus.nn.optim import OptimizerState
 from isthmus.nn.structure_encoder import EncoderResult, soft_labels
 from isthmus.seeds import Stream
@@ -255,11 +254,11 @@ def test_the_means_are_weighted_by_class_shares_and_training_size(scenario: Scen
 def test_identical_proxies_come_back_and_who_lacks_a_class_has_no_say() -> None:
     shares = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.8, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
     same, total = torch.randn(3, 6, generator=torch.Generator().manual_seed(0)), shares.sum(0)
-    weights = torch.stack([spoken(own, Common({}, same, 1.0, total)) for own in shares])
+    weights = torch.stack([proxy_weights(own, Common({}, same, 1.0, total)) for own in shares])
     assert bool((weights >= 0).all()) and weights[2, 1] == 0.0
     torch.testing.assert_close(weights.sum(0), torch.tensor([1.0, 1.0, 0.0]))
     state = ServerState({}, torch.full((3, 6), 7.0), 1.0, total)
-    after = aligned(state, {}, (weights.unsqueeze(2) * same).sum(0), FedSprayConfig())[0].proxies
+    after = aggregated(state, {}, (weights.unsqueeze(2) * same).sum(0), FedSprayConfig())[0].proxies
     torch.testing.assert_close(after[:2], same[:2])
     assert torch.equal(after[2], state.proxies[2])
 
@@ -292,20 +291,22 @@ def test_what_training_nodes_start_a_round_from(
     scenario: Scenario, reset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[Tensor] = []
-    align = Stage.align
+    align = LocalTraining.align
 
-    def spy(self: Stage, weights: Weights, common: Weights, proxies: Tensor, moments: OptimizerState) -> EncoderResult:
-        if self is client_of(played).stage:
+    def spy(
+        self: LocalTraining, weights: Weights, common: Weights, proxies: Tensor, moments: OptimizerState
+    ) -> EncoderResult:
+        if self is client_of(played).training:
             started.append(proxies)
         return align(self, weights, common, proxies, moments)
 
-    monkeypatch.setattr(Stage, "align", spy)
+    monkeypatch.setattr(LocalTraining, "align", spy)
     played = experiment("fedspray", scenario, proxy_reset=reset)
     for step in (2, 3, 4):
         client = client_of(played)
         before, classes = client.state.proxies, played.loop.state.proxies  # type: ignore[attr-defined]
         played.loop.play(until=step)
-        expected = classes[client.stage.encoder.y] if reset == "all" else before
+        expected = classes[client.training.encoder.y] if reset == "all" else before
         assert torch.equal(started[-1], expected)
         assert not torch.equal(client_of(played).state.proxies, expected)  # type: ignore[attr-defined]
 
@@ -323,9 +324,9 @@ def test_each_phase_changes_only_its_own(scenario: Scenario) -> None:
         {name: tensor.clone() for name, tensor in part.items()}
         for part in (before.weights, encoder, {"s": before.proxies})
     ]
-    taught = client.stage.teach(before.weights, before.optimizer, encoder, classes, before.proxies, None)
+    taught = client.training.teach(before.weights, before.optimizer, encoder, classes, before.proxies, None)
     assert not equal_weights(taught.weights, before.weights)
-    aligned = client.stage.align(taught.weights, encoder, before.proxies, before.encoder)
+    aligned = client.training.align(taught.weights, encoder, before.proxies, before.encoder)
     assert not equal_weights(aligned.weights, encoder) and not torch.equal(aligned.proxies, before.proxies)
     for copy, part in zip(copies, (before.weights, encoder, {"s": before.proxies}), strict=True):
         assert equal_weights(copy, part)
@@ -464,7 +465,7 @@ def test_without_proxies_they_stay_zero_and_p_sees_features_only(scenario: Scena
     state: Any = played.loop.state
     client = client_of(played)
     assert not bool(state.proxies.any()) and not bool(client.state.proxies.any())  # type: ignore[attr-defined]
-    inputs = client.stage.encoder
+    inputs = client.training.encoder
     p, _ = soft_labels(state.encoder, state.proxies, client.state.proxies, inputs)  # type: ignore[attr-defined]
     e = torch.relu(client.data.x @ state.encoder["embed.weight"] + state.encoder["embed.bias"])
     torch.testing.assert_close(
@@ -642,7 +643,7 @@ def lonely(scenario: Scenario) -> Scenario:
 def singleton_proxy(played: SimulatedRun) -> Tensor:
     """The truth: the proxy of the only training node of class 2 after the round."""
     client = client_of(played)
-    rows = client.state.proxies[client.stage.encoder.y == 2]  # type: ignore[attr-defined]
+    rows = client.state.proxies[client.training.encoder.y == 2]  # type: ignore[attr-defined]
     assert len(rows) == 1
     proxy: Tensor = rows[0]
     return proxy

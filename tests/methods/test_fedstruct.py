@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -23,7 +23,9 @@ from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.messages import Kind
 from isthmus.graph.normalise import row_norm
 from isthmus.graph.powers import combined_adjacency
-from isthmus.methods.structure.client import FedStructClient, Task, fingerprint
+from isthmus.methods.fedstruct import FedStructClient, FedStructConfig, Task
+from isthmus.methods.fedstruct.algorithm import PROTOCOLS
+from isthmus.methods.fedstruct.features import fingerprint
 from isthmus.nn.inputs import Inputs
 from isthmus.nn.loss import get_loss
 from isthmus.tensors import Weights
@@ -367,6 +369,10 @@ def test_a_fingerprint_sees_every_value() -> None:
 def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve("fedstruct", {"dataset": "csbm", **settings})
+
+
+def test_every_protocol_of_the_settings_is_there() -> None:
+    assert get_args(get_type_hints(FedStructConfig)["protocol"]) == tuple(PROTOCOLS)
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedstruct_helpers import experiment, graph, powers, rows_of, scenario, states, walk
+from fedstruct_helpers import experiment, graph, opaque_ids, powers, rows_of, scenario, states, walk
 
 from isthmus.data.scenario import Scenario
 from isthmus.errors import ConfigError, DataError
 from isthmus.experiments.config import resolve
+from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.messages import Kind
 from isthmus.graph.powers import combined_adjacency
-from isthmus.methods.structure import powers as powers_module
-from isthmus.methods.structure.features import degree_feature, degrees
-from isthmus.methods.structure.powers import Product
+from isthmus.methods.fedstruct import Product
+from isthmus.methods.fedstruct import powers as powers_module
+from isthmus.methods.fedstruct.features import degree_feature, degrees
 
 PROTOCOLS = ("published", "hardened")
 
@@ -225,6 +226,22 @@ def test_a_cross_edge_to_an_unknown_node_is_found(protocol: str) -> None:
     other[0] = 4000
     with pytest.raises(DataError, match="does not own or list"):
         powers(broken(where, "client-1", other=other), protocol=protocol)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_ids_that_differ_in_the_last_bit_are_two_nodes(protocol: str) -> None:
+    """The list of one end names a node whose id no float of 64 bits can tell from the right one."""
+    where = opaque_ids(graph(clients=3))
+    cross = where.parts["client-1"].cross
+    assert cross is not None
+    other = cross.other.clone()
+    other[0] += 1
+    run = SimulatedRun(
+        resolve("fedstruct", {"dataset": "csbm", "clients": 3, "protocol": protocol}),
+        broken(where, "client-1", other=other),
+    )
+    with pytest.raises(DataError, match="does not own or list"):
+        run.loop.play(until=1)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -25,9 +25,7 @@ from isthmus.federation.audit import NEIGHBOURS
 from isthmus.federation.messages import Message
 from isthmus.federation.secure import Masked
 from isthmus.federation.transcript import Line, received
-from isthmus.methods.structure.client import Step
-from isthmus.methods.structure.directory import block_of
-from isthmus.methods.structure.powers import Product
+from isthmus.methods.fedstruct import Product, Step, block_of
 from isthmus.privacy.attacks.labels import labels_from_signs
 from isthmus.privacy.attacks.structure import neighbours_from_hop_products, reached_from_gradient
 

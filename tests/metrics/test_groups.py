@@ -33,7 +33,7 @@ def test_graph_information_gain() -> None:
 
 @pytest.mark.parametrize(
     ("mlp", "whole", "rows"),
-    [  # HiFGL, section 9: accuracy and printed gain in percent, against Global-GCN and Global-GraphSAGE
+    [  # HiFGL spec, section 9: accuracy and printed gain in percent, against Global-GCN and Global-GraphSAGE
         (0.5698, 0.8689, [(0.8095, 80.14), (0.8358, 88.93), (0.8555, 95.52)]),
         (0.6450, 0.7742, [(0.7429, 75.77), (0.7601, 89.09), (0.7724, 98.61)]),
         (0.8051, 0.8583, [(0.8525, 89.10), (0.8603, 103.76), (0.8626, 108.08)]),

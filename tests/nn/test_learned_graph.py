@@ -1,4 +1,4 @@
-"""The learned graph: properties 4 to 7 of FedGGR's spec against a dense computation."""
+"""The learned graph against a dense computation (FedGGR spec, section 11: 4 to 7)."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def pyg_conv(conv: Any) -> nn.Module:
 
 
 def paper_logits(model: TwoChannel, data: GraphSetData, s: Tensor, x: Tensor) -> Tensor:
-    """Section 2.2 as it stands, with PyG's layers; the map after the channels is applied per node, before pooling."""
+    """FedStar spec, section 2.2, with PyG's layers; the map after the channels is applied per node, before pooling."""
     h, g = model.pre(x), model.structure.embed(s)
     for features, structure in zip(model.convs, model.structure.convs, strict=True):
         h, g = (

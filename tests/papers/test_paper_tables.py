@@ -134,7 +134,7 @@ def test_rows_that_stand_in_two_tables_agree() -> None:
 
 
 def test_printed_gains_follow_from_the_accuracies() -> None:
-    """HiFGL, section 12.17, and FedStar's gains: a slip in a transcribed digit would show."""
+    """HiFGL spec, section 12.17, and FedStar's gains: a slip in a transcribed digit would show."""
     for name, tolerance in (("hifgl/9.1", 0.06), ("fedstar/8.1", 0.021)):
         found = table(name)
         assert found.gain is not None

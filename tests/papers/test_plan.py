@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from isthmus.cli.main import app
-from isthmus.experiments.config import parse_override, resolve
+from isthmus.experiments.config import resolve
+from isthmus.experiments.config_values import parse_override
 from isthmus.papers.cells import Cell, Published
 from isthmus.papers.plan import cell_command, cell_settings, changed, folder_of, why_not
 from isthmus.papers.tables import find_tables, load_paper, paper_names, select

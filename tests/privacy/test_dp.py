@@ -73,7 +73,7 @@ def test_bad_input_is_refused() -> None:
 
 
 def test_zcdp_formulas() -> None:
-    """HiFGL spec 11.7: eps = 8, delta = 1e-5, 100 releases need sigma of about 14 C."""
+    """HiFGL spec, section 11.7: eps = 8, delta = 1e-5, 100 releases need sigma of about 14 C."""
     sigma = zcdp_sigma(8.0, 1e-5, 100, 1.0)
     assert math.isclose(sigma, 13.8, rel_tol=0.01)
     assert math.isclose(zcdp_epsilon(zcdp_rho(100, 1.0, sigma), 1e-5), 8.0, rel_tol=1e-9)

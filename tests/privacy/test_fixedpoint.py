@@ -1,4 +1,4 @@
-"""Fixed point: round trips, clip counts, and overflow that is seen (HiFGL spec, properties 1 and 4)."""
+"""Fixed point: round trips, clip counts, and overflow that is seen (HiFGL spec, section 12: 1 and 4)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from isthmus.errors import ConfigError, ProtocolError, RunError
 from isthmus.privacy.field import P31, P61, Field
 from isthmus.privacy.fixedpoint import FixedPoint
 
-SMALL = FixedPoint(Field(P31), fraction=16, bound=63.0, terms=256)  # the numbers of spec 11.1
+SMALL = FixedPoint(Field(P31), fraction=16, bound=63.0, terms=256)  # HiFGL spec, section 11.1
 LARGE = FixedPoint(Field(P61), fraction=30, bound=1000.0, terms=500)
 
 

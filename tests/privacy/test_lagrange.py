@@ -1,4 +1,4 @@
-"""Lagrange coding (HiFGL spec, properties 2, 3, 5, 6, 7)."""
+"""Lagrange coding (HiFGL spec, section 12: 2, 3, 5, 6, 7)."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def _as_read(words: Words, like: list[Tensor]) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("cohort", (2, 5))
 def test_secure_sum_against_the_gradient_of_a_layer(cohort: int) -> None:
-    """HiFGL spec, property 14."""
+    """HiFGL spec, section 12: 14."""
     generator = torch.Generator().manual_seed(cohort)
     inputs = {f"device-{i}": torch.randn(12, generator=generator, dtype=torch.float64) for i in range(cohort)}
     gradients = {}
@@ -76,7 +76,7 @@ def test_secure_sum_against_the_gradient_of_a_layer(cohort: int) -> None:
 
 
 def test_secure_sum_against_labels_from_signs() -> None:
-    """FedStruct spec, 13.6: rows of dL/dS that one labelled node reaches show its class."""
+    """FedStruct spec, section 13.6: rows of dL/dS that one labelled node reaches show its class."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 5, (300,), generator=generator)
     rows = torch.softmax(torch.randn(300, 5, generator=generator), 1) - torch.nn.functional.one_hot(labels, 5)
@@ -122,7 +122,7 @@ def test_guard_protects_in_every_order() -> None:
 
 
 def test_secure_sum_against_hop_products() -> None:
-    """FedStruct spec, property 11."""
+    """FedStruct spec, section 14: 11."""
     generator = np.random.default_rng(3)
     n = 90
     upper = np.triu(generator.random((n, n)) < 0.035, 1)
@@ -173,7 +173,7 @@ def test_masked_blocks_are_uniform() -> None:
 
 @pytest.mark.parametrize("threshold", (1, 2))
 def test_fresh_masks_against_the_published_protocol(threshold: int) -> None:
-    """HiFGL spec, 11.2 a-d: common masks and all shares for the target (literal), fresh masks and one share each
+    """HiFGL spec, section 11.2a-d: common masks and all shares for the target (literal), fresh masks and one share each
     (hardened).
     """
     field = Field(P61)
@@ -276,7 +276,7 @@ def test_signatures_against_a_server_that_plays_the_others() -> None:
 
 
 def test_noise_against_labels_from_gradients() -> None:
-    """FedGGR spec, property 9."""
+    """FedGGR spec, section 11: 9."""
     torch.manual_seed(0)
     z, output = torch.randn(600, 16, requires_grad=True), torch.nn.Linear(16, 7)
     labels, train = torch.randint(0, 7, (600,)), torch.rand(600) < 0.5

@@ -1,4 +1,4 @@
-"""``isthmus audit``: which attacks apply to what the parties of a run saw, and, where its messages were kept, what they
+"""``isthmus audit``: which attacks apply to what each party of a run received, and, with a transcript, what they
 recover.
 """
 
@@ -28,8 +28,8 @@ HOW = "To run the attacks on the messages themselves, repeat the run as a simula
 
 
 def command(run_dir: Annotated[Path, typer.Argument(help="The run folder.")], json_: Json = False) -> None:
-    """Say which attacks apply to what each party of a run saw; with a kept transcript, run them and report what they
-    recover.
+    """List the attacks that apply to what each party of a run received; with a transcript, run them and report what
+    they recover.
     """
     from isthmus.cli.recover import recover
     from isthmus.experiments.folder import RunFolder
@@ -41,15 +41,19 @@ def command(run_dir: Annotated[Path, typer.Argument(help="The run folder.")], js
     folder = RunFolder(run_dir)
     entries = list(folder.ledger())
     if not entries and folder.result() is None:
-        raise DataError(f"{run_dir} holds no finished round to audit: play it first with `isthmus resume {run_dir}`")
+        raise DataError(
+            f"{run_dir} holds no finished round to audit: continue it first with `isthmus resume {run_dir}`"
+        )
     findings = judge(entries, _training(folder))
     recovered = recover(folder) if (run_dir / FOLDER).is_dir() else None
     absent = [attack for attack in ATTACKS if attack not in {finding.attack for finding in findings}]
     if json_:
-        told = None if recovered is None else [each.to_json() for each in recovered]
-        print(
-            json.dumps({"findings": [finding.to_json() for finding in findings], "absent": absent, "recovered": told})
-        )
+        document = {
+            "findings": [finding.to_json() for finding in findings],
+            "absent": absent,
+            "recovered": None if recovered is None else [each.to_json() for each in recovered],
+        }
+        print(json.dumps(document))
         return
     console = stdout()
     rows = [(finding.attack, finding.who, finding.on, finding.verdict, finding.why) for finding in findings]
@@ -70,7 +74,7 @@ def command(run_dir: Annotated[Path, typer.Argument(help="The run folder.")], js
 
 
 def _training(folder: Any) -> Training:
-    """What of the settings matters; keys a method does not have keep the worst case."""
+    """The settings the audit depends on; for those a method does not have the worst case is assumed."""
     from isthmus.federation.audit import Training
 
     try:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from isthmus.cli.batch import Jobs, Out, Runs, raise_failure, run_jobs
 from isthmus.cli.console import print_table, size
-from isthmus.cli.reproduce import RunsWatch
 from isthmus.cli.run import (
     Clients,
     Config,
@@ -29,20 +29,16 @@ from isthmus.cli.run import (
 )
 
 if TYPE_CHECKING:
-    from isthmus.experiments.batch import Job, Outcome
+    from isthmus.experiments.batch import Outcome
     from isthmus.experiments.config import Settings
 
 NAME = "compare"
-Runs = Annotated[int, typer.Option(help="Seeds, the same for all.", min=1)]
-Jobs = Annotated[int | None, typer.Option(help="Runs at a time (default: one per core).", min=1)]
-Out = Annotated[
-    Path | None, typer.Option(help="Folder of runs and report; finished runs in it are used, begun ones continued.")
-]
 
 
 def command(
     methods: Annotated[
-        list[str], typer.Argument(help="Methods, with own settings as in local:backbone=mlp; the first is the measure.")
+        list[str],
+        typer.Argument(help="Methods, with own settings as in local:backbone=mlp; differences are to the first."),
     ],
     dataset: Dataset = None,
     partition: Partition = None,
@@ -63,7 +59,8 @@ def command(
     """Run several methods on one scenario; table, disclosure and report."""
     from isthmus.errors import ConfigError
     from isthmus.experiments.batch import Job
-    from isthmus.experiments.config import parse_override, resolve
+    from isthmus.experiments.config import resolve
+    from isthmus.experiments.config_values import parse_override
     from isthmus.papers import folder_of
 
     if twice := sorted({method for method in methods if methods.count(method) > 1}):
@@ -93,8 +90,9 @@ def command(
         method: [Job(each, folder_of(each, target)) for each in each_seed] for method, each_seed in settings.items()
     }
     # Seed by seed, so that every method has a number early.
-    order = [(method, by_method[method][seed]) for seed in range(runs) for method in methods]
-    outcomes = play_all(order, jobs)
+    order = [by_method[method][seed] for seed in range(runs) for method in methods]
+    names = {job.folder: f"{method}, seed {seed}" for method in methods for seed, job in enumerate(by_method[method])}
+    outcomes = run_jobs(order, names, jobs, silent=True)
     comparison = compare_methods({method: [outcomes[job.folder] for job in each] for method, each in by_method.items()})
     add_gains(
         comparison["methods"],
@@ -117,14 +115,14 @@ def command(
     if json_:
         print(json.dumps(document))
     elif finished:
-        _show(document)
-    complain(outcomes)
+        _print_comparison(document)
+    raise_failure(outcomes)
 
 
 def split_method(text: str) -> tuple[str, dict[str, Any]]:
     """``local:backbone=mlp,lr=0.1`` -> the method's name and its own settings."""
     from isthmus.errors import ConfigError
-    from isthmus.experiments.config import parse_override
+    from isthmus.experiments.config_values import parse_override
 
     name, colon, own = text.partition(":")
     parts = split_commas(own) if colon else []
@@ -145,36 +143,12 @@ def split_commas(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def play_all(jobs: Sequence[tuple[str, Job]], workers: int | None) -> dict[Path, Outcome]:
-    """Run what is missing of these named jobs, with a line per run; Ctrl-C says how to go on."""
-    from isthmus.experiments.batch import run_all
-
-    names = {job.folder: f"{name}, seed {job.settings.run.seed}" for name, job in jobs}
-    try:
-        return run_all([job for _, job in jobs], workers=workers, on_done=RunsWatch(len(names), names, silent=True))
-    except KeyboardInterrupt:
-        print("\nstopped; the same command continues where this one stopped", file=sys.stderr)
-        raise typer.Exit(130) from None
-
-
-def complain(outcomes: Mapping[Path, Outcome]) -> None:
-    """The first thing that went wrong, with its exit code, after everything else was shown."""
-    from isthmus.errors import DataError, RunError
-
-    for status, error in (("failed", RunError), ("damaged", DataError), ("skipped", DataError)):
-        bad = [outcome for outcome in outcomes.values() if outcome.status == status]
-        if bad:
-            reasons = dict.fromkeys(outcome.reason for outcome in bad)
-            which = "" if len(reasons) == 1 else ", the first"
-            raise error(f"{len(bad)} of {len(outcomes)} runs have no result{which}: {next(iter(reasons))}")
-
-
 SCENARIO = ("dataset", "partition", "clients", "split", "metric")
 
 
 def check_same_scenario(settings: Sequence[Settings]) -> None:
-    """Presets of different papers may bring different scenarios: then scores do not compare, and we say what to
-    give.
+    """Presets of different papers may set different scenarios, whose scores cannot be compared: the error says which
+    option to give.
     """
     from isthmus.errors import ConfigError
 
@@ -186,14 +160,14 @@ def check_same_scenario(settings: Sequence[Settings]) -> None:
                 raise ConfigError(
                     f"{first.method} would run with {key} {mine or 'of its data'} and {other.method} with {key} "
                     f"{theirs or 'of its data'}, "
-                    f"and scores of different scenarios do not compare: give --{key}, or --preset PAPER for one "
+                    f"and scores of different scenarios cannot be compared: give --{key}, or --preset PAPER for one "
                     "paper's settings"
                 )
 
 
 def check_presets(settings: Sequence[Settings]) -> None:
-    """Refuses scores by different rules, which do not compare, and names presets that differ: their settings may make
-    the difference.
+    """Refuse scores by different rules, which cannot be compared, and print presets that differ: their settings may
+    explain a difference.
     """
     from isthmus.errors import ConfigError
 
@@ -202,7 +176,7 @@ def check_presets(settings: Sequence[Settings]) -> None:
         if other.score != first.score:
             raise ConfigError(
                 f"the score of {first.run.method} is {first.score} (preset {first.run.preset}), "
-                f"that of {other.run.method} {other.score} (preset {other.run.preset}), which do not compare: "
+                f"that of {other.run.method} {other.score} (preset {other.run.preset}), which cannot be compared: "
                 "give --preset PAPER to run all with one paper's settings"
             )
     presets = dict.fromkeys(f"{each.run.method} {each.run.preset}" for each in settings)
@@ -214,7 +188,7 @@ def check_presets(settings: Sequence[Settings]) -> None:
 
 
 def compare_methods(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]:
-    """Rows of the table, in the order given; differences are to the first method, seed by seed. Refuses runs on
+    """Rows of the table, in the given order; differences are to the first method, paired by seed. Refuses runs on
     different data.
     """
     from isthmus.metrics.spread import spread
@@ -258,7 +232,7 @@ def compare_methods(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]
 
 
 def _client_stds(results: Sequence[Mapping[str, Any]]) -> float | None:
-    """Of the round the score is of, where the score is the clients' mean."""
+    """Standard deviations of clients, at the round of the score, where the score is the clients' mean."""
     from isthmus.metrics.spread import client_stds
 
     rules = {str(result.get("score_rule")) for result in results}
@@ -290,7 +264,7 @@ def _check_same_data(results: Sequence[Mapping[str, Any]]) -> None:
         for key in ("dataset", "partition", "clients", "split", "source"):
             if result.get(key) != results[0].get(key):
                 raise ConfigError(
-                    f"these runs are of different scenarios and do not compare: {key} is {results[0].get(key)} in "
+                    f"these runs are of different scenarios and cannot be compared: {key} is {results[0].get(key)} in "
                     f"{results[0]['run_dir']} "
                     f"and {result.get(key)} in {result['run_dir']}; choose another --out"
                 )
@@ -302,7 +276,7 @@ def summary(value: Any) -> dict[str, Any] | None:
 
 
 def _discloses(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Who was told what, from the run's own sheet."""
+    """Which party received what, from the run's disclosure sheet."""
     from isthmus.errors import DataError
     from isthmus.report.runs import read_run
 
@@ -327,14 +301,14 @@ def _discloses(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _gain(row: Mapping[str, Any], shown: Sequence[Any]) -> list[str]:
-    """The cell of graph gain, where there is such a column."""
+    """The cell of graph gain, if there is such a column."""
     if not shown:
         return []
     value = None if row["graph_gain"] is None else row["graph_gain"]["value"]
     return ["-" if value is None else f"{100 * value:.1f}"]
 
 
-def _show(document: Mapping[str, Any]) -> None:
+def _print_comparison(document: Mapping[str, Any]) -> None:
     from isthmus.metrics.gain import Gain
     from isthmus.report.words import gain_rules
 
@@ -392,7 +366,7 @@ def _show(document: Mapping[str, Any]) -> None:
             "paper prints as ±."
         )
     print(f"{gain_rules(gained)}\n" if gained else "")
-    told = [
+    received = [
         [
             row["method"],
             line["from"],
@@ -406,11 +380,11 @@ def _show(document: Mapping[str, Any]) -> None:
         for row in document["methods"]
         for line in row["discloses"]
     ]
-    if told:
+    if received:
         print_table(
-            ("method", "from", "to", "phase", "is told", "protection", "times", "bytes"),
-            told,
-            "Who is told what, in one run",
+            ("method", "from", "to", "phase", "receives", "protection", "times", "bytes"),
+            received,
+            "What each party receives, in one run",
         )
     for row in document["methods"]:
         if not row["discloses"] and row["seeds"]:
@@ -429,7 +403,7 @@ def percent_spread(summary: Mapping[str, Any] | None, *, sign: bool = False) -> 
 
 
 def _scenario(settings: Settings, outcomes: Mapping[Path, Outcome]) -> dict[str, Any]:
-    """As the runs worked it out; as asked where there is none."""
+    """The scenario as the runs resolved it; as given where no run finished."""
     found = next((outcome.result for outcome in outcomes.values() if outcome.result is not None), {})
     return {key: found.get(key, getattr(settings.run, key)) for key in SCENARIO}
 

@@ -1,4 +1,4 @@
-"""What a person sees: progress on stderr, tables on stdout."""
+"""Output for people: progress on stderr, tables on stdout."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from isthmus.experiments.config import Settings
 
 
 def stdout() -> Console:
-    """Where results go; wide enough for a table where nobody's window says otherwise."""
+    """Console for results; wide enough for a table where the output is not a terminal."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=140)
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
+    """A number of bytes with its unit."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if count < 1000 or unit == "TB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -43,7 +43,7 @@ def percent(value: float | None) -> str:
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
-    """A plain table; columns after the first are right-aligned where they look like numbers."""
+    """Print a plain table; columns of numbers after the first are right-aligned."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for i, heading in enumerate(headings):
         numeric = i > 0 and all(row[i][0].isdigit() or row[i][0] == "-" for row in rows if row[i])
@@ -53,7 +53,7 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: s
     stdout().print(table)
 
 
-class Watch(Callback):
+class ProgressDisplay(Callback):
     """Progress of a run: a live bar on a terminal, plain lines elsewhere (about ``lines`` per run)."""
 
     def __init__(self, label: str = "", lines: int = 10) -> None:
@@ -71,7 +71,7 @@ class Watch(Callback):
         if step:
             print(f"{self.label}: continued after {step} of {steps} rounds, setup included", file=sys.stderr)
         if self.console.is_terminal:
-            # On a narrow terminal the label gives way first: numbers matter more.
+            # On a narrow terminal the label is shortened first: numbers matter more.
             label, fixed = Column(ratio=1, no_wrap=True, overflow="ellipsis"), Column(no_wrap=True)
             self.bar = Bar(
                 TextColumn("{task.description}", table_column=label),
@@ -100,7 +100,7 @@ class Watch(Callback):
             )
 
     def on_recover(self, reason: str, step: int) -> None:
-        print(f"{self.label}: {reason}; went back to round {step} and goes on", file=sys.stderr)
+        print(f"{self.label}: {reason}; continues from round {step}", file=sys.stderr)
 
     def close(self) -> None:
         self.stop()
@@ -122,7 +122,7 @@ def _privacy(privacy: Mapping[str, Any]) -> str:
 
 
 def print_result(result: Mapping[str, Any]) -> None:
-    """A run's result for people."""
+    """Print a run's result as a table."""
     sent, seconds, picked = result["bytes"], result["seconds"], result["selected_round"]
     up, down = size(sent["setup_up"] + sent["up"]), size(sent["setup_down"] + sent["down"])
     mean, mean_last = percent(result["test_client_mean"]), percent(result["test_client_mean_last"])
@@ -143,8 +143,8 @@ def print_result(result: Mapping[str, Any]) -> None:
         ("data", result["source"]),
         ("folder", result["run_dir"]),
     ]
-    if told := result.get("facts", {}).get("summary"):
-        rows.insert(-2, (result["method"], told))
+    if summary := result.get("facts", {}).get("summary"):
+        rows.insert(-2, (result["method"], summary))
     if "privacy" in result:
         rows.insert(-2, ("privacy", _privacy(result["privacy"])))
     title = (

@@ -1,6 +1,4 @@
-"""``isthmus data list|get|verify``, ``datasets``, ``partitions``: what there is, whether it is here, whether it is
-whole.
-"""
+"""``isthmus data list|get|verify``, ``datasets``, ``partitions``: data sets and partitions, available and intact."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ NAME = "data"
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Data sets: list, make usable offline, check that files are whole.",
+    help="Data sets: list, make usable offline, check that files are intact.",
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -25,7 +23,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 @app.command("list")
 def datasets(json_: Json = False) -> None:
-    """List everything --dataset takes: node sets, sets of graphs, settings of several sets, generators."""
+    """List everything --dataset accepts: node sets, sets of graphs, settings of several sets, generators."""
     from isthmus.data.catalogue import list_datasets
 
     entries = list_datasets()
@@ -38,7 +36,7 @@ def datasets(json_: Json = False) -> None:
 
 @app.command("get")
 def get(name: Annotated[str, typer.Argument(help="Data set or setting.")], json_: Json = False) -> None:
-    """Fetch a data set if need be, verify and convert it, so that runs need no network."""
+    """Download a data set if necessary, verify and convert it, so that runs need no network."""
     from isthmus.data import catalogue
 
     found = catalogue.get(name)
@@ -53,7 +51,7 @@ def verify(
     names: Annotated[list[str] | None, typer.Argument(help="Data sets; all if none is given.")] = None,
     json_: Json = False,
 ) -> None:
-    """Check the SHA-256 of every raw file that is here, and whether some are missing. Nothing is fetched."""
+    """Check the SHA-256 of every raw file that is here, and whether some are missing. Nothing is downloaded."""
     from isthmus.data import catalogue
 
     results = catalogue.verify(names or ())

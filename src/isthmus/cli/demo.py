@@ -1,4 +1,4 @@
-"""``isthmus demo``: the main job on a fresh machine. Local, FedAvg, FedSGD and Central on Cora, then a report."""
+"""``isthmus demo``: Local, FedAvg, FedSGD and Central on Cora, then a report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from isthmus.cli.console import Watch, print_table
+from isthmus.cli.console import ProgressDisplay, print_table
 
 NAME = "demo"
 METHODS = ("local", "fedavg", "fedsgd", "central")
@@ -32,24 +32,24 @@ def command(
     except DataError as error:
         print(f"Cora is not available here ({error})\nrunning on a generated graph instead", file=sys.stderr)
         dataset = GENERATED
-    target = _fresh(out)
+    target = _unused(out)
     folders = []
     for method in METHODS:
         for seed in range(seeds):
             flags = {"dataset": dataset, "clients": 10, "partition": "random", "split": "10/10/80", "seed": seed}
             settings = resolve(method, flags)
             folders.append(target / f"{method}-s{seed}")
-            watch = Watch(f"{method:8s} seed {seed}", lines=2)
+            display = ProgressDisplay(f"{method:8s} seed {seed}", lines=2)
             try:
-                start(settings, folders[-1], [watch])
+                start(settings, folders[-1], [display])
             finally:
-                watch.stop()
+                display.stop()
     print_table(*table_cells(result_table(folders)))
     print(f"\nreport: {write_report(folders, target / 'report.html').resolve()}")
 
 
-def _fresh(out: Path) -> Path:
-    """``out``, numbered where it is taken."""
+def _unused(out: Path) -> Path:
+    """``out``, numbered where it exists."""
     number, path = 1, out
     while path.exists():
         number += 1

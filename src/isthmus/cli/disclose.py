@@ -1,4 +1,4 @@
-"""``isthmus disclose``: who sees what, before anything runs."""
+"""``isthmus disclose``: what each party of a method receives, before anything runs."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ def command(
         list[str] | None, typer.Option("--set", help="Setting of the method as key=value, e.g. protocol=published.")
     ] = None,
 ) -> None:
-    """Print a method's disclosure sheet: who sees which kind of thing, under which protection, with the settings a run
-    would have.
+    """Print a method's disclosure sheet: which kinds of content each party receives, and how they are protected, with
+    the settings a run would have.
     """
-    from isthmus.experiments.config import parse_override, resolve
+    from isthmus.experiments.config import resolve
+    from isthmus.experiments.config_values import parse_override
     from isthmus.experiments.disclosure import sheet_of
     from isthmus.federation.ledger import PROTECTIONS
     from isthmus.methods.registry import get_method
 
     entry = get_method(method)
-    # Any data set does: a sheet depends on settings, not on data.
+    # Any data set will do: a sheet depends on settings, not on data.
     flags = {"dataset": "csbm", "preset": preset, "profile": profile, "secure_sum": secure_sum or None}
     settings = resolve(method, flags, dict(map(parse_override, set_ or ())))
     lines = sheet_of(entry, metric=metric, secure_sum=settings.run.secure_sum, config=settings.method_config)

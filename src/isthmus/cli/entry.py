@@ -1,5 +1,5 @@
-"""Where the ``isthmus`` command begins: light, so that the version comes at once and Ctrl-C during the seconds of
-imports ends quietly.
+"""Entry point of the ``isthmus`` command: imports little, so that ``--version`` is fast and Ctrl-C during the seconds
+of imports prints no traceback.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ def entry() -> int:
     if sys.argv[1:] == ["--version"]:
         print(f"isthmus {__version__}")
         return 0
-    # An exception would pass through half-imported C extensions, which print or swallow it: while they are loaded,
-    # leave at once.
-    before = signal.signal(signal.SIGINT, _leave)
+    # C extensions that are being imported would print or swallow an exception, so exit at once meanwhile.
+    before = signal.signal(signal.SIGINT, _exit_at_once)
     from isthmus.cli.main import main
 
     signal.signal(signal.SIGINT, before)
     return main()
 
 
-def _leave(*signal_and_frame: Any) -> None:
+def _exit_at_once(*signal_and_frame: Any) -> None:
     print("\ninterrupted", file=sys.stderr, flush=True)
     os._exit(130)
 

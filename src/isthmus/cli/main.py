@@ -1,4 +1,4 @@
-"""The command line. One file per verb; this one turns mistakes into one line and the right exit code."""
+"""The command line. One file per command; this one turns errors into one line and the exit code."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ for group in (data, server, client):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; returns the exit code. 0 fine, 2 usage, 3 data, 4 failed run, 130 interrupted."""
+    """Run a command; returns the exit code. 0 success, 2 usage, 3 data, 4 failed run, 130 interrupted."""
     given = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in given
     given = [g for g in given if g != "--debug"] or ["--help"]
@@ -75,31 +75,31 @@ def main(arguments: list[str] | None = None) -> int:
         code = app([*(["--debug"] if debug else []), *given], standalone_mode=False, prog_name="isthmus")
         sys.stdout.flush()
     except ClickException as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # a group without a verb: its message is the help
+        if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command: its message is the help
             print(error, file=sys.stderr)
             return 2
-        return _complain(_one_line(error), 2, debug)
+        return _print_error(_one_line(error), 2, debug)
     except IsthmusError as error:
-        return _complain(str(error), error.exit_code, debug)
+        return _print_error(str(error), error.exit_code, debug)
     except (KeyboardInterrupt, typer.Abort):
         print("\ninterrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        return _nobody_reads()
-    except SystemExit as leave:  # how typer and rich answer a broken pipe
-        if isinstance(leave.__context__, BrokenPipeError):
-            return _nobody_reads()
+        return _output_closed()
+    except SystemExit as exit_:  # how typer and rich react to a broken pipe
+        if isinstance(exit_.__context__, BrokenPipeError):
+            return _output_closed()
         raise
     return code if isinstance(code, int) else 0
 
 
-def _nobody_reads() -> int:
-    """`isthmus methods | head`: fine. What is still in the buffer must not fail when Python closes stdout."""
+def _output_closed() -> int:
+    """`isthmus methods | head` is no error. What is still in the buffer must not fail when Python closes stdout."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
-def _complain(message: str, code: int, debug: bool) -> int:
+def _print_error(message: str, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
     print(f"isthmus: {' '.join(message.split())}", file=sys.stderr)
@@ -107,7 +107,7 @@ def _complain(message: str, code: int, debug: bool) -> int:
 
 
 def _one_line(error: Any) -> str:
-    """What is wrong, and what is allowed."""
+    """The error, and what is allowed."""
     message, context = error.format_message(), getattr(error, "ctx", None)
     if context is None:
         return str(message)

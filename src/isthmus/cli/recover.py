@@ -1,6 +1,4 @@
-"""Attacks of `isthmus.privacy.attacks`, run on the messages a simulation kept (``transcript=true``), scored against its
-own data.
-"""
+"""Runs the attacks of `isthmus.privacy.attacks` on the transcript of a simulation and scores them against its data."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ Seen = list[tuple[Line, Message]]
 
 @dataclass(frozen=True)
 class Recovered:
-    """What an attack got from what a party was sent, in words and numbers."""
+    """What an attack recovered from the messages a party received, as text and numbers."""
 
     attack: str
     who: str
@@ -51,9 +49,7 @@ class Recovered:
 
 
 def recover(folder: RunFolder) -> list[Recovered]:
-    """Run what applies. The data of the run is made again from its settings: the truth the attacks are scored
-    against.
-    """
+    """Run the attacks that apply. The data of the run are made again from its settings, as ground truth."""
     settings = settings_from_toml(folder.config)
     table = settings.method.table
     parts = parts_for(settings, scenario_of(settings))
@@ -73,7 +69,7 @@ def recover(folder: RunFolder) -> list[Recovered]:
 
 
 def _gradients(server: Seen) -> Iterator[tuple[Line, Weights]]:
-    """Gradients of single clients that the server was sent, up to the client's share."""
+    """Gradients of single clients that the server received, up to the client's share."""
     for line, message in server:
         for name, kind in kinds_of(type(message)).items():
             value = getattr(message, name, None)
@@ -81,18 +77,18 @@ def _gradients(server: Seen) -> Iterator[tuple[Line, Weights]]:
                 yield line, value
 
 
-def _ways(server: Seen, folder: RunFolder, settings: Settings) -> Iterator[tuple[Line, Weights, Weights]]:
-    """For every update of a single client the server was sent: w_t, and w_t - w."""
+def _updates(server: Seen, folder: RunFolder, settings: Settings) -> Iterator[tuple[Line, Weights, Weights]]:
+    """For every update of a single client that the server received: w_t, and w_t - w."""
     sent: dict[tuple[str, int, int], Broadcast] = {}
     for line, message in server:
         if not isinstance(message, Update) or message.share <= 0.0:
             continue
         place = line.phase, line.round, line.attempt
-        if place not in sent:  # the same to everybody who answered
-            told = received(folder.path, line.sender, settings.method.table)
+        if place not in sent:  # the same for all clients that replied
+            messages = received(folder.path, line.sender, settings.method.table)
             sent |= {
                 (at.phase, at.round, at.attempt): broadcast
-                for at, broadcast in told
+                for at, broadcast in messages
                 if isinstance(broadcast, Broadcast)
             }
         before = sent[place].weights
@@ -100,15 +96,18 @@ def _ways(server: Seen, folder: RunFolder, settings: Settings) -> Iterator[tuple
 
 
 def _one_step(server: Seen, folder: RunFolder, settings: Settings) -> Iterator[tuple[Line, Weights]]:
-    """Gradients behind updates of one SGD step: (w_t - w) / lr, less the weight decay in it."""
+    """Gradients computed from updates of one SGD step: (w_t - w) / lr, less the weight decay in it."""
     config = settings.method_config
     if isinstance(config, TrainConfig) and config.optimizer == "sgd" and config.local_epochs == 1:
-        for line, before, way in _ways(server, folder, settings):
-            yield line, {name: tensor / config.lr - config.weight_decay * before[name] for name, tensor in way.items()}
+        for line, before, change in _updates(server, folder, settings):
+            yield (
+                line,
+                {name: tensor / config.lr - config.weight_decay * before[name] for name, tensor in change.items()},
+            )
 
 
 def _layers(gradient: Weights) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Weight and bias of the linear layers in a model: our weights are (in, out)."""
+    """Weight and bias of the linear layers of a model: our weights are (in, out)."""
     for name, weight in gradient.items():
         bias = gradient.get(f"{name.rpartition('.')[0]}.bias")
         if weight.dim() == 2 and bias is not None and bias.shape == weight.shape[1:] and weight.shape[0] > 1:
@@ -143,18 +142,18 @@ def _inputs(server: Seen, folder: RunFolder, settings: Settings) -> Iterator[Rec
 def _classes(
     server: Seen, folder: RunFolder, settings: Settings, clients: Mapping[PartyId, ModelClient[Any]]
 ) -> Iterator[Recovered]:
-    """A negative entry in the gradient of the output's bias is a class the client trains on: softmax minus one-hot has
-    no other.
+    """A negative entry in the gradient of the output's bias is a class the client trains on: softmax minus one-hot is
+    negative only there.
     """
-    ways = ((line, way) for line, _, way in _ways(server, folder, settings))
-    for source, items in (("gradients", _gradients(server)), ("updates", ways)):
+    updates = ((line, change) for line, _, change in _updates(server, folder, settings))
+    for source, items in (("gradients", _gradients(server)), ("updates", updates)):
         scores, by_chance = [], 0.0
         for line, gradient in items:
             if line.sender not in clients:
                 continue
             learner: Any = clients[line.sender].learner
             output = [name for name, _ in learner.model.named_parameters() if name.endswith(".bias")][-1:]
-            if output and output[0] in gradient:  # it may be personal and never sent
+            if output and output[0] in gradient:  # it may be personal and never be sent
                 truth = set(learner.y[learner.masks["train"]].tolist())
                 claimed = {int(c) for c in (gradient[output[0]] < 0).nonzero().flatten()}
                 scores.append(Recovery(LABELS, SERVER, len(claimed), len(claimed & truth), len(truth)))
@@ -198,11 +197,11 @@ def _masks(server: Seen) -> Iterator[Recovered]:
 def _members(folder: RunFolder, clients: Mapping[PartyId, ModelClient[Any]]) -> Iterator[Recovered]:
     """Losses of the final models on training records and on test records of the same client, all clients together.
 
-    The same with the models before training says how much of it is the split (other classes, other degrees) and how
-    much the few records: only what goes beyond that was learnt by training.
+    The same with the untrained models shows how much of that is due to the split (other classes, other degrees) and to
+    the small number of records: only the rest was learnt by training.
     """
     final = {name: weights for name in clients if (weights := _final_model(folder, name)) is not None}
-    # A model that is more than its learner (FedStruct needs Abar and S too) cannot be tried on records here.
+    # A model that needs more than its learner (FedStruct: Abar and S) cannot be evaluated on records here.
     alone = (
         clients[name].state.weights.keys() == dict(clients[name].learner.model.named_parameters()).keys()
         for name in final
@@ -210,8 +209,8 @@ def _members(folder: RunFolder, clients: Mapping[PartyId, ModelClient[Any]]) -> 
     if not final or not all(alone):
         return
     try:
-        trained = _told_apart({name: (clients[name].learner, weights) for name, weights in final.items()})
-        untrained = _told_apart({name: (clients[name].learner, clients[name].state.weights) for name in final})
+        trained = _membership({name: (clients[name].learner, weights) for name, weights in final.items()})
+        untrained = _membership({name: (clients[name].learner, clients[name].state.weights) for name in final})
     except (RuntimeError, KeyError) as error:
         raise DataError(
             f"{folder.path / 'models'} does not hold this run's models ({str(error).splitlines()[0]}); run again"
@@ -243,7 +242,7 @@ def _final_model(folder: RunFolder, name: PartyId) -> Weights | None:
         raise DataError(f"{path} is damaged ({error}); run again") from None
 
 
-def _told_apart(models: Mapping[PartyId, tuple[Any, Weights]]) -> tuple[Membership, int, int] | None:
+def _membership(models: Mapping[PartyId, tuple[Any, Weights]]) -> tuple[Membership, int, int] | None:
     members, others = [], []
     for learner, weights in models.values():
         losses = (

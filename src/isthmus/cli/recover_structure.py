@@ -16,9 +16,7 @@ from isthmus.federation.audit import LABELS, NEIGHBOURS
 from isthmus.federation.messages import SERVER, Message, PartyId
 from isthmus.federation.roles import RoleTable
 from isthmus.federation.transcript import Line, received
-from isthmus.methods.structure.client import Step
-from isthmus.methods.structure.directory import Directory, block_of
-from isthmus.methods.structure.powers import Product
+from isthmus.methods.fedstruct import Directory, Product, Step, block_of
 from isthmus.privacy.attacks.labels import labels_from_signs
 from isthmus.privacy.attacks.structure import neighbours_from_hop_products, reached_from_gradient
 

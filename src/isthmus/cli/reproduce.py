@@ -1,4 +1,4 @@
-"""``isthmus reproduce``: a paper's tables, ours beside theirs, cell by cell."""
+"""``isthmus reproduce``: a paper's tables, our results beside the published ones, cell by cell."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from isthmus.cli.batch import Jobs, run_jobs
 from isthmus.cli.console import clock, print_table, stdout
 from isthmus.cli.run import Json
 
@@ -33,7 +34,7 @@ def command(
     runs: Annotated[
         int | None, typer.Option(help="Seeds per cell (default: as the paper; 0 only shows what is there).", min=0)
     ] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs at a time (default: one per core).", min=1)] = None,
+    jobs: Jobs = None,
     out: Annotated[
         Path, typer.Option(help="Folder of the run folders; finished runs in it are used, begun ones continued.")
     ] = OUT,
@@ -42,13 +43,13 @@ def command(
         typer.Option(
             help=(
                 "Also write the paper's results page into this folder, with a record of every run; runs recorded "
-                "there stand."
+                "there are not repeated."
             )
         ),
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Run the cells of a published table and print ours beside the paper."""
+    """Run the cells of a published table and print our results beside the paper's."""
     from isthmus.errors import ConfigError
     from isthmus.papers import find_tables, paper_names, read_records, select
 
@@ -79,7 +80,7 @@ def command(
     report.write(paper.name)
     if docs is not None:
         print(f"page: {report.write_docs(paper, docs)}", file=sys.stderr)
-    report.complain(comparisons)
+    report.raise_failure(comparisons)
 
 
 def _records(folder: Path, paper: Paper) -> Path:
@@ -87,10 +88,10 @@ def _records(folder: Path, paper: Paper) -> Path:
 
 
 class Reproduction:
-    """Cells, the runs they need, and what became of them.
+    """Cells, the runs they need, and their outcomes.
 
     Args:
-        records: Runs whose folders may be gone, by the name of the folder; they count as finished.
+        records: Finished runs whose folders may be gone, by the name of the folder.
     """
 
     def __init__(
@@ -118,9 +119,7 @@ class Reproduction:
         return [Job(each, folder_of(each, self.out), models=False) for each in settings]
 
     def run(self, workers: int | None) -> None:
-        """Play what is missing. Seeds first, so that every cell has a number early."""
-        from isthmus.experiments.batch import run_all
-
+        """Run what is missing. The first seed of all cells comes first, so that every cell has a number early."""
         wanted: dict[Path, tuple[int, Job]] = {}
         names: dict[Path, str] = {}
         scores: dict[Path, str] = {}
@@ -133,18 +132,13 @@ class Reproduction:
                     names.setdefault(job.folder, f"{cell.name}, seed {seed}")
                     scores.setdefault(job.folder, cell.score if cell.unit == "%" else "score")
         ordered = [job for _, job in sorted(wanted.values(), key=lambda pair: pair[0])]
-        watch = RunsWatch(len(ordered), names, scores)
-        begun = time.monotonic()
-        try:
-            self.outcomes = run_all(ordered, workers=workers, on_done=watch)
-        except KeyboardInterrupt:
-            print("\nstopped; the same command continues where this one stopped", file=sys.stderr)
-            raise typer.Exit(130) from None
-        self.seconds = time.monotonic() - begun
+        started = time.monotonic()
+        self.outcomes = run_jobs(ordered, names, workers, scores)
+        self.seconds = time.monotonic() - started
 
     def results(self, cell: Cell) -> dict[int, Mapping[str, Any]]:
-        """Results of a cell by seed: of this call, or what lies in the folder, or was recorded when it did."""
-        from isthmus.experiments.batch import look
+        """Results of a cell by seed: of this call, from an earlier one in the folder, or from the records."""
+        from isthmus.experiments.batch import existing_outcome
         from isthmus.papers import why_not
 
         if id(cell) not in self.why_not:
@@ -155,7 +149,7 @@ class Reproduction:
         asked = self.runs[cell.table]
         found = {}
         for seed, job in enumerate(self.jobs_of(cell, asked or table.runs)):
-            outcome = self.outcomes.get(job.folder) or look(job)
+            outcome = self.outcomes.get(job.folder) or existing_outcome(job)
             if outcome is not None and outcome.result is not None:
                 found[seed] = outcome.result
             elif job.folder.name in self.records:
@@ -216,7 +210,7 @@ class Reproduction:
             "tables": tables,
         }
 
-    # -- what a person sees ------------------------------------------------------------------------
+    # -- output ------------------------------------------------------------------------------------
 
     def show(self, comparisons: Sequence[Comparison]) -> None:
         from isthmus.papers.tables import SPREADS
@@ -247,12 +241,12 @@ class Reproduction:
         done = sum(outcome.status == "done" for outcome in self.outcomes.values())
         reused = sum(outcome.status == "reused" for outcome in self.outcomes.values())
         console.print(
-            f"{done} runs played and {reused} found finished, in {clock(self.seconds)} min; run folders in {self.out}"
+            f"{done} runs done and {reused} found finished, in {clock(self.seconds)} min; run folders in {self.out}"
         )
 
     def write(self, paper: str) -> None:
-        """``<paper>-<table>.json`` beside the run folders: every cell of the table that has results, asked for now or
-        before.
+        """Write ``<paper>-<table>.json`` beside the run folders: every cell of the table that has results, of this call
+        or an earlier one.
         """
         from isthmus.errors import ConfigError
 
@@ -280,8 +274,8 @@ class Reproduction:
         path = folder / f"{paper.name}.md"
         if not runs and path.exists():
             raise ConfigError(
-                f"{path} stays as it is: there is no run of {paper.name} in {self.out} and no record beside it: run "
-                "some"
+                f"{path} was not changed: there is no run of {paper.name} in {self.out} and no record beside it: run "
+                "some cells first"
             )
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -292,7 +286,7 @@ class Reproduction:
             raise ConfigError(f"cannot write {path}: {error.strerror}; choose another folder") from None
         return path
 
-    def complain(self, comparisons: Sequence[Comparison]) -> None:
+    def raise_failure(self, comparisons: Sequence[Comparison]) -> None:
         """Exit 4 if a run failed, 3 if a folder is damaged or nothing could be run for lack of data, 2 if nothing here
         can run at all.
         """
@@ -313,40 +307,6 @@ class Reproduction:
                 raise DataError(f"nothing could be run: {bad['skipped'][0].reason}")
             reasons = dict.fromkeys(row.reason for row in comparisons if row.reason)
             raise ConfigError(f"none of these cells has a result: {'; '.join(list(reasons)[:5])}")
-
-
-class RunsWatch:
-    """A line per finished run, on stderr; why a scenario cannot be built is said once, not for each of its runs.
-
-    Args:
-        scores: Key of the result to show, by folder.
-        silent: Reasons are left to the caller, who shows them at the end.
-    """
-
-    def __init__(
-        self, total: int, names: Mapping[Path, str], scores: Mapping[Path, str] | None = None, *, silent: bool = False
-    ) -> None:
-        self.total, self.names, self.scores, self.silent = total, names, scores or {}, silent
-        self.said: set[str] = set()
-        self.count, self.played, self.begun = 0, 0, time.monotonic()
-
-    def __call__(self, outcome: Outcome) -> None:
-        self.count += 1
-        name = self.names.get(outcome.job.folder, outcome.job.folder.name)
-        if outcome.status == "reused" or (outcome.status == "skipped" and (self.silent or outcome.reason in self.said)):
-            return
-        self.said.add(outcome.reason)
-        self.played += 1
-        left = (time.monotonic() - self.begun) / self.played * (self.total - self.count)
-        if outcome.result is not None:
-            from isthmus.papers.cells import measured
-
-            score = measured(outcome.result, self.scores.get(outcome.job.folder, "score"))
-            seconds = sum(outcome.result["seconds"].values())
-            told = f"{'-' if score is None else f'{100 * score:.2f} %'} in {seconds:.1f} s"
-        else:
-            told = f"{outcome.status}: {outcome.reason}"
-        print(f"[{self.count}/{self.total}] {name}: {told}; left {clock(left)}", file=sys.stderr, flush=True)
 
 
 def _cells(table: Table, rows: Sequence[Comparison]) -> tuple[list[str], list[list[str]]]:

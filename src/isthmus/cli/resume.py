@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-from isthmus.cli.console import Watch
-from isthmus.cli.run import Json, show
+from isthmus.cli.console import ProgressDisplay
+from isthmus.cli.run import Json, run_and_print
 
 NAME = "resume"
 
 
 def command(run_dir: Annotated[Path, typer.Argument(help="The run folder.")], json_: Json = False) -> None:
-    """Continue a run from its newest checkpoint; ends as the undisturbed run would have."""
+    """Continue a run from its newest checkpoint; the result is that of an uninterrupted run."""
     from isthmus.experiments.run import resume
 
-    watch = Watch()
-    show(watch, lambda: resume(run_dir, [watch]), json_)
+    display = ProgressDisplay()
+    run_and_print(display, lambda: resume(run_dir, [display]), json_)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from isthmus.cli.console import Watch, print_result
+from isthmus.cli.console import ProgressDisplay, print_result
 
 NAME = "run"
 
 Dataset = Annotated[str | None, typer.Option(help="Data set; isthmus datasets lists them.")]
-Partition = Annotated[str | None, typer.Option(help="How the graph is split between clients.")]
+Partition = Annotated[
+    str | None, typer.Option(help="How the data are divided between clients; isthmus partitions lists them.")
+]
 Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
 Split = Annotated[str | None, typer.Option(help="Train/validation/test, e.g. 10/10/80.")]
 Rounds = Annotated[int | None, typer.Option(help="Rounds of the main phase.")]
@@ -23,8 +26,8 @@ Preset = Annotated[str | None, typer.Option(help="Paper whose settings apply.")]
 Profile = Annotated[
     str | None, typer.Option(help="paper = as published, with our fixes; reference = as the published code did.")
 ]
-Metric = Annotated[str | None, typer.Option(help="Score that validation picks rounds by.")]
-EngineName = Annotated[str | None, typer.Option("--engine", help="Where parties run.")]
+Metric = Annotated[str | None, typer.Option(help="Score by which validation selects a round.")]
+EngineName = Annotated[str | None, typer.Option("--engine", help="Where parties run: local, ray or nvflare.")]
 Config = Annotated[Path | None, typer.Option("--config", help="TOML file with settings.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Any setting, as key=value; may be repeated.")]
 Out = Annotated[Path | None, typer.Option(help="Run folder (default: a new one under runs/).")]
@@ -48,8 +51,9 @@ def command(
     out: Out = None,
     json_: Json = False,
 ) -> None:
-    """Run a method and leave a run folder."""
-    from isthmus.experiments.config import parse_override, resolve
+    """Run a method and write a run folder."""
+    from isthmus.experiments.config import resolve
+    from isthmus.experiments.config_values import parse_override
     from isthmus.experiments.run import start
 
     flags = {
@@ -65,24 +69,26 @@ def command(
         "engine": engine,
     }
     settings = resolve(method, flags, dict(parse_override(text) for text in set_ or ()), config)
-    watch = Watch()
-    show(watch, lambda: start(settings, out, [watch]), json_)
+    display = ProgressDisplay()
+    run_and_print(display, lambda: start(settings, out, [display]), json_)
 
 
-def show(watch: Watch, play: Any, as_json: bool, again: str | None = None) -> None:
-    """Play a run under a progress display, then print its result; Ctrl-C says how to go on (``again``, or by resuming
-    the folder).
+def run_and_print(
+    display: ProgressDisplay, run: Callable[[], dict[str, Any]], as_json: bool, resume: str | None = None
+) -> None:
+    """Run under a progress display, then print the result; after Ctrl-C print how to continue (``resume``, default:
+    by resuming the folder).
     """
     try:
-        result = play()
+        result = run()
     except KeyboardInterrupt:
-        watch.stop()
-        again = again or f"isthmus resume {shlex.quote(str(watch.folder))}"
-        how = "nothing was written" if watch.folder is None else f"continue with: {again}"
+        display.stop()
+        resume = resume or f"isthmus resume {shlex.quote(str(display.folder))}"
+        how = "nothing was written" if display.folder is None else f"continue with: {resume}"
         print(f"\nstopped; {how}", file=sys.stderr)
         raise typer.Exit(130) from None
     finally:
-        watch.stop()
+        display.stop()
     if as_json:
         print(json.dumps(result))
     else:

@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-from isthmus.errors import RunError
-
 NAME = "server"
 
 app = typer.Typer(
@@ -30,35 +28,29 @@ def init(
     port: Annotated[int, typer.Option(help="Port of the server.")] = 8002,
     days: Annotated[int, typer.Option(help="How long the certificates are valid.")] = 360,
 ) -> None:
-    """Make a root certificate and a kit for the server, the coordinator and each organisation."""
-    from isthmus.deploy.federation_folder import Headquarters
-    from isthmus.deploy.project import Project
+    """Make a root certificate and a startup kit for the server, the coordinator and each organisation."""
+    from isthmus.deploy.federation_folder import FederationFolder
+    from isthmus.deploy.provisioning import FederationConfig
 
-    made = Headquarters.create(folder, Project(name, tuple(organisation), host, port, days))
-    print(f"kits of {name} are in {made.path / 'kits'}:")
-    for one in made.project.organisations:
+    federation = FederationFolder.create(folder, FederationConfig(name, tuple(organisation), host, port, days))
+    print(f"kits of {name} are in {folder / 'kits'}:")
+    for one in federation.config.organisations:
         print(f"  {one:<20} give it to {one}, over a channel you trust")
     print(f"  {'server, coordinator':<20} stay here")
-    print(f"{made.path / 'root'} holds the root key: take it offline, to somebody who does not run the server.")
+    print(f"{folder / 'root'} holds the root key: keep it offline, with somebody who does not run the server.")
     print(f"next: isthmus server start {folder}")
 
 
 @app.command("start")
 def start(folder: Folder) -> None:
-    """Run the server until Ctrl-C; it is started again if it dies."""
-    from isthmus.deploy.federation_folder import Headquarters, interrupt_on_terminate
+    """Run the server until Ctrl-C; it is restarted if it dies."""
+    from isthmus.deploy.federation_folder import FederationFolder
+    from isthmus.deploy.processes import interrupt_on_terminate
 
     interrupt_on_terminate()
-    headquarters = Headquarters.read(folder)
-    keeper = headquarters.keep_server()
-    project = headquarters.project
+    federation = FederationFolder.read(folder)
+    parent, config = federation.start_server(), federation.config
     print(
-        f"server of {project.name} on {project.host}:{project.port}, log in {keeper.log}; Ctrl-C ends it",
-        file=sys.stderr,
+        f"server of {config.name} on {config.host}:{config.port}, log in {parent.log}; Ctrl-C ends it", file=sys.stderr
     )
-    try:
-        keeper.wait()
-    finally:
-        keeper.stop()
-    if keeper.failed:
-        raise RunError(f"the server does not stay up: see {keeper.log}")
+    parent.run_until_stopped()

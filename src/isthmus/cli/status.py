@@ -1,4 +1,4 @@
-"""``isthmus status``: who is connected, and where the runs stand."""
+"""``isthmus status``: which organisations are connected, and how far the runs are."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def command(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show a federation: server, organisations, runs. Exit code 4 if the server does not answer."""
-    from isthmus.deploy.federation_folder import Headquarters
+    from isthmus.deploy.federation_folder import FederationFolder
     from isthmus.errors import RunError
 
-    found = Headquarters.read(federation).status()
+    found = FederationFolder.read(federation).status()
     if json_:
         print(json.dumps(found))
     else:
-        _show(found)
+        _print_status(found)
     if not found["server"]:
         raise RunError(f"the server does not answer: start it with isthmus server start {federation}, on its own host")
 
 
-def _show(found: dict[str, Any]) -> None:
+def _print_status(found: dict[str, Any]) -> None:
     server = "answers" if found["server"] else f"does not answer ({found['reason']})"
     print_table(("party", "state"), [("server", server), *found["organisations"].items()])
     if found["runs"]:

@@ -1,4 +1,4 @@
-"""``isthmus stop``: stop a run, or the server."""
+"""``isthmus stop``: stop a run, or the server of a federation."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def command(
     federation: Annotated[Path, typer.Argument(help="The federation's folder.")] = Path("federation"),
     run: Annotated[str | None, typer.Option(help="Stop this run only; it can be submitted again.")] = None,
 ) -> None:
-    """Stop a run, or without --run the server. Organisations end their part themselves, with Ctrl-C."""
-    from isthmus.deploy.federation_folder import Headquarters
+    """Stop a run, or without --run the server. OrganisationKeys end their part themselves, with Ctrl-C."""
+    from isthmus.deploy.federation_folder import FederationFolder
 
-    headquarters = Headquarters.read(federation)
+    folder = FederationFolder.read(federation)
     if run is not None:
-        headquarters.stop_run(run)
-        print(f"{run} stopped; go on with: isthmus submit --federation {federation} --again {run}")
-    elif headquarters.stop_server():
+        folder.stop_run(run)
+        print(f"{run} stopped; continue with: isthmus submit --federation {federation} --again {run}")
+    elif folder.stop_server():
         print("server stopped")
     else:
-        raise RunError("no server of this federation runs on this machine")
+        raise RunError("no server of this federation runs on this machine: stop it where it was started")

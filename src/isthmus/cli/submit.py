@@ -1,4 +1,4 @@
-"""``isthmus submit``: play a run between organisations."""
+"""``isthmus submit``: run a method between organisations."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from isthmus.cli.console import Watch
-from isthmus.cli.run import Json, show
+from isthmus.cli.console import ProgressDisplay
+from isthmus.cli.run import Json, run_and_print
 from isthmus.errors import ConfigError
 
 NAME = "submit"
@@ -23,19 +23,19 @@ def command(
         Path | None, typer.Argument(help="TOML file: method, dataset, clients and any other setting.")
     ] = None,
     federation: Federation = Path("federation"),
-    again: Annotated[str | None, typer.Option(help="Go on with a run that was submitted before, by its name.")] = None,
+    again: Annotated[str | None, typer.Option(help="Continue a run that was submitted before, by its name.")] = None,
     json_: Json = False,
 ) -> None:
-    """Submit a run and stay with it: after a crash it is submitted again from the newest checkpoint all parties
-    hold.
+    """Submit a run and wait for its result; after a crash it is submitted again and continues from the newest
+    checkpoint.
     """
-    from isthmus.deploy.federation_folder import Headquarters
+    from isthmus.deploy.federation_folder import FederationFolder
 
     if (run is None) == (again is None):
         raise ConfigError("give a run file, e.g. `isthmus submit run.toml`, or the name of an earlier run with --again")
-    headquarters = Headquarters.read(federation)
-    name = headquarters.prepare(run) if run is not None else str(again)
-    go_on = f"isthmus submit --federation {shlex.quote(str(federation))} --again {name}"
-    print(f"run {name}; after an interruption: {go_on}", file=sys.stderr)
-    watch = Watch()
-    show(watch, lambda: headquarters.play(name, [watch]), json_, go_on)
+    folder = FederationFolder.read(federation)
+    name = folder.create_run(run) if run is not None else str(again)
+    resume = f"isthmus submit --federation {shlex.quote(str(federation))} --again {name}"
+    print(f"run {name}; after an interruption: {resume}", file=sys.stderr)
+    display = ProgressDisplay()
+    run_and_print(display, lambda: folder.submit(name, [display]), json_, resume)

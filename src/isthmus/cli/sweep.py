@@ -1,6 +1,4 @@
-"""``isthmus sweep``: one method over a grid of settings. Sorted by validation; the test score is shown and never
-used.
-"""
+"""``isthmus sweep``: one method over a grid of settings, ranked by validation; test scores are only shown."""
 
 from __future__ import annotations
 
@@ -12,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isthmus.cli.compare import SCENARIO, Jobs, Out, Runs, complain, percent_spread, play_all, split_commas, summary
+from isthmus.cli.batch import Jobs, Out, Runs, raise_failure, run_jobs
+from isthmus.cli.compare import SCENARIO, percent_spread, split_commas, summary
 from isthmus.cli.console import print_table
 from isthmus.cli.run import (
     Clients,
@@ -60,12 +59,13 @@ def command(
     """Run a method over a grid of settings."""
     from isthmus.errors import ConfigError
     from isthmus.experiments.batch import Job
-    from isthmus.experiments.config import parse_override, resolve
+    from isthmus.experiments.config import resolve
+    from isthmus.experiments.config_values import parse_override
     from isthmus.papers import folder_of
 
     axes = dict(parse_grid(text) for text in grid)
     if len(axes) < len(grid):
-        raise ConfigError("a key stands in two --grid options: give all its values in one")
+        raise ConfigError("a key is in two --grid options: give all its values in one")
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     if len(points) * runs > MAX_POINTS:
         raise ConfigError(f"this grid needs {len(points) * runs} runs, more than {MAX_POINTS}: sweep fewer values")
@@ -89,8 +89,12 @@ def command(
     for point in points:
         settings = [resolve(method, {**flags, "seed": seed}, {**overrides, **point}, config) for seed in range(runs)]
         jobs_of.append([Job(each, folder_of(each, target)) for each in settings])
-    order = [(_point(point), each[seed]) for seed in range(runs) for point, each in zip(points, jobs_of, strict=True)]
-    outcomes = play_all(order, jobs)
+    names = {
+        job.folder: f"{_point(point)}, seed {seed}"
+        for point, each in zip(points, jobs_of, strict=True)
+        for seed, job in enumerate(each)
+    }
+    outcomes = run_jobs([each[seed] for seed in range(runs) for each in jobs_of], names, jobs, silent=True)
     rows = sweep_rows(points, [[outcomes[job.folder] for job in each] for each in jobs_of])
     document = {
         "method": method,
@@ -105,14 +109,14 @@ def command(
     if json_:
         print(json.dumps(document))
     elif any(row["seeds"] for row in rows):
-        _show(document)
-    complain(outcomes)
+        _print_sweep(document)
+    raise_failure(outcomes)
 
 
 def parse_grid(text: str) -> tuple[str, list[Any]]:
     """``key=a,b,c``; commas inside brackets belong to a value."""
     from isthmus.errors import ConfigError
-    from isthmus.experiments.config import parse_override
+    from isthmus.experiments.config_values import parse_override
 
     key, equals, rest = text.partition("=")
     key = key.strip()
@@ -155,7 +159,7 @@ def sweep_rows(points: Sequence[Mapping[str, Any]], outcomes: Sequence[Sequence[
     return rows
 
 
-def _show(document: Mapping[str, Any]) -> None:
+def _print_sweep(document: Mapping[str, Any]) -> None:
     keys = list(document["grid"])
     lines = [
         [
@@ -171,7 +175,7 @@ def _show(document: Mapping[str, Any]) -> None:
     how = (
         "best validation first"
         if document["ranked_by"]
-        else "in the order of the grid: scores of different scenarios do not compare"
+        else "in the order of the grid: scores of different scenarios cannot be compared"
     )
     print_table(
         (*keys, "val", "test (not used)", "score (not used)", "seeds", "s"), lines, f"{document['method']}: {how}"

@@ -1,4 +1,4 @@
-"""Groups of nodes and how to deal them out to clients of about equal size (FedStruct, section 7)."""
+"""Groups of nodes and how to deal them out to clients of about equal size (FedStruct spec, section 7)."""
 
 from __future__ import annotations
 

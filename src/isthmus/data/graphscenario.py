@@ -8,7 +8,7 @@ motifs           shards                               as asked
 
 split
 fedstar               stratified 80/10/10 drawn once with the published code's seed, the same for every seed of ours
-                      (FedStar, 9.8)
+                      (FedStar spec, section 9.8)
 stratified:80/10/10   stratified, drawn anew with every seed
 """
 
@@ -111,7 +111,7 @@ class DirichletGraphs:
 
 @dataclass(frozen=True)
 class ShardedGraphs:
-    """Every data set cut into ``count`` shards of about equal size, each a client (FedStar, section 9.17).
+    """Every data set cut into ``count`` shards of about equal size, each a client (FedStar spec, section 9.17).
 
     Args:
         count: Shards per data set; 0 means the number of clients asked for.

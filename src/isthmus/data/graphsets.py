@@ -348,4 +348,4 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "bio-chem-sn": _CHEM + _BIO + _SOCIAL,
     "bio-sn-cv": _BIO + _SOCIAL + _LETTERS,
 }
-"""Settings of FedStar, section 6: one client per data set."""
+"""Settings of FedStar's experiments (FedStar spec, section 6): one client per data set."""

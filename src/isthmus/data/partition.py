@@ -68,7 +68,7 @@ class RandomPartition(_Counted):
 
 @dataclass(frozen=True)
 class EqualPartition(_Counted):
-    """One random permutation cut into K consecutive pieces at rounded boundaries (FedGGR, section 6)."""
+    """One random permutation cut into K consecutive pieces at rounded boundaries (FedGGR spec, section 6)."""
 
     def assign(self, graph: Loaded, clients: int, stream: Stream) -> Tensor:
         nodes = graph.data.num_nodes
@@ -99,7 +99,7 @@ class LouvainPartition(_Counted):
 
 @dataclass(frozen=True)
 class LouvainTopPartition(_Counted):
-    """The K largest Louvain communities, one per client; all other nodes are left out (FedSpray, section 6.2)."""
+    """The K largest Louvain communities, one per client; all other nodes are left out (FedSpray spec, section 6.2)."""
 
     def assign(self, graph: Loaded, clients: int, stream: Stream) -> Tensor:
         groups = communities.louvain(graph.data, stream)

@@ -6,8 +6,8 @@ overlap. Nodes without a label (``y < 0``) are in none of them.
     10/10/80                any shares, uniform over all nodes of the graph (FedStruct)
     client:40/30/30         any shares, drawn inside every client (FedSpray, HiFGL)
     stratified:60/20/20     any shares, drawn inside every class
-    fsg                     the fixed number per class FederatedScope-GNN trains on; not 60/20/20 by class (FedGGR,
-                            section 9.1)
+    fsg                     the fixed number per class FederatedScope-GNN trains on; not 60/20/20 by class (FedGGR
+                            spec, section 9.1)
     public                  as published; of several published splits the one with the number ``seed mod count``, or
                             ``public:3``
 """
@@ -86,8 +86,8 @@ class _OfShares:
 
 @dataclass(frozen=True)
 class UniformSplit(_OfShares):
-    """Uniform over all nodes of the graph; sizes of train and test are floored, the remainder validates (FedStruct,
-    section 9).
+    """Uniform over all nodes of the graph; sizes of train and test are floored, the remainder validates (FedStruct
+    spec, section 9).
     """
 
     def draw(self, graph: Loaded, owner: Tensor, stream: Stream) -> Masks:
@@ -99,8 +99,8 @@ class UniformSplit(_OfShares):
 
 @dataclass(frozen=True)
 class ClientSplit(_OfShares):
-    """Drawn inside every client: a permutation cut at truncated cut points, train then validation then test (FedSpray,
-    section 6.4).
+    """Drawn inside every client: a permutation cut at truncated cut points, train then validation then test (FedSpray
+    spec, section 6.4).
     """
 
     prefix: ClassVar[str] = "client:"

@@ -1,9 +1,7 @@
-"""Between organisations: NVIDIA FLARE carries the bytes, everything it is trusted with is decided here.
+"""Federated runs between organisations, over NVIDIA FLARE. ``docs/deployment.md`` shows which process runs what.
 
-``project`` makes the kits, ``kit`` closes them down and checks them, ``gate`` and ``launch`` keep a site to the
-installed package, ``job`` is the only job there is, ``site`` and ``server`` are what runs in it, ``supervisor`` goes on
-after a crash, ``loopback`` does all of it on one machine. Private modules of NVIDIA FLARE are used in ``launch`` and
-``project``, so its version is pinned.
+NVIDIA FLARE only transports bytes and starts processes; what it may start, and who may ask for what, is decided here.
+Its private modules are used in ``parent_process`` and ``provisioning``, so its version is pinned.
 """
 
 from __future__ import annotations
@@ -13,8 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from isthmus.errors import ConfigError
 
 NVFLARE = "2.9.0"
-"""The version whose behaviour was looked at. Another one may have other holes, so it is refused until the tests were
-run with it.
+"""The version whose behaviour was checked. Another one may have other vulnerabilities, so it is refused until the tests
+were run with it.
 """
 
 

@@ -1,11 +1,13 @@
-"""The coordinator's side: a folder with the server's kit, the coordinator's kit and the run folders (``isthmus
-server``, ``submit``, ``status``, ``stop``)."""
+"""The coordinator's folder: the server's kit, the coordinator's kit and the run folders.
+
+Made by ``isthmus server init``; ``isthmus server start``, ``submit``, ``status`` and ``stop`` are its methods. All of
+them run on the machine of the server.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import secrets
 import signal
@@ -20,95 +22,107 @@ import tomli_w
 
 from isthmus.data.graphscenario import task_of
 from isthmus.deploy import require_nvflare
-from isthmus.deploy.credentials import Kit, warn_dates
-from isthmus.deploy.heartbeat import is_alive, last_beat
-from isthmus.deploy.job import check_run_id
-from isthmus.deploy.play import BEAT, PROGRESS, RUNS, committed_steps, read_failure
-from isthmus.deploy.processes import Keeper, end
-from isthmus.deploy.project import COORDINATOR_KIT, SERVER_KIT, Project, make_kits
-from isthmus.deploy.supervisor import STOPPED, Admin, Supervisor
+from isthmus.deploy.admin_session import AdminSession
+from isthmus.deploy.heartbeat import read_heartbeat
+from isthmus.deploy.job_template import RUNS, check_run_name
+from isthmus.deploy.kit_policy import write_policy
+from isthmus.deploy.process_supervisor import ProcessSupervisor
+from isthmus.deploy.processes import is_alive, terminate
+from isthmus.deploy.provisioning import COORDINATOR_KIT, SERVER_KIT, FederationConfig, provision
+from isthmus.deploy.run_status import (
+    HEARTBEAT,
+    STOPPED,
+    ProgressFollower,
+    RunFailure,
+    committed_rounds,
+    read_progress,
+)
+from isthmus.deploy.run_supervisor import RunSupervisor
+from isthmus.deploy.startup_kit import StartupKit
 from isthmus.errors import ConfigError, RunError, unknown
 from isthmus.experiments.callbacks import Callback
 from isthmus.experiments.config import Settings, read_file, resolve, settings_from_toml
 from isthmus.experiments.folder import RunFolder
 
-PROJECT, SERVER_PID = "federation.toml", "server.pid"
+CONFIG, SERVER_PID = "federation.toml", "server.pid"
+STOP_TIMEOUT = 15.0
 
 
 @dataclass(frozen=True)
-class Headquarters:
-    """The folder ``isthmus server init`` makes, without what was handed to the organisations."""
+class FederationFolder:
+    """The folder ``isthmus server init`` makes, without the kits that were given to the organisations."""
 
     path: Path
-    project: Project
+    config: FederationConfig
 
     @classmethod
-    def create(cls, path: Path, project: Project) -> Headquarters:
-        """Make kits for everybody."""
-        make_kits(project, path)
+    def create(cls, path: Path, config: FederationConfig) -> FederationFolder:
+        """Make the folder and a kit for every party."""
+        provision(config, path)
         (path / "runs").mkdir(exist_ok=True)
-        values = asdict(project) | {"organisations": list(project.organisations)}
-        (path / PROJECT).write_text(tomli_w.dumps(values))
-        return cls(path, project)
+        values = asdict(config) | {"organisations": list(config.organisations)}
+        (path / CONFIG).write_text(tomli_w.dumps(values))
+        return cls(path, config)
 
     @classmethod
-    def read(cls, path: Path) -> Headquarters:
+    def read(cls, path: Path) -> FederationFolder:
         require_nvflare()
         try:
-            raw = tomllib.loads((path / PROJECT).read_text())
-            return cls(path, Project(**{**raw, "organisations": tuple(raw["organisations"])}))
+            raw = tomllib.loads((path / CONFIG).read_text())
+            return cls(path, FederationConfig(**{**raw, "organisations": tuple(raw["organisations"])}))
         except OSError:
             raise ConfigError(
-                f"{path} holds no federation (no {PROJECT}): make one with `isthmus server init`"
+                f"{path} holds no federation (no {CONFIG}): make one with `isthmus server init`"
             ) from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"{path / PROJECT} is damaged ({type(error).__name__}): make the federation again"
+                f"{path / CONFIG} is damaged ({type(error).__name__}): make the federation again"
             ) from None
 
     @property
     def runs(self) -> Path:
         return self.path / "runs"
 
-    def kit(self, name: str) -> Kit:
-        return Kit.read(self.path / "kits" / name)
+    def kit(self, name: str) -> StartupKit:
+        return StartupKit.read(self.path / "kits" / name)
 
     # -- server ------------------------------------------------------------------------------------
 
     def server_pid(self) -> int | None:
-        """The process that keeps the server running, if there is one."""
-        beat = last_beat(self.path / SERVER_PID)
-        return beat[0] if beat is not None and is_alive(beat[0]) else None
+        """The process of ``isthmus server start``, if it runs."""
+        found = read_heartbeat(self.path / SERVER_PID)
+        return found[0] if found is not None and is_alive(found[0]) else None
 
-    def keep_server(self) -> Keeper:
-        """Start the server and keep it running."""
+    def start_server(self) -> ProcessSupervisor:
+        """Start the server's parent process and keep it running."""
         kit = self.kit(SERVER_KIT)
-        warn_dates([kit])
+        kit.warn_about_certificates()
         if (pid := self.server_pid()) is not None:
             raise ConfigError(
                 f"this federation's server runs already (process {pid}): `isthmus stop {self.path}` ends it"
             )
         kit.check_port()
-        kit.close_down()
+        write_policy(kit)
         (self.path / SERVER_PID).write_text(f"{os.getpid()}\n")
-        return Keeper(kit, {RUNS: str(self.runs.absolute())}, kit.path / "isthmus.log", kit.sweep_jobs).start()
+        environment = {RUNS: str(self.runs.absolute())}
+        return ProcessSupervisor(kit, environment, kit.path / "isthmus.log", kit.abandon_stale_jobs).start()
 
     def stop_server(self) -> bool:
-        """End the process that keeps the server running, which ends the server."""
+        """End ``isthmus server start``, which ends the server; False if it does not run."""
         pid = self.server_pid()
         if pid is None:
             return False
         os.kill(pid, signal.SIGTERM)
-        until = time.monotonic() + 15.0
-        while is_alive(pid) and time.monotonic() < until:
+        deadline = time.monotonic() + STOP_TIMEOUT
+        while is_alive(pid) and time.monotonic() < deadline:
             time.sleep(0.1)
         if is_alive(pid):
-            end([pid])
+            terminate([pid])
         return True
 
     # -- runs --------------------------------------------------------------------------------------
 
-    def prepare(self, file: Path) -> str:
+    def create_run(self, file: Path) -> str:
         """Check a run file and make the run's folder; returns the run's name."""
         keys = read_file(file)
         if not isinstance(keys.get("method"), str):
@@ -123,32 +137,35 @@ class Headquarters:
     def _resolved(self, settings: Settings, file: Path) -> Settings:
         run = settings.run
         if settings.method.pooled:
-            raise ConfigError(f"{run.method} needs all data at one place: run it with `isthmus run {run.method}`")
+            raise ConfigError(f"{run.method} needs all data in one place: run it with `isthmus run {run.method}`")
         if run.execution == "cohort" or run.transcript or run.nvflare_sites is not None:
             raise ConfigError("execution=cohort, transcript and nvflare.sites are for simulations: leave them out")
         if run.clients is None:
-            raise ConfigError(f"{file} does not say how many clients: add clients = {len(self.project.organisations)}")
+            raise ConfigError(f"{file} does not say how many clients: add clients = {len(self.config.organisations)}")
         defaults = {"node": ("random", "10/10/80"), "graph": (run.partition, "fedstar")}[task_of(run.dataset)]
         return replace(
             settings,
             run=replace(run, execution="each", partition=run.partition or defaults[0], split=run.split or defaults[1]),
         )
 
-    def play(self, name: str, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
-        """Submit a run and stay with it until its result is there."""
-        from isthmus.deploy.loopback import Follower
-
-        folder = RunFolder(self.runs / check_run_id(name))
-        if not folder.path.is_dir():
+    def _run_folder(self, name: str) -> Path:
+        path = self.runs / check_run_name(name)
+        if not path.is_dir():
             raise unknown("run", name, [path.name for path in self.runs.iterdir()])
+        return path
+
+    def submit(self, name: str, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+        """Submit a run and supervise it until its result is there."""
+        path = self._run_folder(name)
+        folder = RunFolder(path)
         coordinator = self.kit(COORDINATOR_KIT)
-        warn_dates([coordinator])
-        (folder.path / STOPPED).unlink(missing_ok=True)
-        follower = Follower(folder.path, settings_from_toml(folder.config), callbacks)
-        with _alone(folder.path / ".submit"):
-            follower.begin()
-            Supervisor(coordinator, self.runs, self.project.organisations, follower.tick).play([name])
-        follower.tick()
+        coordinator.warn_about_certificates()
+        (path / STOPPED).unlink(missing_ok=True)
+        follower = ProgressFollower(path, settings_from_toml(folder.config), callbacks)
+        with _submission_lock(path):
+            follower.start()
+            RunSupervisor(coordinator, self.runs, self.config.organisations, follower.poll).finish([name])
+        follower.poll()
         result = folder.result()
         assert result is not None
         for callback in callbacks:
@@ -156,74 +173,62 @@ class Headquarters:
         return result
 
     def stop_run(self, name: str) -> None:
-        """Stop a run: whoever follows it submits it no more, and its server process ends. It can be submitted again."""
-        folder = self.runs / check_run_id(name)
-        if not folder.is_dir():
-            raise unknown("run", name, [path.name for path in self.runs.iterdir()])
-        if (folder / "result.json").exists():
-            raise RunError(f"{name} is finished already")
-        (folder / STOPPED).touch()
-        beat = last_beat(folder / BEAT)
+        """Stop a run: it is not submitted again by itself, and its server job ends. ``submit`` continues it."""
+        path = self._run_folder(name)
+        if (path / "result.json").exists():
+            raise RunError(f"{name} is finished already: there is nothing to stop")
+        (path / STOPPED).touch()
+        beat = read_heartbeat(path / HEARTBEAT)
         if beat is not None and is_alive(beat[0]):
-            end([beat[0]])
+            terminate([beat[0]])
 
     def status(self) -> dict[str, Any]:
-        """Who is connected and where the runs stand."""
+        """Which organisations are connected and how far the runs are."""
         found: dict[str, Any] = {
             "server": False,
-            "organisations": {name: "not connected" for name in self.project.organisations},
+            "organisations": {name: "not connected" for name in self.config.organisations},
         }
         try:
-            with Admin(self.kit(COORDINATOR_KIT)) as admin:
+            with AdminSession(self.kit(COORDINATOR_KIT)) as admin:
                 found["organisations"] |= dict.fromkeys(admin.sites(), "connected")
                 found["server"] = True
         except Exception as error:
             found["reason"] = type(error).__name__
-        found["runs"] = [self._run_status(path) for path in sorted(self.runs.iterdir()) if path.is_dir()]
+        found["runs"] = [_run_status(path) for path in sorted(self.runs.iterdir()) if path.is_dir()]
         return found
 
-    def _run_status(self, path: Path) -> dict[str, Any]:
-        beat, failure = last_beat(path / BEAT), read_failure(path)
-        working = beat is not None and is_alive(beat[0])
-        state = (
-            "finished"
-            if (path / "result.json").exists()
-            else "running"
-            if working
-            else "stopped"
-            if (path / STOPPED).exists()
-            else f"failed: {failure.text}"
-            if failure is not None and not failure.again
-            else "waiting"
-        )
-        return {"run": path.name, "state": state, "rounds": committed_steps(path), "of": _steps(path)}
+
+def _run_status(path: Path) -> dict[str, Any]:
+    progress = read_progress(path)
+    return {
+        "run": path.name,
+        "state": _run_state(path),
+        "rounds": committed_rounds(path),
+        "of": None if progress is None else progress.steps,
+    }
+
+
+def _run_state(path: Path) -> str:
+    beat, failure = read_heartbeat(path / HEARTBEAT), RunFailure.read(path)
+    if (path / "result.json").exists():
+        return "finished"
+    if beat is not None and is_alive(beat[0]):
+        return "running"
+    if (path / STOPPED).exists():
+        return "stopped"
+    if failure is not None and not failure.again:
+        return f"failed: {failure.text}"
+    return "waiting"
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Two that submit one run would take its jobs from each other."""
-    with path.open("w") as lock:
+def _submission_lock(path: Path) -> Iterator[None]:
+    """Two processes that submit one run would abort each other's jobs."""
+    with (path / ".submit").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunError(f"somebody else is with run {path.parent.name} already: wait for it, or stop it") from None
+            raise RunError(
+                f"run {path.name} is submitted by another process already: wait for it, or stop it"
+            ) from None
         yield
-
-
-def _steps(path: Path) -> int | None:
-    try:
-        return int(json.loads((path / PROGRESS).read_text())["steps"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def interrupt_on_terminate() -> None:
-    """Let a service manager's stop end us as Ctrl-C does, with everything we started; also where a shell has us ignore
-    Ctrl-C.
-    """
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, interrupt)

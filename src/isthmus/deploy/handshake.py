@@ -1,8 +1,8 @@
-"""What the server's part of a job and the sites say to each other besides calls and orders: how a run begins.
+"""How a run begins: the messages between the server job and the client jobs before the first call, and the transport.
 
-One frame (`isthmus.federation.wire`) per request, under a kind: ``begin``, ``meet`` and ``end`` are of this module,
-``call`` and ``order`` go to the site's :class:`~isthmus.federation.host.PartyHost`. Every request names its run: one
-that was delayed and belongs to another is refused.
+One frame (`isthmus.federation.wire`) per request, with a kind: ``begin``, ``keys`` and ``end`` are defined here,
+``call`` and ``order`` are handled by the site's :class:`~isthmus.federation.host.PartyHost`. Every request names its
+run, so that a delayed one of another run is refused.
 """
 
 from __future__ import annotations
@@ -15,24 +15,30 @@ from isthmus.federation.interface import Failure
 from isthmus.records import Record
 
 Site = str
-BEGIN, MEET, CALL, ORDER, END = "begin", "meet", "call", "order", "end"
+"""An organisation's installation, by the name in its certificate."""
+BEGIN, KEYS, CALL, ORDER, END = "begin", "keys", "call", "order", "end"
 
 
 @dataclass(frozen=True)
-class Begin(Record):
-    """The server opens a run. ``settings`` is the resolved config.toml; ``versions`` what the server runs with;
-    ``mark`` tells the run's checkpoints from those of another of the same name."""
+class BeginRun(Record):
+    """The server starts or continues a run.
+
+    Args:
+        run_id: Distinguishes the run's checkpoints from those of another run of the same name.
+        settings: The resolved ``config.toml``.
+        versions: Of the packages at the server.
+    """
 
     run: str
-    mark: bytes
+    run_id: bytes
     attempt: int
     settings: str
     versions: Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Keys(Record):
-    """A party's session keys for a run, signed by its organisation: one for mail, one for secure sums."""
+class SessionKeys(Record):
+    """A party's public keys for one run, signed by its organisation: one for mail, one for secure sums."""
 
     mail: bytes
     mail_signature: bytes
@@ -41,10 +47,8 @@ class Keys(Record):
 
 
 @dataclass(frozen=True)
-class Client(Record):
-    """What a site says of a client: what the server may know before anything is sent
-    (:class:`~isthmus.federation.interface.View`).
-    """
+class ClientFacts(Record):
+    """What the server may know of a client before anything is sent (:class:`~isthmus.federation.interface.View`)."""
 
     features: int
     classes: int
@@ -53,32 +57,32 @@ class Client(Record):
 
 
 @dataclass(frozen=True)
-class Joined(Record):
-    """A site's answer to :class:`Begin`: who lives there, or why it does not take part."""
+class JoinReply(Record):
+    """A site's reply to :class:`BeginRun`: its clients, or why it does not take part."""
 
     error: str = ""
     text: str = ""
-    clients: Mapping[str, Client] | None = None
-    keys: Mapping[str, Keys] | None = None
+    clients: Mapping[str, ClientFacts] | None = None
+    keys: Mapping[str, SessionKeys] | None = None
     dataset: str = ""
     source: str = ""
 
 
 @dataclass(frozen=True)
-class Meet(Record):
-    """Everybody's signed session keys, brought round by the server."""
+class PeerKeys(Record):
+    """The signed session keys of all parties, distributed by the server."""
 
-    keys: Mapping[str, Keys]
+    keys: Mapping[str, SessionKeys]
 
 
-class Carrier(Protocol):
-    """Brings requests to sites. Nothing is ever sent a second time."""
+class Transport(Protocol):
+    """Sends requests to sites. No request is sent twice."""
 
     @property
     def sites(self) -> tuple[Site, ...]: ...
 
-    def ask(
+    def request(
         self, run: str, kind: str, requests: Mapping[Site, bytes], timeout: float | None
     ) -> Mapping[Site, bytes | Failure]:
-        """All at the same time; a site that is lost gets a failure."""
+        """Send all at the same time and wait for the replies; the reply of a lost site is a failure."""
         ...

@@ -1,7 +1,6 @@
-"""Processes that must not outlive those they belong to, and signs of life.
+"""A heartbeat file: it holds the process id of its writer, and its modification time is kept recent.
 
-A job's process whose parent was killed would go on for seconds and write beside its successor. So every process of a
-federation watches its parent and ends when it is gone.
+Written by the server job in the run folder; read by ``isthmus submit``, ``status`` and ``stop``.
 """
 
 from __future__ import annotations
@@ -11,23 +10,11 @@ import threading
 import time
 from pathlib import Path
 
-SECONDS = 0.5
+INTERVAL = 0.5
 
 
-def end_with_parent() -> None:
-    """End this process, at once, when its parent does."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(SECONDS)
-        os._exit(9)
-
-    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
-
-
-class Beating:
-    """Keeps a file young while this process lives and is not frozen, and its process id in it."""
+class Heartbeat:
+    """Touches a file from a thread as long as this process lives and is not frozen."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,30 +25,22 @@ class Beating:
         self._thread.start()
 
     def _beat(self) -> None:
-        while not self._stop.wait(SECONDS):
+        while not self._stop.wait(INTERVAL):
             try:
                 os.utime(self.path)
             except OSError:
                 return
 
     def stop(self) -> None:
+        """Stop and remove the file."""
         self._stop.set()
         self._thread.join()
         self.path.unlink(missing_ok=True)
 
 
-def last_beat(path: Path) -> tuple[int, float] | None:
+def read_heartbeat(path: Path) -> tuple[int, float] | None:
     """Process id and age in seconds of a heartbeat, or None if there is none."""
     try:
         return int(path.read_text()), max(0.0, time.time() - path.stat().st_mtime)
     except (OSError, ValueError):
         return None
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process exists and is more than a leftover entry."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in ("Z", "X")

@@ -1,8 +1,9 @@
-"""A whole federation on one machine: real kits, certificates and processes, on loopback, in a temporary folder.
+"""A whole federation on one machine: real startup kits, certificates and processes, in a temporary folder.
 
-Each site simulates an organisation and takes its share of the clients. What sites keep for themselves (checkpoints,
-models, logs) lies under ``sites/`` of the run folder, so a run can be resumed; final models are brought together in
-``models/`` at the end, as on other engines.
+Runs in the process of ``isthmus run --engine nvflare`` (and ``resume``), which supervises all parent processes and the
+run. Each site simulates an organisation and hosts its share of the clients. What sites keep (checkpoints, models, logs)
+is under ``sites/`` of the run folder, so a run can be resumed; at the end the final models are copied to ``models/``,
+as on other engines.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ import logging
 import shutil
 import socket
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from isthmus.deploy import require_nvflare
-from isthmus.deploy.credentials import Kit
-from isthmus.deploy.play import PROGRESS, RUNS, committed_steps
-from isthmus.deploy.processes import Keeper
-from isthmus.deploy.project import COORDINATOR_KIT, SERVER_KIT, Project, make_kits
-from isthmus.deploy.roster import make_identity
-from isthmus.deploy.runtime import SITE_SETTINGS
-from isthmus.deploy.supervisor import Supervisor
+from isthmus.deploy.job_template import RUNS, SITE_SETTINGS
+from isthmus.deploy.process_supervisor import ProcessSupervisor
+from isthmus.deploy.provisioning import COORDINATOR_KIT, SERVER_KIT, FederationConfig, provision
+from isthmus.deploy.roster import ANY_CLIENT, make_identity
+from isthmus.deploy.run_status import ProgressFollower
+from isthmus.deploy.run_supervisor import RunSupervisor
+from isthmus.deploy.startup_kit import StartupKit
 from isthmus.errors import ConfigError
-from isthmus.experiments.callbacks import Callback, Progress
+from isthmus.experiments.callbacks import Callback
 from isthmus.experiments.config import Settings
 from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.run import default_folder
@@ -35,16 +36,16 @@ from isthmus.experiments.scenarios import report_statistics, scenario_of
 logger = logging.getLogger(__name__)
 
 RUN = "run"
-"""Name of the only run of a federation that was made for it."""
+"""Name of the only run of such a federation."""
 DEFAULT_SITES = 3
 
 
-class Loopback:
+class LoopbackFederation:
     """A federation of simulated organisations on this machine; a context manager that leaves no process behind.
 
     Args:
         runs: Folder that holds run folders.
-        state: What sites keep, a folder each.
+        state: Folder for what each site keeps.
         extra: Further participants that get a kit but are not started (for tests).
     """
 
@@ -53,18 +54,22 @@ class Loopback:
         self.names = tuple(f"site-{number}" for number in range(1, sites + 1))
         self.runs, self.state = runs.absolute(), state.absolute()
         self.folder = Path(tempfile.mkdtemp(prefix="isthmus-"))
-        self.keepers: dict[str, Keeper] = {}
+        self.parents: dict[str, ProcessSupervisor] = {}
         try:
-            self.kits = make_kits(Project("loopback", self.names, port=free_port()), self.folder / "federation", extra)
+            self.kits = provision(
+                FederationConfig("loopback", self.names, port=free_port()), self.folder / "federation", extra
+            )
             self._configure()
         except BaseException:
             self.close()
             raise
 
     def _configure(self) -> None:
-        """One identity for all: on one machine there is nobody to hide from, but mail goes sealed all the same."""
+        """Write the sites' settings. All share one identity; mail is sealed as between organisations."""
         identity = make_identity(self.folder / "identity.key")
-        (self.folder / "roster.toml").write_text(f'[simulation]\nclients = ["*"]\nkey = "{identity.public.hex()}"\n')
+        (self.folder / "roster.toml").write_text(
+            f'[simulation]\nclients = ["{ANY_CLIENT}"]\nkey = "{identity.public.hex()}"\n'
+        )
         for number, name in enumerate(self.names):
             (self.state / name).mkdir(parents=True, exist_ok=True)
             (self.folder / f"{name}.toml").write_text(
@@ -72,43 +77,42 @@ class Loopback:
                 f"[data]\nsimulated = [{number}, {len(self.names)}]\n"
             )
 
-    def __enter__(self) -> Loopback:
+    def __enter__(self) -> LoopbackFederation:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self) -> Loopback:
+    def start(self) -> LoopbackFederation:
         """Start server and sites."""
         self.start_one(SERVER_KIT)
         for name in self.names:
             self.start_one(name)
         return self
 
-    def start_one(self, name: str) -> Keeper:
-        kit = self.kits[name]
-        environment = (
-            {RUNS: str(self.runs)} if name == SERVER_KIT else {SITE_SETTINGS: str(self.folder / f"{name}.toml")}
-        )
-        log = self.state / name / "log.txt"
+    def start_one(self, name: str) -> ProcessSupervisor:
+        """Start one parent process."""
+        kit, log = self.kits[name], self.state / name / "log.txt"
         log.parent.mkdir(parents=True, exist_ok=True)
-        self.keepers[name] = Keeper(
-            kit, environment, log, kit.sweep_jobs if name == SERVER_KIT else lambda: None
-        ).start()
-        return self.keepers[name]
+        if name == SERVER_KIT:
+            parent = ProcessSupervisor(kit, {RUNS: str(self.runs)}, log, kit.abandon_stale_jobs)
+        else:
+            parent = ProcessSupervisor(kit, {SITE_SETTINGS: str(self.folder / f"{name}.toml")}, log)
+        self.parents[name] = parent.start()
+        return parent
 
     @property
-    def coordinator(self) -> Kit:
+    def coordinator(self) -> StartupKit:
         return self.kits[COORDINATOR_KIT]
 
-    def supervisor(self, tick: Any = lambda: None) -> Supervisor:
-        return Supervisor(self.coordinator, self.runs, self.names, tick)
+    def supervisor(self, on_poll: Callable[[], None] = lambda: None) -> RunSupervisor:
+        return RunSupervisor(self.coordinator, self.runs, self.names, on_poll)
 
     def close(self) -> None:
         """End everything that was started and remove the temporary folder."""
-        for keeper in reversed(list(self.keepers.values())):
-            keeper.stop()
-        self.keepers.clear()
+        for parent in reversed(list(self.parents.values())):
+            parent.stop()
+        self.parents.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -123,16 +127,16 @@ def free_port() -> int:
 
 
 def start(settings: Settings, out: Path | None = None, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
-    """``isthmus run --engine nvflare``: everything on one machine, then nothing of it is left but the run folder."""
+    """``isthmus run --engine nvflare``: afterwards only the run folder is left."""
     require_nvflare()
     if out is not None:
-        RunFolder(out).refuse_taken()
-    path, resolved = prepare(settings, out)
-    return _play(path, resolved, callbacks)
+        RunFolder(out).refuse_used()
+    path, resolved = prepare_run(settings, out)
+    return _run(path, resolved, callbacks)
 
 
-def prepare(settings: Settings, out: Path | None) -> tuple[Path, Settings]:
-    """Check a run as a whole and make its folder, for others to play it in."""
+def prepare_run(settings: Settings, out: Path | None) -> tuple[Path, Settings]:
+    """Check a run as a whole and make its folder."""
     scenario = scenario_of(settings)
     resolved = _resolved(settings, {name: getattr(scenario, name) for name in ("clients", "partition", "split")})
     path = default_folder(resolved) if out is None else out
@@ -141,20 +145,20 @@ def prepare(settings: Settings, out: Path | None) -> tuple[Path, Settings]:
 
 
 def resume(path: Path, settings: Settings, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
-    """Continue such a run with a new federation; sites find their checkpoints in the run folder."""
+    """Continue such a run with a new federation; the sites' checkpoints are in the run folder."""
     require_nvflare()
     if settings.run.nvflare_sites is None:
         raise ConfigError(
-            f"{path} belongs to a federation: go on with `isthmus submit --federation DIR --again {path.name}`"
+            f"{path} belongs to a federation: continue it with `isthmus submit --federation DIR --again {path.name}`"
         )
-    return _play(path, settings, callbacks)
+    return _run(path, settings, callbacks)
 
 
 def _resolved(settings: Settings, scenario: dict[str, Any]) -> Settings:
     run = settings.run
     if run.execution == "cohort":
         raise ConfigError(
-            "execution=cohort trains clients together, which organisations cannot: use it with --engine local or ray"
+            "execution=cohort trains clients together, which organisations cannot do: use it with --engine local or ray"
         )
     if run.transcript:
         raise ConfigError("transcript=true keeps what protections hide: use it with --engine local")
@@ -163,17 +167,17 @@ def _resolved(settings: Settings, scenario: dict[str, Any]) -> Settings:
     return replace(settings, run=replace(run, **scenario, execution="each", nvflare_sites=sites))
 
 
-def _play(path: Path, settings: Settings, callbacks: Sequence[Callback]) -> dict[str, Any]:
+def _run(path: Path, settings: Settings, callbacks: Sequence[Callback]) -> dict[str, Any]:
     sites = settings.run.nvflare_sites or DEFAULT_SITES
     with tempfile.TemporaryDirectory(prefix="isthmus-runs-") as runs:
         (Path(runs) / RUN).symlink_to(path.absolute())
-        follower = Follower(path, settings, callbacks)
+        follower = ProgressFollower(path, settings, callbacks)
         try:
-            with Loopback(sites, Path(runs), path / "sites") as federation:
-                follower.begin()
-                federation.supervisor(follower.tick).play([RUN])
-                follower.tick()
-            result = _collect(path)
+            with LoopbackFederation(sites, Path(runs), path / "sites") as federation:
+                follower.start()
+                federation.supervisor(follower.poll).finish([RUN])
+                follower.poll()
+            result = _collect_models(path)
         finally:
             for callback in callbacks:
                 callback.close()
@@ -182,8 +186,8 @@ def _play(path: Path, settings: Settings, callbacks: Sequence[Callback]) -> dict
     return result
 
 
-def _collect(path: Path) -> dict[str, Any]:
-    """Bring the sites' models together."""
+def _collect_models(path: Path) -> dict[str, Any]:
+    """Copy the sites' models to the run folder; returns the result."""
     models = path / "models"
     models.mkdir(exist_ok=True)
     for model in sorted((path / "sites").glob(f"*/{RUN}/models/*.safetensors")):
@@ -196,30 +200,3 @@ def _collect(path: Path) -> dict[str, Any]:
     result["run_dir"] = str(path)
     folder.write_json("result.json", result)
     return result
-
-
-class Follower:
-    """Tells callbacks what a run folder shows while others write it."""
-
-    def __init__(self, path: Path, settings: Settings, callbacks: Sequence[Callback]) -> None:
-        self.path, self.settings, self.callbacks = path, settings, callbacks
-        self._step = committed_steps(path)
-
-    def begin(self) -> None:
-        method = self.settings.method
-        config, rounds = self.settings.method_config, self.settings.run.rounds
-        per_phase = [
-            rounds if p.rounds is None else p.rounds(config) if callable(p.rounds) else p.rounds for p in method.phases
-        ]
-        for callback in self.callbacks:
-            callback.on_start(self.settings, self.path, self._step, sum(per_phase))
-
-    def tick(self) -> None:
-        try:
-            progress = Progress(**json.loads((self.path / PROGRESS).read_text()))
-        except (OSError, ValueError, TypeError):
-            return
-        if progress.step != self._step:
-            self._step = progress.step
-            for callback in self.callbacks:
-                callback.on_round(progress)

@@ -1,107 +1,59 @@
-"""Parent processes, kept running: started again a second after they die, ended together with everything they
-started.
+"""Operating-system processes: whether one is alive, its descendants, ending them, ending with the parent.
+
+Used by every process of a federation and by the commands that start them.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from isthmus.deploy.credentials import Kit
-
-logger = logging.getLogger(__name__)
-
-PAUSE = 1.0
-TOO_FAST, TRIES = 5.0, 5
-"""A process that dies within so many seconds so many times in a row is not started again: something is wrong with
-it.
-"""
-GRACE = 3.0
+PARENT_CHECK_INTERVAL = 0.5
+KILL_AFTER = 3.0
+"""Seconds between SIGTERM and SIGKILL."""
 
 
-class Keeper:
-    """Keeps one kit's parent process running.
+def exit_with_parent() -> None:
+    """End this process at once when its parent does.
 
-    Args:
-        before: Called before every start, while the process is down.
+    A job process whose parent was killed would otherwise run on for seconds and write beside its successor.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_CHECK_INTERVAL)
+        os._exit(9)
+
+    threading.Thread(target=watch, name="exit-with-parent", daemon=True).start()
+
+
+def interrupt_on_terminate() -> None:
+    """Handle SIGTERM like Ctrl-C, so that a service manager's stop ends the processes we started too. SIGINT is set as
+    well: a shell starts background commands with it ignored.
     """
 
-    def __init__(
-        self, kit: Kit, environment: Mapping[str, str], log: Path, before: Callable[[], object] = lambda: None
-    ) -> None:
-        self.kit, self.log = kit, log
-        self._environment, self._before = dict(environment), before
-        self._process: subprocess.Popen[bytes] | None = None
-        self._stopping = threading.Event()
-        self._guard = threading.Lock()
-        self._thread = threading.Thread(target=self._keep, name=f"keeper-{kit.name}", daemon=True)
-        self.failed = False
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
 
-    def start(self) -> Keeper:
-        self._thread.start()
-        return self
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, interrupt)
 
-    @property
-    def pid(self) -> int | None:
-        """Process id while it runs."""
-        process = self._process
-        return process.pid if process is not None and process.poll() is None else None
 
-    def wait(self) -> None:
-        """Until it is stopped or given up."""
-        self._thread.join()
-
-    def _keep(self) -> None:
-        fast = 0
-        while not self._stopping.is_set():
-            self._before()
-            begun = time.monotonic()
-            with self._guard:
-                if self._stopping.is_set():
-                    return
-                with self.log.open("ab") as log:
-                    self._process = subprocess.Popen(
-                        [sys.executable, "-P", "-u", "-m", "isthmus.deploy.launch", str(self.kit.path)],
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                        env={**os.environ, **self._environment},
-                        start_new_session=True,
-                    )
-            code = self._process.wait()
-            if self._stopping.is_set():
-                return
-            fast = fast + 1 if time.monotonic() - begun < TOO_FAST else 0
-            if fast >= TRIES:
-                logger.error(
-                    "%s ended %d times at once (code %d), giving up: see %s", self.kit.name, fast, code, self.log
-                )
-                self.failed = True
-                return
-            logger.warning("%s ended (code %d); starting it again", self.kit.name, code)
-            self._stopping.wait(PAUSE)
-
-    def stop(self) -> None:
-        """End the process and what it started; returns when they are gone."""
-        self._stopping.set()
-        with self._guard:
-            process = self._process
-        if process is not None:
-            family = [process.pid, *descendants(process.pid)]
-            end(family)
-        if self._thread.is_alive():
-            self._thread.join()
+def is_alive(pid: int) -> bool:
+    """Whether a process exists and is not a zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")
 
 
 def descendants(pid: int) -> list[int]:
-    """Children of a process, and theirs."""
+    """Children of a process, and their children."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -118,18 +70,16 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def end(pids: list[int]) -> None:
-    """Ask processes to end, and make them after a while."""
-    from isthmus.deploy.heartbeat import is_alive
-
+def terminate(pids: list[int]) -> None:
+    """Send SIGTERM, and after a few seconds SIGKILL; returns when all are gone."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in pids:
             try:
                 os.kill(pid, number)
             except ProcessLookupError:
                 continue
-        until = time.monotonic() + GRACE
-        while time.monotonic() < until:
+        deadline = time.monotonic() + KILL_AFTER
+        while time.monotonic() < deadline:
             if not any(is_alive(pid) for pid in pids):
                 return
             time.sleep(0.05)

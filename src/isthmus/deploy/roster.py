@@ -1,13 +1,14 @@
-"""Who the organisations are: long-term keys, agreed outside the federation.
+"""Long-term keys of the organisations, agreed outside the federation.
 
-Each organisation makes its own identity (``isthmus client identity``) and tells the others the line it prints;
-``roster.toml`` holds those lines, the same file at every organisation::
+Each organisation makes its own identity (``isthmus client identity``) and sends the others the lines it prints;
+``roster.toml`` holds those lines, the same file at every organisation, and is read at ``isthmus client start`` and when
+a run begins::
 
     [bank-a]
     client = "client-0"
     key = "9f3c..."
 
-With it a site knows that mail and masks are for that organisation's party and for nobody the server made up.
+With it a site verifies that mail and masks are meant for that organisation's party, not for one the server invented.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.errors import ConfigError
-from isthmus.experiments.config import read_toml
+from isthmus.experiments.config_values import read_toml
 from isthmus.federation.messages import client_of
 from isthmus.privacy.keys import PUBLIC_BYTES, Identity
 
-EVERYBODY = "*"
-"""As a client: all that are not named. For simulations, where one key does for all."""
+ANY_CLIENT = "*"
+"""Stands for all clients that are not listed. For simulations, where all share one key."""
 
 
 def make_identity(path: Path) -> Identity:
@@ -33,10 +34,10 @@ def make_identity(path: Path) -> Identity:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         raise ConfigError(
-            f"{path} exists already; others know you by it: keep it, or delete it and tell them your new key"
+            f"{path} exists already and the others may have its key: keep it, or delete it and send them a new one"
         ) from None
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+        raise ConfigError(f"cannot write {path}: {error.strerror}; choose another --out") from None
     with os.fdopen(descriptor, "w") as file:
         file.write(identity.seed.hex() + "\n")
     return identity
@@ -54,14 +55,14 @@ def read_identity(path: Path) -> Identity:
 
 
 @dataclass(frozen=True)
-class Organisations:
-    """The roster: organisation and public key of every client."""
+class OrganisationKeys:
+    """The roster: public key and organisation of every client."""
 
     keys: Mapping[str, bytes]
     organisations: Mapping[str, str]
 
     @classmethod
-    def read(cls, path: Path) -> Organisations:
+    def read(cls, path: Path) -> OrganisationKeys:
         raw = read_toml(path, "the roster ")
         keys: dict[str, bytes] = {}
         organisations: dict[str, str] = {}
@@ -81,16 +82,17 @@ class Organisations:
             for client in clients:
                 if client in keys:
                     raise ConfigError(
-                        f"{path} gives {client!r} to two organisations ({organisations[client]} and {organisation})"
+                        f"{path} gives {client!r} to two organisations ({organisations[client]} and {organisation}): "
+                        "agree on one"
                     )
                 keys[client], organisations[client] = key, organisation
         return cls(keys, organisations)
 
-    def of(self, party: str) -> bytes:
-        """The long-term key of a party's organisation; devices are their client's."""
+    def key_of(self, party: str) -> bytes:
+        """The long-term key of a party's organisation; a device belongs to that of its client."""
         client = client_of(party)
-        if client not in self.keys and EVERYBODY in self.keys:
-            return self.keys[EVERYBODY]
+        if client not in self.keys and ANY_CLIENT in self.keys:
+            return self.keys[ANY_CLIENT]
         if client not in self.keys:
             raise ConfigError(f"the roster has no organisation for {client!r}: agree on one with all organisations")
         return self.keys[client]

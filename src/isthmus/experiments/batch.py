@@ -1,8 +1,8 @@
-"""Many runs, several at a time, each in a folder of its own that decides what is left to do.
+"""Many runs, several at a time, each in a folder of its own.
 
-A finished folder is reused, a half-finished one resumed, a damaged one named and left alone. With one worker runs are
-played in this process; with more, worker processes (`isthmus.experiments.worker`, one torch thread each) take one run
-after the other. A worker that dies costs its run, not the rest, and all workers end with this process, however it ends.
+A finished folder is reused, an unfinished one resumed, a damaged one reported and left as it is. With one worker runs
+are done in this process; with more, worker processes (`isthmus.experiments.worker`, one torch thread each) do one run
+after the other. If a worker dies only its run fails, and all workers end with this process, however it ends.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job.
+    """The outcome of a job.
 
     Args:
-        status: ``done`` now; ``reused`` from before; ``skipped``: its scenario cannot be built here; ``damaged``: its
-            folder cannot be used; ``failed``: the run broke.
+        status: ``done`` now; ``reused`` from an earlier call; ``skipped``: its scenario cannot be built here;
+            ``damaged``: its folder cannot be used; ``failed``: the run failed.
         result: As in ``result.json``; None unless done or reused.
         reason: One line where there is no result.
     """
@@ -74,36 +74,36 @@ def default_workers() -> int:
 def run_all(
     jobs: Sequence[Job], *, workers: int | None = None, on_done: OnDone = lambda outcome: None
 ) -> dict[Path, Outcome]:
-    """Play all jobs; returns what became of each, by folder. Two jobs with one folder are one job.
+    """Run all jobs; returns their outcomes by folder. Two jobs with one folder are one job.
 
     Args:
-        workers: Processes at a time; 1 plays in this process. Default: one per core.
-        on_done: Called in this thread as each is done.
+        workers: Processes at a time; 1 runs in this process. Default: one per core.
+        on_done: Called in this thread after each job.
     """
     unique = {job.folder: job for job in jobs}
     outcomes: dict[Path, Outcome] = {}
 
-    def settle(outcome: Outcome) -> None:
+    def record(outcome: Outcome) -> None:
         outcomes[outcome.job.folder] = outcome
         on_done(outcome)
 
     left: list[Job] = []
     for job in unique.values():
-        found = look(job)
+        found = existing_outcome(job)
         if found is None:
             left.append(job)
         else:
-            settle(found)
+            record(found)
     count = min(workers if workers is not None else default_workers(), len(left))
     if count < 1:
         return outcomes
-    made = [folder for parent in {job.folder.parent for job in left} for folder in _make(parent)]
+    created = [folder for parent in {job.folder.parent for job in left} for folder in _create(parent)]
     impossible: dict[Scenario, str] = {}
 
-    def attempt(job: Job, player: Callable[[Job], Outcome]) -> Outcome:
+    def attempt(job: Job, runner: Callable[[Job], Outcome]) -> Outcome:
         if job.scenario in impossible:
             return Outcome(job, "skipped", reason=impossible[job.scenario])
-        outcome = player(job)
+        outcome = runner(job)
         if outcome.status == "skipped":
             impossible[job.scenario] = outcome.reason
         return outcome
@@ -111,18 +111,18 @@ def run_all(
     try:
         if count == 1:
             for job in left:
-                settle(attempt(job, play))
+                record(attempt(job, run_job))
         else:
-            _in_processes(left, count, attempt, settle)
+            _in_processes(left, count, attempt, record)
     finally:
-        for folder in reversed(made):  # where nothing could be run, nothing is left behind
+        for folder in reversed(created):  # remove folders in which nothing could be run
             with contextlib.suppress(OSError):
                 folder.rmdir()
     return outcomes
 
 
-def _make(folder: Path) -> list[Path]:
-    """Make a folder; returns it and those above it that were not there, from the top down."""
+def _create(folder: Path) -> list[Path]:
+    """Make a folder; returns it and those of its parents that were missing, from the top down."""
     missing = [each for each in (*reversed(folder.parents), folder) if not each.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -134,8 +134,8 @@ def _make(folder: Path) -> list[Path]:
 # -- one run ---------------------------------------------------------------------------------------
 
 
-def look(job: Job) -> Outcome | None:
-    """What a job's folder says without running anything; None if there is something left to do."""
+def existing_outcome(job: Job) -> Outcome | None:
+    """The outcome that a job's folder shows already; None if the run must be started or resumed."""
     try:
         result = finished(job)
     except DataError as error:
@@ -144,14 +144,14 @@ def look(job: Job) -> Outcome | None:
 
 
 def finished(job: Job) -> dict[str, Any] | None:
-    """The result of a finished run; None if it is not there or only begun. DataError if the folder holds something
-    else, or is damaged.
+    """The result of a finished run; None if there is none yet. DataError if the folder holds something else, or is
+    damaged.
     """
     folder = job.folder
     try:
         if not (folder / "config.toml").exists():
             if (folder / "result.json").exists() or (folder / "metrics.jsonl").exists():
-                raise DataError(f"{folder} holds the remains of a run without config.toml: delete it to run it again")
+                raise DataError(f"{folder} holds files of a run without config.toml: delete it to run it again")
             return None
         there = settings_from_toml((folder / "config.toml").read_text())
         if differing := different(job.settings, there):
@@ -164,7 +164,7 @@ def finished(job: Job) -> dict[str, Any] | None:
     except (ConfigError, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{folder} is damaged ({error}): delete it to run it again") from None
     except ValueError:
-        return None  # resuming writes the result again, if there is a checkpoint left, and complains otherwise
+        return None  # resuming writes the result again if there is a checkpoint, and fails otherwise
     run = job.settings.run
     if (
         not isinstance(result, dict)
@@ -176,33 +176,33 @@ def finished(job: Job) -> dict[str, Any] | None:
 
 
 def different(wanted: Settings, there: Settings) -> list[str]:
-    """Settings in which two runs differ, in words. What a run works out for itself (clients, execution) counts only
-    where asked for.
+    """Settings in which two runs differ, as text. Those a run resolves itself (clients, execution) count only where
+    given.
     """
-    words = []
+    texts = []
     if wanted.run.method != there.run.method:
         return [f"method {there.run.method} instead of {wanted.run.method}"]
     for mine, theirs in ((wanted.run, there.run), (wanted.method_config, there.method_config)):
         for field in dataclasses.fields(mine):
             a, b = getattr(mine, field.name), getattr(theirs, field.name)
-            open_ = mine is wanted.run and (a is None or (field.name, a) == ("execution", "auto"))
-            if a != b and not open_ and field.name not in ("tensorboard", "checkpoint_every"):
-                words.append(f"{field.name} {b} instead of {a}")
-    return words
+            unset = mine is wanted.run and (a is None or (field.name, a) == ("execution", "auto"))
+            if a != b and not unset and field.name not in ("tensorboard", "checkpoint_every"):
+                texts.append(f"{field.name} {b} instead of {a}")
+    return texts
 
 
-def play(job: Job) -> Outcome:
-    """Start or resume one run in this process. Nothing but an interrupt gets out."""
-    begun = (job.folder / "config.toml").exists()
+def run_job(job: Job) -> Outcome:
+    """Start or resume one run in this process. Raises nothing but an interrupt."""
+    existed = (job.folder / "config.toml").exists()
     try:
-        result = resume(job.folder) if begun else start(job.settings, job.folder)
+        result = resume(job.folder) if existed else start(job.settings, job.folder)
         if not job.models:
             shutil.rmtree(job.folder / "models", ignore_errors=True)
         return Outcome(job, "done", result)
     except (DataError, ConfigError) as error:
-        # Before there is a folder only the scenario or the settings can be at fault, afterwards only the folder.
-        reason = f"{error} (delete {job.folder} to run it again)" if begun else str(error)
-        return Outcome(job, "damaged" if begun else "skipped", reason=reason)
+        # Without a folder the cause is the scenario or the settings, with one it is the folder.
+        reason = f"{error} (delete {job.folder} to run it again)" if existed else str(error)
+        return Outcome(job, "damaged" if existed else "skipped", reason=reason)
     except IsthmusError as error:
         return Outcome(job, "failed", reason=str(error))
     except Exception as error:
@@ -213,7 +213,7 @@ def play(job: Job) -> Outcome:
 
 
 def _in_processes(
-    jobs: Sequence[Job], count: int, attempt: Callable[[Job, Callable[[Job], Outcome]], Outcome], settle: OnDone
+    jobs: Sequence[Job], count: int, attempt: Callable[[Job, Callable[[Job], Outcome]], Outcome], record: OnDone
 ) -> None:
     todo: queue.SimpleQueue[Job] = queue.SimpleQueue()
     done: queue.SimpleQueue[Outcome | BaseException] = queue.SimpleQueue()
@@ -224,10 +224,10 @@ def _in_processes(
     def serve(worker: _Worker) -> None:
         try:
             while True:
-                done.put(attempt(todo.get_nowait(), worker.play))
+                done.put(attempt(todo.get_nowait(), worker.run))
         except queue.Empty:
             worker.stop()
-        except BaseException as error:  # handed to the main thread, which would wait for ever otherwise
+        except BaseException as error:  # the main thread would wait for ever otherwise
             done.put(error)
 
     threads = [threading.Thread(target=serve, args=(worker,), daemon=True) for worker in workers]
@@ -238,14 +238,14 @@ def _in_processes(
             outcome = done.get()
             if isinstance(outcome, BaseException):
                 raise outcome
-            settle(outcome)
+            record(outcome)
     finally:
         for worker in workers:
             worker.kill()
 
 
 class _Worker:
-    """A process that plays one run after the other; started at its first job, and again after it died."""
+    """A process that does one run after the other; started at its first job, and again after it died."""
 
     THREADS: Mapping[str, str] = dict.fromkeys(
         ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
@@ -257,20 +257,20 @@ class _Worker:
         self._lock = threading.Lock()
         self._killed = False
 
-    def play(self, job: Job) -> Outcome:
+    def run(self, job: Job) -> Outcome:
         try:
-            answer = self._ask({"config": job.settings.to_toml(), "folder": str(job.folder), "models": job.models})
+            answer = self._request({"config": job.settings.to_toml(), "folder": str(job.folder), "models": job.models})
         except OSError as error:
             return Outcome(job, "failed", reason=f"cannot start a worker process: {error.strerror or error}")
         if answer is None:
-            return Outcome(job, "failed", reason=self._obituary())
+            return Outcome(job, "failed", reason=self._cause_of_death())
         return Outcome(job, answer["status"], answer["result"], answer["reason"])
 
-    def _ask(self, question: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _request(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
         process = self._started()
         assert process.stdin is not None and process.stdout is not None
         try:
-            process.stdin.write(json.dumps(question) + "\n")
+            process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
         except (BrokenPipeError, ValueError):
@@ -293,8 +293,8 @@ class _Worker:
                 )
             return self._process
 
-    def _obituary(self) -> str:
-        """Why the process is gone, as far as it can be told."""
+    def _cause_of_death(self) -> str:
+        """Why the process is gone, as far as it is known."""
         with self._lock:
             process, errors = self._process, self._errors
             self._process = self._errors = None

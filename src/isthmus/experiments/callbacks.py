@@ -1,4 +1,4 @@
-"""Callbacks of the round loop. No method knows they exist."""
+"""Callbacks of the round loop: progress display, TensorBoard. Methods do not know of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Progress:
 
 
 class Callback:
-    """Override what you need."""
+    """Base class: override what you need."""
 
     def on_start(self, settings: Settings, folder: Path, step: int, steps: int) -> None:
         """Before the first round of this process; ``step`` > 0 after a resume."""
@@ -42,7 +42,7 @@ class Callback:
         """After the last round, with the result."""
 
     def close(self) -> None:
-        """At the very end of this process' part of the run, also after an error or Ctrl-C."""
+        """When this process stops working on the run, also after an error or Ctrl-C."""
 
 
 class TensorBoard(Callback):
@@ -62,7 +62,7 @@ class TensorBoard(Callback):
         self._open(step)
 
     def _open(self, step: int) -> None:
-        # Points of rounds that will be played again, the ones after ``step``, are taken back.
+        # Points of the rounds after ``step`` are removed: those rounds will be repeated.
         self.close()
         self._writer = self._factory(str(self._folder), purge_step=step + 1 if step else None)
 

@@ -8,22 +8,21 @@ Two flat groups: ``[run]`` (this module) and ``[method]`` (the method's own conf
 from __future__ import annotations
 
 import dataclasses
-import functools
 import tomllib
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 import tomli_w
 
 from isthmus.data.graphscenario import dataset_name, task_of
 from isthmus.errors import ConfigError, unknown
+from isthmus.experiments.config_values import coerce, flat, keys_of, plain, read_toml
 from isthmus.experiments.presets import Preset, load_preset
 from isthmus.experiments.scoring import SCORE_RULES
 from isthmus.federation.engines import ELSEWHERE, ENGINES
-from isthmus.methods.registry import Method, get_method
+from isthmus.methods.registry import Method, Phase, get_method
 from isthmus.methods.training import TrainConfig
 from isthmus.metrics.registry import parse_metric
 
@@ -31,44 +30,43 @@ MAX_THREADS = 1024
 
 
 BASELINE_PRESETS = {"node": "fedstruct", "graph": "fedstar"}
-"""Paper whose settings a baseline takes, by task."""
+"""Paper whose settings are the defaults of a baseline, by task."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What every run has, whatever the method.
+    """Settings of every run, whatever the method. Those that are not given are resolved before the run begins.
 
     Args:
         dataset: Name of a data set, setting or generator (``isthmus datasets``).
-        partition: How data are shared out (``isthmus partitions``); not given = ``random``, for sets of graphs by data
-            set, resolved.
-        split: Train/validation/test; not given = ``10/10/80``, for sets of graphs ``fedstar``, resolved.
+        partition: How data are divided between clients (``isthmus partitions``); default ``random``, for sets of graphs
+            by data set.
+        split: Train/validation/test; default ``10/10/80``, for sets of graphs ``fedstar``.
         seed: Of data, partition, split and training.
-        preset: Paper whose settings are taken where none are given; else a baseline has ``fedstruct`` for nodes,
-            ``fedstar`` for graphs.
-        profile: ``paper``: as printed; ``reference``: as the paper's code does it.
-        clients: Number of clients; not given = what the partition brings itself, else 10, which is resolved.
-        undirected: Read every arc in both directions; otherwise arcs are used as the data set has them.
+        preset: Paper whose settings are the defaults; for a baseline ``fedstruct`` on nodes and ``fedstar`` on graphs.
+        profile: ``paper``: as published; ``reference``: as the paper's code does it.
+        clients: Number of clients; default: that of the partition where it has one, else 10.
+        undirected: Use every directed edge in both directions; otherwise as in the data set.
         rounds: Rounds of the main phase.
-        metric: Score that validation picks rounds by.
+        metric: Score by which validation selects a round.
         selection: Round whose model is kept and scored: the last, or the best on validation.
-        execution: ``each`` client by itself, ``cohort`` (all in one set of kernels), or ``auto`` (cohort where
-            offered), which is resolved.
-        eval_every: Evaluate every so many rounds (the last always).
-        checkpoint_every: Checkpoint every so many rounds; 0 = whenever it costs less than about 5 % of the time.
-        secure_sum: Mask what is summed, so that the server can read only totals; refused by a method that needs single
-            updates.
-        transcript: Keep every message each party was sent, for `isthmus audit`; only for simulations, it holds what
+        execution: ``each`` client by itself, ``cohort`` (all clients in one batched computation), or ``auto`` (cohort
+            where the method has one).
+        eval_every: Rounds between evaluations (the last round is always evaluated).
+        checkpoint_every: Rounds between checkpoints; 0 = as often as costs about 5 % of the time.
+        secure_sum: Mask what is summed, so that the server can read only totals; refused by a method that needs the
+            updates of single clients.
+        transcript: Keep every message each party receives, for `isthmus audit`; only for simulations, it holds what
             protections hide.
         wire: Send every message through the wire codec, on the local engine too.
-        threads: torch threads. One gives the same bits on every machine of a type.
+        threads: torch threads. With one, results are bit-equal on machines of the same type.
         tensorboard: Also write TensorBoard event files into the run folder.
-        engine: Where parties run: in this process, on many cores (``ray``), between organisations (``nvflare``). Keys
-            that begin with an engine's name are its options.
-        ray_address: An existing ray cluster; not given = one of the run's own on this machine, ended with it.
-        nvflare_sites: Simulated organisations on this machine that share the clients; not given = three, resolved.
-            Never more than clients.
-        ray_actors: Processes that share the clients; not given = one per core, resolved. Never more than clients.
+        engine: Where parties run: in this process (``local``), on many cores (``ray``), between organisations
+            (``nvflare``). Keys that begin with an engine's name are its options.
+        ray_address: An existing ray cluster; default: one is started on this machine for the run.
+        nvflare_sites: Simulated organisations on this machine that share the clients; default three, at most one per
+            client.
+        ray_actors: Processes that share the clients; default one per core, at most one per client.
     """
 
     method: str
@@ -143,7 +141,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Settings:
-    """A run, fully resolved."""
+    """All settings of a run, resolved."""
 
     run: RunConfig
     method_config: Any
@@ -158,17 +156,28 @@ class Settings:
     def method(self) -> Method:
         return get_method(self.run.method)
 
+    def rounds_of(self, phase: Phase) -> int:
+        """Number of rounds of a phase."""
+        if phase.rounds is None:
+            return self.run.rounds
+        return phase.rounds(self.method_config) if callable(phase.rounds) else phase.rounds
+
+    @property
+    def total_rounds(self) -> int:
+        """Rounds of all phases, setup included."""
+        return sum(self.rounds_of(phase) for phase in self.method.phases)
+
     def to_toml(self) -> str:
-        """The resolved config as it stands in ``config.toml``; reading it back gives the same settings."""
+        """The content of ``config.toml``; reading it back gives the same settings."""
         return tomli_w.dumps(
-            {"run": _plain(self.run), "method": _plain(self.method_config), "score": {"rule": self.score}}
+            {"run": plain(self.run), "method": plain(self.method_config), "score": {"rule": self.score}}
         )
 
 
 def resolve(
     method: str, flags: Mapping[str, Any], overrides: Mapping[str, Any] | None = None, file: Path | None = None
 ) -> Settings:
-    """Put settings together.
+    """Resolve the settings of a run from all sources.
 
     Args:
         flags: Values given by name in Python or by flags on the command line; None means not given.
@@ -177,7 +186,7 @@ def resolve(
     """
     entry = get_method(method)
     from_file = read_file(file) if file is not None else {}
-    allowed = _keys(RunConfig) | _keys(entry.config)
+    allowed = keys_of(RunConfig) | keys_of(entry.config)
     typed: dict[str, Any] = {}
     for source in (from_file, overrides or {}, {key: value for key, value in flags.items() if value is not None}):
         for key, value in source.items():  # each source is checked, also where a later one wins
@@ -197,12 +206,12 @@ def resolve(
     preset = load_preset(typed.get("preset", entry.preset or BASELINE_PRESETS[task]))
     values = _preset_values(preset, method, entry.config, typed, allowed) | typed
     values |= {"method": method, "preset": preset.name}
-    run = RunConfig(**{allowed[key][0]: value for key, value in values.items() if key in _keys(RunConfig)})
+    run = RunConfig(**{allowed[key][0]: value for key, value in values.items() if key in keys_of(RunConfig)})
     config = _method_config(
-        entry, {allowed[key][0]: value for key, value in values.items() if key in _keys(entry.config)}
+        entry, {allowed[key][0]: value for key, value in values.items() if key in keys_of(entry.config)}
     )
     if run.execution == "cohort" and isinstance(config, TrainConfig) and config.one_by_one:
-        raise ConfigError("dp_clip has each client clip and add noise by itself: use it with execution=each")
+        raise ConfigError("with dp_clip each client clips and adds noise by itself: use it with execution=each")
     if run.secure_sum and entry.needs_single_updates:
         raise ConfigError(
             f"{method} needs to see single clients' messages, so secure_sum cannot protect it: leave it out"
@@ -211,8 +220,8 @@ def resolve(
 
 
 def _method_config(entry: Method, values: Mapping[str, Any]) -> Any:
-    """A method's config. It may build a model to check itself, and torch has errors of its own, e.g. for widths beyond
-    all memory.
+    """A method's config. It may build a model to check itself, and torch raises errors of its own, e.g. where memory
+    does not suffice.
     """
     try:
         return entry.config(**values)
@@ -223,7 +232,7 @@ def _method_config(entry: Method, values: Mapping[str, Any]) -> Any:
 def _preset_values(
     preset: Preset, method: str, config: type, typed: Mapping[str, Any], allowed: Mapping[str, tuple[str, Any]]
 ) -> dict[str, Any]:
-    """A preset speaks for all methods of its paper, so keys this method does not have are passed over."""
+    """Values of a preset. It is for all methods of its paper, so keys this method does not have are left out."""
     dataset = dataset_name(typed["dataset"]).partition(":")[0]
     facts = {"method": method, "dataset": dataset, "profile": typed.get("profile", "paper")}
     for key in ("backbone",):
@@ -233,116 +242,27 @@ def _preset_values(
 
 
 def settings_from_toml(text: str) -> Settings:
-    """Read a resolved ``config.toml`` back, without any preset: what was resolved once stays."""
+    """Read a resolved ``config.toml``; presets are not applied again."""
     try:
         raw = tomllib.loads(text)
         entry = get_method(raw["run"]["method"])
-        run_keys, method_keys = _keys(RunConfig), _keys(entry.config)
-        run = RunConfig(**{run_keys[k][0]: coerce(v, run_keys[k][1], k) for k, v in _flat(raw["run"]).items()})
+        run_keys, method_keys = keys_of(RunConfig), keys_of(entry.config)
+        run = RunConfig(**{run_keys[k][0]: coerce(v, run_keys[k][1], k) for k, v in flat(raw["run"]).items()})
         config = _method_config(
-            entry, {method_keys[k][0]: coerce(v, method_keys[k][1], k) for k, v in _flat(raw["method"]).items()}
+            entry, {method_keys[k][0]: coerce(v, method_keys[k][1], k) for k, v in flat(raw["method"]).items()}
         )
         return Settings(run, config, raw["score"]["rule"])
     except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"config.toml is damaged ({type(error).__name__}: {error}); start the run again") from None
 
 
-def read_toml(path: Path, what: str = "") -> dict[str, Any]:
-    """A TOML file somebody wrote by hand; ``what`` names it in errors."""
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read {what}{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{what}{path} is not valid TOML: {error}") from None
-
-
 def read_file(path: Path) -> dict[str, Any]:
-    """Keys of a config file; a run's own ``config.toml`` can be given back as it is."""
+    """Keys of a config file, which may be the ``config.toml`` of a run."""
     raw = read_toml(path, "config file ")
     tables: dict[str, Any] = {}
     for name in ("run", "method"):
         if isinstance(raw.get(name), dict):
             tables |= raw.pop(name)
-    if isinstance(raw.get("score"), dict):  # of a resolved config; the preset says it again
+    if isinstance(raw.get("score"), dict):  # of a resolved config; the preset gives it again
         del raw["score"]
-    return _flat({**raw, **tables})
-
-
-def parse_override(text: str) -> tuple[str, Any]:
-    """``key=value`` from the command line; the value is read as TOML where it is TOML, else as a plain string."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(f"--set takes key=value, got {text!r}")
-    try:
-        return key.strip(), tomllib.loads(f"v = {value}")["v"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
-
-
-def coerce(value: Any, hint: Any, key: str) -> Any:
-    """A value of the declared type, or a ConfigError that says what is allowed. Strings from the command line are
-    understood.
-    """
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        if value not in arguments:
-            raise unknown(f"value for {key}", str(value), map(str, arguments))
-        return value
-    if origin in (Union, types.UnionType):
-        if value is None or (isinstance(value, str) and value.lower() == "none"):
-            return None
-        return coerce(value, next(a for a in arguments if a is not type(None)), key)
-    if origin is tuple:
-        items = value.split(",") if isinstance(value, str) else value if isinstance(value, (list, tuple)) else [value]
-        return tuple(coerce(item, arguments[0], key) for item in items if item != "")
-    if hint is bool:
-        return _boolean(value, key)
-    try:
-        if hint is int and not isinstance(value, bool) and (isinstance(value, str) or value == int(value)):
-            return int(value)
-        if hint is float and not isinstance(value, bool):
-            number = float(value)
-            if number == number and abs(number) != float("inf"):
-                return number
-        if hint is str and isinstance(value, (str, int, float)) and not isinstance(value, bool):
-            return str(value)
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise ConfigError(f"{key} must be {_NAMES.get(hint, hint)}, got {value!r}")
-
-
-_NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
-
-
-def _boolean(value: Any, key: str) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    raise ConfigError(f"{key} must be true or false, got {value!r}")
-
-
-@functools.cache  # reading annotations is most of what a resolve costs
-def _keys(config: type) -> dict[str, tuple[str, Any]]:
-    """Key -> (field name, type)."""
-    hints = get_type_hints(config)
-    return {f.metadata.get("key", f.name): (f.name, hints[f.name]) for f in dataclasses.fields(config)}
-
-
-def _plain(config: Any) -> dict[str, Any]:
-    values = {f.metadata.get("key", f.name): getattr(config, f.name) for f in dataclasses.fields(config)}
-    return {
-        key: list(value) if isinstance(value, tuple) else "none" if value is None else value
-        for key, value in values.items()
-    }
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+    return flat({**raw, **tables})

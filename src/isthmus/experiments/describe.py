@@ -1,6 +1,4 @@
-"""A method's settings in words: key, default and meaning, read from the configs and their docstrings, their only
-place.
-"""
+"""The settings of a method, for people: key, default and meaning, read from the config classes and their docstrings."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ _ENTRY = re.compile(r"(\w+(?:, \w+)*): (.+)")
 
 @dataclass(frozen=True)
 class Setting:
-    """One key; ``group`` is ``method`` or ``run``, ``default`` that of the config before a preset speaks (None:
-    none).
-    """
+    """One key; ``group`` is ``method`` or ``run``, ``default`` that without a preset (None: none)."""
 
     group: str
     key: str

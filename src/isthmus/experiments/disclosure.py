@@ -9,7 +9,8 @@ from typing import Any
 
 from isthmus.errors import ConfigError
 from isthmus.federation.ledger import Disclosure
-from isthmus.federation.secure import KEYS_PHASE, SumKey, SumKeys
+from isthmus.federation.messages import SERVER
+from isthmus.federation.secure import KEYS_PHASE, MailOrders, MailPlan, SumKey, SumKeys
 from isthmus.methods.evaluation import Detail
 from isthmus.methods.registry import Method
 from isthmus.metrics.registry import parse_metric
@@ -19,7 +20,7 @@ def sheet_of(
     method: Method, *, metric: str = "accuracy", secure_sum: bool = False, config: Any = None
 ) -> tuple[Disclosure, ...]:
     """All lines of a run's sheet. Scores beyond accuracy need counts by class; secure sums mask what is summed and need
-    keys.
+    keys, and mail that is summed needs to know who else writes.
 
     ``config``: the method's config, where its messages depend on it; None = the default.
     """
@@ -31,7 +32,17 @@ def sheet_of(
     if method.needs_single_updates:
         raise ConfigError(f"{method.name} needs to see single clients' messages, so secure_sum cannot protect it")
     lines = [replace(line, protection="masked") if line.protection == "summed" else line for line in lines]
-    if any(line.protection == "masked" for line in lines):
-        keys = [Disclosure(KEYS_PHASE, "client", "server", SumKey), Disclosure(KEYS_PHASE, "server", "client", SumKeys)]
-        lines = [*keys, *lines]
-    return tuple(lines)
+    masked = [line for line in lines if line.protection == "masked"]
+    keys: list[Disclosure] = []
+    for role in dict.fromkeys(line.sender for line in masked):
+        keys += [Disclosure(KEYS_PHASE, role, SERVER, SumKey), Disclosure(KEYS_PHASE, SERVER, role, SumKeys)]
+    mail: list[Disclosure] = []
+    for phase, role in dict.fromkeys((line.phase, line.sender) for line in masked if _is_mail(method, line)):
+        mail += [Disclosure(phase, role, SERVER, MailPlan), Disclosure(phase, SERVER, role, MailOrders)]
+    return (*keys, *lines, *mail)
+
+
+def _is_mail(method: Method, line: Disclosure) -> bool:
+    """Whether a message is sent by ``exchange``: only then do senders say in advance whom they write to."""
+    handlers = method.table.handlers[line.sender].values()
+    return any(signature.sends and signature.reply is line.message for signature in handlers)

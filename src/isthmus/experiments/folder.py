@@ -1,9 +1,9 @@
-"""The run folder: everything a run leaves behind, written so that ``kill -9`` at any moment leaves it whole.
+"""The run folder: all files of a run, written so that ``kill -9`` at any moment leaves them consistent.
 
 ``config.toml``, ``scenario.json``, ``metrics.jsonl``, ``ledger/NNNNNN.jsonl`` (one per committed round),
 ``checkpoints/<party>/``, then at the end ``disclosure.json``, ``models/``, ``result.json``; then the checkpoints go, a
-finished run needs none. Files that must be whole are written beside and renamed. ``run-id`` is a random number that
-every checkpoint carries: those of another run are refused.
+finished run needs none. Files that must be complete are written under another name and renamed. ``run-id`` is a random
+number that every checkpoint contains: those of another run are refused.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ NO_RUN = bytes(_RUN_ID)
 CHECKPOINT_LIMITS = codec.Limits(max_bytes=2**40, max_tensors=10**7, max_header=2**30)
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that it is there entirely or not at all, even after a crash."""
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file so that it is complete or absent, even after a crash."""
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("wb") as file:
         file.write(data)
@@ -44,24 +44,24 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def write_model(folder: Path, party: PartyId, weights: Weights) -> None:
-    """What a party ends with, under ``models/`` of a folder."""
+    """Write a party's final model under ``models/`` of a folder."""
     (folder / "models").mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().contiguous().clone() for name, tensor in weights.items()}
-    write_whole(folder / "models" / f"{party.replace('/', '.')}.safetensors", safetensors.torch.save(tensors))
+    write_atomic(folder / "models" / f"{party.replace('/', '.')}.safetensors", safetensors.torch.save(tensors))
 
 
 class FileStore:
-    """A party's tags on its own disk, one file per tag: checksum, id of the run, state. Satisfies
+    """A party's checkpoints on disk, one file each: checksum, id of the run, state. Implements
     ``federation.party.Store``.
     """
 
     def __init__(self, folder: Path, run: bytes = NO_RUN) -> None:
-        self.folder, self.run = folder.absolute(), run  # the folder may be handed to another process
+        self.folder, self.run = folder.absolute(), run  # another process may use it, from another working directory
 
     def save(self, step: int, state: Record) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         data = self.run + codec.encode(state)
-        write_whole(self.folder / f"{step:07d}.tag", hashlib.sha256(data).digest() + data)
+        write_atomic(self.folder / f"{step:07d}.tag", hashlib.sha256(data).digest() + data)
 
     def load(self, step: int, record: type[Record]) -> Record:
         path = self.folder / f"{step:07d}.tag"
@@ -84,7 +84,7 @@ class FileStore:
         for step in self.steps():
             if step not in keep:
                 (self.folder / f"{step:07d}.tag").unlink(missing_ok=True)
-        for left in self.folder.glob(".*.tmp"):  # of a process that was killed while it wrote
+        for left in self.folder.glob(".*.tmp"):  # of a process that was killed while writing
             left.unlink(missing_ok=True)
 
 
@@ -99,16 +99,16 @@ class RunFolder:
     def create(cls, path: Path, config: str, scenario: Mapping[str, Any]) -> RunFolder:
         """Make a new folder. Refuses one that already holds a run."""
         folder = cls(path)
-        folder.refuse_taken()
+        folder.refuse_used()
         try:
             path.mkdir(parents=True, exist_ok=True)
             folder.lock()
-            folder.refuse_taken()  # somebody may have been faster
+            folder.refuse_used()  # another process may have been faster
             (path / "ledger").mkdir(exist_ok=True)
             (path / "checkpoints").mkdir(exist_ok=True)
             (path / "scenario.json").write_text(json.dumps(scenario))
-            write_whole(path / "run-id", secrets.token_hex(_RUN_ID).encode())
-            write_whole(path / "config.toml", config.encode())
+            write_atomic(path / "run-id", secrets.token_hex(_RUN_ID).encode())
+            write_atomic(path / "config.toml", config.encode())
         except OSError as error:
             folder.close()
             raise ConfigError(f"cannot write the run folder {path}: {error.strerror}; choose another --out") from None
@@ -117,8 +117,8 @@ class RunFolder:
             raise
         return folder
 
-    def refuse_taken(self) -> None:
-        """Raise if the folder holds a run, or what is left of one: two runs in one folder would mix."""
+    def refuse_used(self) -> None:
+        """Raise if the folder holds a run or files of one: two runs in one folder would mix."""
         path = self.path
         try:
             if (path / "config.toml").exists():
@@ -126,7 +126,7 @@ class RunFolder:
                     f"{path} already holds a run: continue it with `isthmus resume {path}` or choose another --out"
                 )
             if (path / "metrics.jsonl").exists() or (path / "result.json").exists() or self._segments():
-                raise ConfigError(f"{path} holds the remains of a run: delete them or choose another --out")
+                raise ConfigError(f"{path} holds files of a run: delete them or choose another --out")
         except OSError as error:
             raise ConfigError(f"cannot use the run folder {path}: {error.strerror}; choose another --out") from None
 
@@ -139,11 +139,11 @@ class RunFolder:
                 raise DataError(f"{path} is not a run folder (no config.toml); start one with `isthmus run`")
             folder.lock()
         except OSError as error:
-            raise ConfigError(f"cannot write the run folder {path}: {error.strerror}") from None
+            raise ConfigError(f"cannot write the run folder {path}: {error.strerror}; make it writable") from None
         return folder
 
     def lock(self) -> None:
-        """Only one process works on a run. The lock goes with the process."""
+        """Let only one process work on a run. The lock ends with the process."""
         lock = (self.path / ".lock").open("w")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -166,7 +166,7 @@ class RunFolder:
 
     @property
     def run_id(self) -> bytes:
-        """What tells this run's checkpoints from those of any other."""
+        """Distinguishes this run's checkpoints from those of any other."""
         try:
             found = bytes.fromhex((self.path / "run-id").read_text())
         except (OSError, ValueError) as error:
@@ -179,10 +179,10 @@ class RunFolder:
         return FileStore(self.path / "checkpoints" / party.replace("/", "."), self.run_id)
 
     def drop_checkpoints(self) -> None:
-        """Of a finished run: its result is all that resuming it gives."""
+        """Of a finished run: resuming it only returns its result."""
         shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
 
-    # -- what grows with the rounds ----------------------------------------------------------------
+    # -- written in every round --------------------------------------------------------------------
 
     def append_round(self, step: int, entries: Iterable[Entry], metrics: Mapping[str, Any] | None) -> None:
         text = "".join(entry.to_json() + "\n" for entry in entries)
@@ -192,15 +192,15 @@ class RunFolder:
                 file.write(json.dumps(metrics) + "\n")
 
     def truncate(self, step: int) -> None:
-        """Drop what came after a tag: those rounds will be played again."""
+        """Remove the rounds after a checkpoint: they will be repeated."""
         for number, path in self._segments().items():
             if number > step:
                 path.unlink()
         lines = [json.dumps(line) + "\n" for line in self.metrics() if line["step"] <= step]
-        write_whole(self.path / "metrics.jsonl", "".join(lines).encode())
+        write_atomic(self.path / "metrics.jsonl", "".join(lines).encode())
 
     def check(self, step: int, evaluated: Sequence[int]) -> None:
-        """Raise unless the traces of all rounds up to ``step`` are there: what is lost cannot be made up for later."""
+        """Raise unless metrics and ledger of all rounds up to ``step`` are there: they cannot be made up later."""
         if [line["step"] for line in self.metrics() if line["step"] <= step] != list(evaluated):
             raise DataError(f"{self.path / 'metrics.jsonl'} is damaged: rounds before checkpoint {step} are missing")
         if not set(range(1, step + 1)) <= self._segments().keys():
@@ -212,7 +212,7 @@ class RunFolder:
         return bool(self._segments())
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Evaluated rounds, up to a broken line (a process killed while it wrote leaves one at the end)."""
+        """Evaluated rounds, up to an incomplete line (a process killed while writing leaves one at the end)."""
         path = self.path / "metrics.jsonl"
         lines: list[dict[str, Any]] = []
         for text in path.read_text(errors="replace").splitlines() if path.exists() else []:
@@ -240,10 +240,10 @@ class RunFolder:
             sorted((int(path.stem), path) for path in (self.path / "ledger").glob("*.jsonl") if path.stem.isdecimal())
         )
 
-    # -- the end -----------------------------------------------------------------------------------
+    # -- written at the end ------------------------------------------------------------------------
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        write_whole(self.path / name, (json.dumps(value, indent=2) + "\n").encode())
+        write_atomic(self.path / name, (json.dumps(value, indent=2) + "\n").encode())
 
     def write_model(self, party: PartyId, weights: Weights) -> None:
         write_model(self.path, party, weights)

@@ -1,4 +1,4 @@
-"""The result of a run: exactly the keys of architecture, section 6."""
+"""The result of a run, ``result.json``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import isthmus
+from isthmus.experiments.byte_totals import ByteTotals
 from isthmus.experiments.config import Settings
-from isthmus.experiments.round_loop import Totals
 from isthmus.experiments.scoring import SCORE_RULES, selected_line
 
 PACKAGES = ("torch", "torch_geometric", "numpy", "scipy")
@@ -28,7 +28,7 @@ class Described:
 
 
 def versions() -> dict[str, str]:
-    """What the numbers depend on."""
+    """Versions of the packages the results depend on."""
     found = {"isthmus": isthmus.__version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -43,7 +43,7 @@ def form_result(
     described: Described,
     nodes: Mapping[str, int],
     lines: Sequence[Mapping[str, Any]],
-    totals: Totals,
+    totals: ByteTotals,
     seconds: Mapping[str, float],
     round_seconds: Sequence[float],
     parameters: Mapping[str, int],
@@ -51,11 +51,11 @@ def form_result(
     privacy: Mapping[str, Any] | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Put a result together from the metrics lines and counters."""
+    """The result, from the metrics lines and counters."""
     run = settings.run
     selected, last = selected_line(lines, run.selection), lines[-1]
     column, when, sentence = SCORE_RULES[settings.score]
-    means = selected.get("test_group_client_means", {})  # absent in lines of a run begun before there were any
+    means = selected.get("test_group_client_means", {})  # absent in runs of older versions
     return {
         "method": run.method,
         "dataset": described.dataset,

@@ -1,11 +1,10 @@
-"""The one round loop.
+"""The round loop of every run.
 
-1. play a round of the current phase, 2. evaluate if due, 3. write the ledger segment and the metrics line, 4.
-   checkpoint if due. The round
-is the transaction: after a crash, of a party or of this process, everyone returns to the newest tag all hold and the
-rounds since are played again, with the same random streams and so the same bits. Noise of differential privacy is
-secret, so two runs of one seed differ in it; within a run a replayed round adds the same noise again, from a secret
-each party keeps in its own checkpoints.
+Each round: 1. run a round of the current phase, 2. evaluate if due, 3. write the ledger segment and the metrics line,
+4. checkpoint if due. A round is a transaction: after a crash, of a party or of this process, all parties return to the
+newest checkpoint ("tag") that all of them hold, and the rounds since are repeated with the same random streams and so
+the same bits. Noise of differential privacy is secret, so two runs of one seed differ in it; within a run a repeated
+round adds the same noise again, from a secret each party keeps in its own checkpoints.
 """
 
 from __future__ import annotations
@@ -21,12 +20,13 @@ import torch
 from torch import Tensor
 
 from isthmus.errors import ConfigError, DataError, IsthmusError, RunError
+from isthmus.experiments.byte_totals import EVALUATION, ByteTotals
 from isthmus.experiments.callbacks import Callback, Progress
 from isthmus.experiments.config import Settings
 from isthmus.experiments.folder import RunFolder
-from isthmus.experiments.scoring import EVERYBODY, better, evaluation_line, use_metric
+from isthmus.experiments.scoring import ALL_CLIENTS, better, evaluation_line, use_metric
 from isthmus.federation.interface import QuorumError, View
-from isthmus.federation.ledger import Entry, Sheet, channel_totals
+from isthmus.federation.ledger import Entry, Sheet
 from isthmus.federation.messages import SERVER
 from isthmus.federation.session import Engine, Session
 from isthmus.federation.transcript import Transcript
@@ -38,8 +38,8 @@ from isthmus.seeds import Stream
 
 logger = logging.getLogger(__name__)
 
-EVALUATION = "evaluation"
 RECOVERABLE = ("timeout", "unavailable", "crashed")
+"""Kinds of failures after which parties may come back."""
 MAX_RECOVERIES = 3
 
 
@@ -52,37 +52,13 @@ class Position:
     round: int
 
 
-@dataclass
-class Totals:
-    """Bytes so far, setup and training apart, evaluation beside them."""
-
-    setup: dict[str, int]
-    training: dict[str, int]
-    evaluation: dict[str, int]
-
-    @classmethod
-    def empty(cls) -> Totals:
-        return cls(channel_totals([]), channel_totals([]), channel_totals([]))
-
-    def add(self, entries: Sequence[Entry], setup_phases: frozenset[str]) -> None:
-        for entry in entries:
-            book = (
-                self.evaluation
-                if entry.phase == EVALUATION
-                else self.setup
-                if entry.phase in setup_phases
-                else self.training
-            )
-            book[entry.channel] += entry.total
-
-
 class RoundLoop:
-    """Plays a method's phases on an engine.
+    """Runs the phases of a method on an engine.
 
     Args:
         view: What the server may know at the start.
         nodes: Number of nodes per client, for weighted scores.
-        folder: Where the run leaves its traces; None keeps everything in memory (tests).
+        folder: The run folder; None keeps everything in memory (tests).
     """
 
     def __init__(
@@ -114,11 +90,11 @@ class RoundLoop:
         self.best: Mapping[str, Any] | None = None
         self.at = Position(0, 0, 1)
         self.lines: list[dict[str, Any]] = []
-        self.sheet, self.totals = Sheet(), Totals.empty()
+        self.sheet, self.totals = Sheet(), ByteTotals.empty()
         self.seconds = {"setup": 0.0, "train": 0.0, "eval": 0.0}
         self.round_seconds: list[float] = []
         self._tags: dict[int, Record] = {}
-        self._entries: list[tuple[int, list[Entry]]] = []  # the ledger, where there is no folder for it
+        self._entries: list[tuple[int, list[Entry]]] = []  # the ledger, without a folder
         self._setup_phases = frozenset(phase.name for phase in self.method.phases if phase.setup)
         self._last_checkpoint = time.monotonic()
         self._checkpoint_cost = 0.0
@@ -138,37 +114,33 @@ class RoundLoop:
 
     @property
     def kept_state(self) -> Record:
-        """The server's state that belongs to what the clients keep: the selected round's, or the last one's."""
+        """The server's state of the round whose models the clients keep: the selected one, or the last."""
         return self.state if self.selected_state is None else self.selected_state
-
-    # -- shape of the run --------------------------------------------------------------------------
-
-    def rounds_of(self, phase: Phase) -> int:
-        if phase.rounds is None:
-            return self.run_config.rounds
-        return phase.rounds(self.config) if callable(phase.rounds) else phase.rounds
 
     @property
     def steps(self) -> int:
-        return sum(self.rounds_of(phase) for phase in self.method.phases)
+        """Rounds of all phases."""
+        return self.settings.total_rounds
 
     def evaluates(self, phase: Phase, round: int) -> bool:
-        """Rounds of the main phase are evaluated every so often, its last one always."""
-        return phase.rounds is None and (round == self.rounds_of(phase) or round % self.run_config.eval_every == 0)
+        """Rounds of the main phase are evaluated every ``eval_every`` rounds, its last one always."""
+        return phase.rounds is None and (
+            round == self.settings.rounds_of(phase) or round % self.run_config.eval_every == 0
+        )
 
     def _evaluated(self, until: int) -> list[int]:
         """Steps that have a metrics line once ``until`` steps are committed."""
         steps, before = list[int](), 0
         for phase in self.method.phases:
-            rounds = self.rounds_of(phase)
+            rounds = self.settings.rounds_of(phase)
             steps += [before + round for round in range(1, rounds + 1) if self.evaluates(phase, round)]
             before += rounds
         return [step for step in steps if step <= until]
 
-    # -- running -----------------------------------------------------------------------------------
+    # -- rounds ------------------------------------------------------------------------------------
 
     def play(self, until: int | None = None) -> None:
-        """Play rounds until ``until`` steps are committed (default: all)."""
+        """Run rounds until ``until`` steps are committed (default: all)."""
         goal = self.steps if until is None else min(until, self.steps)
         if self.at.step == 0 and not self._tags:
             self.checkpoint()
@@ -188,7 +160,7 @@ class RoundLoop:
         phase = self.method.phases[self.at.phase]
         round = self.at.round
         self.session.clock.begin(phase.name, round, self.at.step + 1)
-        self.session.ledger.take()  # what a lost attempt left
+        self.session.ledger.take()  # entries of a failed attempt
         begun = time.perf_counter()
         with self._method_code(phase.name, round):
             state, log = phase.run_round(self.state, self.session, self.config)
@@ -196,12 +168,12 @@ class RoundLoop:
         line, eval_spent = self._evaluate(state, phase, log) if self.evaluates(phase, round) else (None, 0.0)
         self._commit(state, phase, spent, eval_spent, line)
         self._progress(phase, round, line, started_at)
-        if self._due(phase_ended=round == self.rounds_of(phase)):
+        if self._due(phase_ended=round == self.settings.rounds_of(phase)):
             self.checkpoint()
 
     @contextmanager
     def _method_code(self, phase: str, round: int) -> Iterator[None]:
-        """Whatever a method's code raises is a failed run; the traceback goes to the log."""
+        """Turn any exception of a method's code into a RunError; the traceback goes to the log."""
         try:
             yield
         except IsthmusError:
@@ -224,24 +196,24 @@ class RoundLoop:
         return line, time.perf_counter() - begun
 
     def _details(self) -> Mapping[str, Detail]:
-        """Counts for scores beyond accuracy: of each client, or where sums are secure of all together."""
+        """Counts for scores other than accuracy: of each client, or with secure sums of all together."""
         if self.run_config.secure_sum:
-            return {EVERYBODY: self.session.sum(self._detail_handler())}
+            return {ALL_CLIENTS: self.session.sum(self._detail_handler())}
         return self.session.call(self._detail_handler())
 
     def _detail_handler(self) -> Any:
-        """The clients' handler that gives counts for scores beyond accuracy."""
+        """The clients' handler that returns counts for scores other than accuracy."""
         handler = getattr(self.method.roles["client"].cls, "detail", None)
         if handler is None or "detail" not in self.method.table.handlers["client"]:
             raise ConfigError(
-                f"clients of {self.method.name} give only accuracy: leave --metric out, or give them a `detail` handler"
+                f"clients of {self.method.name} report only accuracy: leave --metric out, or add a `detail` handler"
             )
         return handler
 
     def _commit(
         self, state: Record, phase: Phase, spent: float, eval_spent: float, line: dict[str, Any] | None
     ) -> None:
-        """The round counts from here on."""
+        """Commit a round: add it to the totals, the metrics and the folder."""
         entries = self.session.ledger.take()
         self.sheet.add(entries)
         self.totals.add(entries, self._setup_phases)
@@ -250,7 +222,7 @@ class RoundLoop:
         self.seconds["eval"] += eval_spent
         if phase.rounds is None:
             self.round_seconds.append(spent)
-        if self.at.round == self.rounds_of(phase):
+        if self.at.round == self.settings.rounds_of(phase):
             self.at = Position(self.at.step + 1, self.at.phase + 1, 1)
         else:
             self.at = replace(self.at, step=self.at.step + 1, round=self.at.round + 1)
@@ -272,12 +244,19 @@ class RoundLoop:
         done, elapsed = self.at.step - started_at, time.monotonic() - self._started
         left = elapsed / done * (self.steps - self.at.step) if done else None
         progress = Progress(
-            phase.name, round, self.rounds_of(phase), self.at.step, self.steps, left, dict(self.totals.training), line
+            phase.name,
+            round,
+            self.settings.rounds_of(phase),
+            self.at.step,
+            self.steps,
+            left,
+            dict(self.totals.training),
+            line,
         )
         for callback in self.callbacks:
             callback.on_round(progress)
 
-    # -- tags --------------------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------
 
     def _due(self, phase_ended: bool) -> bool:
         if phase_ended:
@@ -288,7 +267,7 @@ class RoundLoop:
         return time.monotonic() - self._last_checkpoint > max(2.0, 20 * self._checkpoint_cost)
 
     def checkpoint(self) -> None:
-        """Tag every party, then the server: a tag the server holds is held by all."""
+        """Checkpoint every party, then the server: a checkpoint the server holds is held by all."""
         begun = time.monotonic()
         self.engine.commit(self.at.step)
         values: dict[str, Any] = {
@@ -316,10 +295,10 @@ class RoundLoop:
             callback.on_recover(str(error), self.at.step)
 
     def restore(self) -> None:
-        """Go back to the newest tag that the server and every party hold and that can be read."""
+        """Roll back to the newest checkpoint that the server and every party hold and that can be read."""
         steps = set(self._tags) | set(self.folder.store(SERVER).steps() if self.folder is not None else ())
         if not steps and self.folder is not None and not self.folder.begun:
-            return  # stopped before the first tag was complete: nothing has happened yet
+            return  # stopped before the first checkpoint was complete: nothing has happened yet
         damage: list[str] = []
         for step in sorted(steps & set(self.engine.tags()), reverse=True):
             try:
@@ -328,22 +307,20 @@ class RoundLoop:
                 damage.append(str(error))
                 continue
             for text in damage:
-                logger.warning("%s; went back to the checkpoint before", text)
+                logger.warning("%s; rolled back to the checkpoint before", text)
             return
         raise DataError(
             f"no checkpoint that all parties hold can be read{f': {damage[0]}' if damage else ''}; start the run again"
         )
 
     def _restore(self, step: int) -> None:
-        """Go back to one tag; a DataError leaves the traces in the folder as they are."""
+        """Roll back to one checkpoint; after a DataError the folder is unchanged."""
         record: Any = self._tags.get(step)
         if record is None:
             assert self.folder is not None
             record = self.folder.store(SERVER).load(step, self._saved_type)
         if record.settings != self.settings.to_toml():
-            raise ConfigError(
-                "config.toml was changed since this run began, so the rest would not fit: undo that, or start a new run"
-            )
+            raise ConfigError("config.toml was changed since this run began: undo the change, or start a new run")
         if self.folder is not None:
             self.folder.check(step, self._evaluated(step))
             entries = list(self.folder.ledger(step))
@@ -365,7 +342,7 @@ class RoundLoop:
         self._recount(entries)
 
     def _recount(self, entries: Sequence[Entry]) -> None:
-        self.sheet, self.totals = Sheet(), Totals.empty()
+        self.sheet, self.totals = Sheet(), ByteTotals.empty()
         self.sheet.add(entries)
         self.totals.add(entries, self._setup_phases)
         self.best = None

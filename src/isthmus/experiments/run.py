@@ -1,4 +1,4 @@
-"""Start a run, or continue one. The same from Python and from the command line."""
+"""Start a run or continue one, from Python and from the command line."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def run(
         method: Name of a method (``isthmus methods`` lists them).
         out: Run folder; default a new one under ``runs/``.
         config: TOML file with further settings.
-        callbacks: Called as the run goes on.
-        set: Settings whose keys are no Python names, e.g. ``{"checkpoint.every": 5}``.
+        callbacks: Called during the run.
+        set: Settings whose keys are not Python names, e.g. ``{"checkpoint.every": 5}``.
         settings: Any key of the run or the method, e.g. ``dataset="cora", clients=10, lr=0.01``.
 
     Example:
@@ -61,50 +61,50 @@ def run(
 def start(settings: Settings, out: Path | None = None, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Run resolved settings in a new folder. Everything is checked and loaded before the folder is made."""
     if settings.run.engine in ELSEWHERE:
-        played: dict[str, Any] = importlib.import_module(ELSEWHERE[settings.run.engine]).start(settings, out, callbacks)
-        return played
+        result: dict[str, Any] = importlib.import_module(ELSEWHERE[settings.run.engine]).start(settings, out, callbacks)
+        return result
     if out is not None:
-        RunFolder(out).refuse_taken()  # before anything is loaded
+        RunFolder(out).refuse_used()  # before anything is loaded
     with _threads(settings.run.threads):
         scenario = scenario_of(settings)
-        with SimulatedRun(settings, scenario, callbacks=callbacks) as experiment:
-            path = default_folder(experiment.settings) if out is None else out
-            folder = RunFolder.create(path, experiment.settings.to_toml(), report_statistics(scenario))
-            return experiment.play(folder, resumed=False)
+        with SimulatedRun(settings, scenario, callbacks=callbacks) as simulated:
+            path = default_folder(simulated.settings) if out is None else out
+            folder = RunFolder.create(path, simulated.settings.to_toml(), report_statistics(scenario))
+            return simulated.play(folder, resumed=False)
 
 
 def resume(path: str | os.PathLike[str], callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
-    """Continue a run from its newest checkpoint; a finished run just gives its result again."""
+    """Continue a run from its newest checkpoint; of a finished run the result is returned again."""
     folder = RunFolder.open(Path(path))
     try:
         finished = folder.result()
         if finished is not None:
-            folder.drop_checkpoints()  # of a process that was killed right after its result
+            folder.drop_checkpoints()  # left by a process that was killed right after writing the result
             return finished
         settings = settings_from_toml(folder.config)
         if settings.run.engine in ELSEWHERE:
             folder.close()
-            played: dict[str, Any] = importlib.import_module(ELSEWHERE[settings.run.engine]).resume(
+            result: dict[str, Any] = importlib.import_module(ELSEWHERE[settings.run.engine]).resume(
                 Path(path), settings, callbacks
             )
-            return played
+            return result
         with (
             _threads(settings.run.threads),
-            SimulatedRun(settings, scenario_of(settings), callbacks=callbacks) as experiment,
+            SimulatedRun(settings, scenario_of(settings), callbacks=callbacks) as simulated,
         ):
-            return experiment.play(folder, resumed=True)
+            return simulated.play(folder, resumed=True)
     finally:
         folder.close()
 
 
 class RunDriver:
-    """Resolved settings on an engine, wherever its parties are.
+    """A run with resolved settings on an engine, wherever its parties are.
 
     Args:
         view: What the server may know of the parties.
         nodes: Number of samples per client, for weighted scores.
-        described: What the data is called.
-        scenario: All of it, where the run is a simulation and somebody can see it all.
+        described: Name and source of the data.
+        scenario: All data; only in a simulation.
     """
 
     def __init__(
@@ -123,12 +123,12 @@ class RunDriver:
         run = settings.run
         self.callbacks = [*callbacks, *([TensorBoard()] if run.tensorboard else [])]
         self.loop = self.new_loop(None)
-        privacy = settings.method.privacy  # asked before anything runs: an extra may be missing
+        privacy = settings.method.privacy  # computed before the run: an extra may be missing
         clients = len(engine.parties("client"))
         self.privacy = privacy and privacy(self.loop.state, settings.method_config, run.rounds, clients, run.secure_sum)
 
     def close(self) -> None:
-        """End what the engine started."""
+        """End the processes of the engine."""
         self.engine.close()
 
     def new_loop(self, folder: RunFolder | None, incarnation: int = 0) -> RoundLoop:
@@ -143,13 +143,15 @@ class RunDriver:
         )
 
     def play(self, folder: RunFolder, *, resumed: bool) -> dict[str, Any]:
-        """Play the whole run in a folder and leave its result there. However it ends, the folder is free again
-        afterwards.
+        """Run all rounds in a folder and write the result there. Afterwards, also after an error, the folder is
+        unlocked.
         """
         try:
             self.engine.keep_tags(folder.store)
             self.loop = loop = self.new_loop(folder)
             with _log_file(folder.path / "log.txt"):
+                if self.engine.why_each:
+                    logger.warning("%s", self.engine.why_each)
                 if self.privacy and self.privacy.get("warning"):
                     logger.warning("differential privacy: %s", self.privacy["warning"])
                 if resumed:
@@ -163,7 +165,7 @@ class RunDriver:
             return result
         except OSError as error:
             message = (
-                f"cannot write to {folder.path} ({error.strerror or error}): set that right, then `isthmus resume "
+                f"cannot write to {folder.path} ({error.strerror or error}): correct that, then `isthmus resume "
                 f"{folder.path}`"
             )
             raise RunError(message) from error
@@ -173,22 +175,20 @@ class RunDriver:
             folder.close()
 
     def _write_models(self, folder: RunFolder) -> int:
-        """Write what the clients end with; returns how many numbers the largest model has."""
-        most = 0
+        """Write the clients' final models; returns the number of parameters of the largest."""
+        largest = 0
         for client, export in self.engine.export(self.settings.run.selection != "last"):
-            most = max(most, export.values)
+            largest = max(largest, export.values)
             if export.weights is not None:
                 folder.write_model(client, export.weights)
-        return most
+        return largest
 
     def _finish(self, folder: RunFolder) -> dict[str, Any]:
         loop, run = self.loop, self.settings.run
         try:
             trainable = self._write_models(folder)
-        except (
-            QuorumError
-        ) as error:  # a party that is lost at this point comes back with its last tag, which is the end of the run
-            logger.info("%s; once more from the last checkpoint", error)
+        except QuorumError as error:  # a party that was lost now returns with its last checkpoint, the end of the run
+            logger.info("%s; trying again from the last checkpoint", error)
             loop.restore()
             loop.play()
             trainable = self._write_models(folder)
@@ -198,8 +198,8 @@ class RunDriver:
         folder.write_json(
             "disclosure.json", {"method": run.method, "rows": loop.sheet.rows(), "protections": PROTECTIONS}
         )
-        facts = self.settings.method.facts
-        told = facts and facts(loop.kept_state, self.settings.method_config, self.scenario)
+        method_facts = self.settings.method.facts
+        facts = method_facts and method_facts(loop.kept_state, self.settings.method_config, self.scenario)
         result = form_result(
             self.settings,
             self.described,
@@ -211,7 +211,7 @@ class RunDriver:
             parameters,
             str(folder.path),
             self.privacy,
-            told,
+            facts,
         )
         folder.write_json("result.json", result)
         folder.drop_checkpoints()
@@ -219,11 +219,11 @@ class RunDriver:
 
 
 class SimulatedRun(RunDriver):
-    """Settings and a scenario, brought together on an engine. Use it in a ``with`` block, or :meth:`close` it: engines
-    have processes.
+    """A run of a scenario whose data are all here, on one machine or cluster. Use it in a ``with`` block, or
+    :meth:`close` it: an engine may have processes.
 
     Args:
-        engine: What makes the engine, instead of the one the settings name; ``engine_options`` are handed to it.
+        engine: Creates the engine, instead of the one the settings name; ``engine_options`` are passed to it.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class SimulatedRun(RunDriver):
     ) -> None:
         self.parts = parts_for(settings, scenario)
         run = settings.run
-        made = (engine or engine_class(run.engine))(
+        created = (engine or engine_class(run.engine))(
             self.parts,
             settings.method.table,
             settings.method_config,
@@ -248,10 +248,10 @@ class SimulatedRun(RunDriver):
         )
         try:
             resolved: dict[str, Any] = {name: getattr(scenario, name) for name in ("clients", "partition", "split")}
-            resolved |= {"execution": made.execution, **(made.resolved if engine is None else {})}
+            resolved |= {"execution": created.execution, **(created.resolved if engine is None else {})}
             super().__init__(
                 replace(settings, run=replace(run, **resolved)),
-                made,
+                created,
                 view_of(self.parts),
                 samples_of(self.parts),
                 Described(scenario.dataset, scenario.source),
@@ -259,7 +259,7 @@ class SimulatedRun(RunDriver):
                 callbacks=callbacks,
             )
         except BaseException:
-            made.close()
+            created.close()
             raise
 
     def __enter__(self) -> SimulatedRun:
@@ -270,8 +270,8 @@ class SimulatedRun(RunDriver):
 
 
 def default_folder(settings: Settings) -> Path:
-    """A new ``runs/<method>-<data set>-<partition>-k<clients>-s<seed>``, numbered where taken; made, so that nobody
-    else gets it.
+    """A new folder ``runs/<method>-<data set>-<partition>-k<clients>-s<seed>``, numbered where that exists. It is made
+    at once, so that no other process uses it.
     """
     run = settings.run
     name = "-".join([run.method, run.dataset.lower(), str(run.partition), f"k{run.clients}", f"s{run.seed}"])
@@ -296,7 +296,7 @@ def default_folder(settings: Settings) -> Path:
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """torch threads for the time of a run."""
+    """Set the number of torch threads for the duration of a run."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -307,7 +307,7 @@ def _threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def _log_file(path: Path) -> Iterator[None]:
-    """Everything the library logs goes into the run folder too."""
+    """Write the library's log into the run folder too."""
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger("isthmus")

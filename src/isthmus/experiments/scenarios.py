@@ -1,4 +1,4 @@
-"""From settings to what each party is given: node tasks and graph tasks, pooled or apart."""
+"""From settings to the data of each party: node tasks and graph tasks, pooled or divided."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def scenario_of(settings: Settings) -> AnyScenario:
 def build(
     *, dataset: str, partition: str | None, clients: int | None, split: str | None, seed: int, undirected: bool = False
 ) -> AnyScenario:
-    """A scenario of either kind of task; what is left open is the task's default."""
+    """A scenario of either kind of task; None means the task's default."""
     task = task_of(dataset)
-    _check_place(task, partition, split)
+    _check_task(task, partition, split)
     if task == "graph":
         if undirected:
             raise ConfigError("undirected=true is for one graph; sets of graphs are undirected already")
@@ -56,18 +56,18 @@ def build(
     )
 
 
-_PLACES = {
+_TASKS = {
     "node": (PARTITIONS, {text.partition(":")[0] for text in SPLITS}, "the nodes of one graph"),
     "graph": (GRAPH_PARTITIONS, {text.partition(":")[0] for text in GRAPH_SPLITS}, "sets of graphs"),
 }
 """Task -> its partitions, its splits, and its data in words."""
 
 
-def _check_place(task: str, partition: str | None, split: str | None) -> None:
-    """Say so where a partition or split exists, but for the other kind of data."""
+def _check_task(task: str, partition: str | None, split: str | None) -> None:
+    """Raise if a partition or split is one for the other kind of data."""
     (partitions, splits, _), (others, other_splits, whose) = (
-        _PLACES[task],
-        _PLACES["graph" if task == "node" else "node"],
+        _TASKS[task],
+        _TASKS["graph" if task == "node" else "node"],
     )
     for what, text, mine, theirs in (
         ("partition", partition, partitions, others),
@@ -76,13 +76,13 @@ def _check_place(task: str, partition: str | None, split: str | None) -> None:
         kind = (text or "").partition(":")[0].strip().lower()
         if kind not in mine and kind in theirs:
             raise ConfigError(
-                f"{what} {text} is for {whose}, and this data set is none: use one of {', '.join(sorted(mine))}"
+                f"{what} {text} is for {whose}, which this data set is not: use one of {', '.join(sorted(mine))}"
             )
 
 
 def parts_for(settings: Settings, scenario: AnyScenario) -> dict[str, Any]:
-    """What each client is given: everything in one place for a pooled method, no cross edges for a method that must not
-    know them.
+    """The data each client receives: all of it in one place for a pooled method, without cross edges for a method that
+    must not know them.
     """
     settings.method.check_task("graph" if isinstance(scenario, GraphScenario) else "node")
     if isinstance(scenario, GraphScenario):
@@ -116,19 +116,19 @@ def samples_of(parts: Mapping[str, AnyData]) -> dict[str, int]:
 
 
 def pool_graphs(parts: Mapping[str, GraphSetData]) -> GraphSetData:
-    """All graphs at one place, possible where they are of one kind."""
+    """All graphs in one place, which is possible where they have the same features and classes."""
     items = list(parts.values())
     if len({(data.num_features, data.num_classes) for data in items}) > 1:
         raise ConfigError(
             "these clients hold different data sets, which cannot be pooled; run central on one, e.g. --dataset mutag"
         )
-    nodes, arcs = _begin([data.num_nodes for data in items]), _begin([data.edge_index.shape[1] for data in items])
+    nodes, edges = _offsets([data.num_nodes for data in items]), _offsets([data.edge_index.shape[1] for data in items])
     zero = torch.zeros(1, dtype=torch.int64)
     return GraphSetData(
         x=torch.cat([data.x.to_dense() if data.x.layout != torch.strided else data.x for data in items]),
         edge_index=torch.cat([data.edge_index + shift for data, shift in zip(items, nodes, strict=True)], dim=1),
         ptr=torch.cat([zero, *(data.ptr[1:] + shift for data, shift in zip(items, nodes, strict=True))]),
-        edge_ptr=torch.cat([zero, *(data.edge_ptr[1:] + shift for data, shift in zip(items, arcs, strict=True))]),
+        edge_ptr=torch.cat([zero, *(data.edge_ptr[1:] + shift for data, shift in zip(items, edges, strict=True))]),
         y=torch.cat([data.y for data in items]),
         train=torch.cat([data.train for data in items]),
         val=torch.cat([data.val for data in items]),
@@ -138,13 +138,13 @@ def pool_graphs(parts: Mapping[str, GraphSetData]) -> GraphSetData:
     )
 
 
-def _begin(sizes: list[int]) -> Tensor:
-    """Where each stretch begins."""
+def _offsets(sizes: list[int]) -> Tensor:
+    """Offset of each part."""
     return torch.tensor([0, *sizes[:-1]]).cumsum(0)
 
 
 def report_statistics(scenario: AnyScenario) -> dict[str, Any]:
-    """``scenario.json``: what the report shows of the partition."""
+    """``scenario.json``: statistics of the partition, for the report."""
     if isinstance(scenario, GraphScenario):
         return {
             "task": "graph",

@@ -1,4 +1,4 @@
-"""From clients' tallies to the numbers of a metrics line and of a result."""
+"""Scores of a metrics line and of a result, from the clients' counts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from isthmus.metrics.registry import NamedMetric
 from isthmus.metrics.scores import accuracy, client_mean, pooled, weighted_mean
 
 Line = Mapping[str, Any]
-EVERYBODY = ""
+ALL_CLIENTS = ""
 """Stands for all clients together where only their sum is known."""
 
 
@@ -46,7 +46,7 @@ def evaluation_line(evaluations: Mapping[str, Evaluation], nodes: Mapping[str, i
 
 
 def groups_of(evaluations: Mapping[str, Evaluation]) -> dict[str, list[int]]:
-    """Right and all answers in groups of the test part (minority, majority, by degree), pooled over clients."""
+    """Correct and all predictions in groups of the test part (minority, majority, by degree), pooled over clients."""
     groups: dict[str, list[int]] = {}
     for evaluation in evaluations.values():
         for part, tally in evaluation.parts.items():
@@ -60,13 +60,13 @@ def groups_of(evaluations: Mapping[str, Evaluation]) -> dict[str, list[int]]:
 def use_metric(
     line: dict[str, Any], metric: NamedMetric, details: Mapping[str, Detail], nodes: Mapping[str, int]
 ) -> None:
-    """Put another score in the place of accuracy, which stays beside it as ``val_accuracy`` and ``test_accuracy``."""
+    """Replace accuracy by another score; it is kept as ``val_accuracy`` and ``test_accuracy``."""
     for part in ("val", "test"):
         line[f"{part}_accuracy"] = line[part]
         scores: dict[str, float | None] = dict.fromkeys(
             line["per_client"]
         )  # where only totals are known, clients have no score
-        if EVERYBODY not in details:
+        if ALL_CLIENTS not in details:
             scores |= {
                 client: metric.of(detail.confusion[part], detail.histogram[part]) for client, detail in details.items()
             }
@@ -84,14 +84,14 @@ def use_metric(
 
 
 def _pooled_loss(tallies: Sequence[Tally]) -> float | None:
-    """Mean loss; None where there are no answers, or where training has diverged (JSON knows no infinity)."""
+    """Mean loss; None without predictions, or where training has diverged (JSON has no infinity)."""
     total = sum(t.total for t in tallies)
     loss = sum(t.loss for t in tallies) / total if total else math.nan
     return loss if math.isfinite(loss) else None
 
 
 def better(new: Line, old: Line | None, selection: str) -> bool:
-    """Did validation improve? Ties go to the earlier round; while nothing can be compared the later round counts as
+    """Whether validation improved. Ties go to the earlier round; while no score is defined the later round counts as
     better.
     """
     key = "val_loss" if selection == "best_val_loss" else "val"
@@ -103,7 +103,7 @@ def better(new: Line, old: Line | None, selection: str) -> bool:
 
 
 def selected_line(lines: Sequence[Line], selection: str) -> Line:
-    """The evaluated round that validation picks."""
+    """The evaluated round that validation selects."""
     if not lines:
         raise RunError("no round was evaluated; run at least one round")
     best: Line | None = None

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from isthmus.errors import ProtocolError
-from isthmus.federation.messages import Kind, Message, kinds_of
+from isthmus.federation.messages import Kind, Message, kinds_of, messages_inside
 from isthmus.federation.schema import DTYPES, Json, Sink, Source, schema
 from isthmus.records import Record
 
@@ -96,12 +96,12 @@ def measure(message: Message) -> tuple[int, dict[str, int]]:
 def finite(message: Message) -> bool:
     """Whether all models, gradients and embeddings in a message are finite numbers."""
     kinds = kinds_of(type(message))
+    nested = _nested(kinds)
     for name, node in schema(type(message)).fields.items():
         value = getattr(message, name)
-        if isinstance(value, Message):
-            if not finite(value):
-                return False
-        elif kinds.get(name) in FINITE:
+        if name in nested and not all(map(finite, messages_inside(value))):
+            return False
+        if kinds.get(name) in FINITE:
             sink = Sink()
             node.write(value, sink)
             if not all(_finite(tensor) for tensor in sink.tensors if tensor.is_floating_point()):
@@ -114,10 +114,21 @@ def _finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
+def _nested(kinds: Mapping[str, Kind]) -> set[str]:
+    """Fields with messages inside."""
+    return {name.partition(".")[0] for name in kinds if "." in name}
+
+
 def _by_kind(message: Message, by_kind: dict[str, int]) -> None:
+    """Add up the bytes of each kind: a message inside a field counts by its own kinds, the rest by the field's."""
     kinds = kinds_of(type(message))
+    nested = _nested(kinds)
     for name, node in schema(type(message)).fields.items():
         value = getattr(message, name)
+        before = sum(by_kind.values())
+        if name in nested:
+            for inner in messages_inside(value):
+                _by_kind(inner, by_kind)
         if name in kinds:
             sink = Sink()
             node.write(value, sink)
@@ -127,9 +138,8 @@ def _by_kind(message: Message, by_kind: dict[str, int]) -> None:
                 + sum(map(len, sink.blobs))
                 + numbers
             )
+            size -= sum(by_kind.values()) - before
             by_kind[kinds[name]] = by_kind.get(kinds[name], 0) + size
-        else:
-            _by_kind(value, by_kind)
 
 
 def decode(data: Buffer, expected: type[R], limits: Limits = LIMITS) -> R:

@@ -69,6 +69,7 @@ class Answer(Record):
     keys: Mapping[str, bytes] | None = None
     exports: Mapping[str, Exported] | None = None
     execution: str = "each"
+    why_each: str = ""
 
     def check(self, place: str) -> Answer:
         """This answer, or the error it carries."""
@@ -102,7 +103,7 @@ class PartyHost(LocalEngine):
         self._explain, self._limits = explain, limits
         self._shared: set[int] = set()
         self.orders: dict[str, Callable[[Order], Answer]] = {
-            "open": lambda order: Answer(execution=self.execution),
+            "open": lambda order: Answer(execution=self.execution, why_each=self.why_each),
             "commit": self._on_commit,
             "tags": lambda order: Answer(steps=self.tags()),
             "fetch": self._on_fetch,

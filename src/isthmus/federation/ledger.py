@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from isthmus.federation.messages import Kind, Message, PartyId, kinds_of, role_of
 
@@ -100,6 +100,26 @@ def channel_totals(entries: Iterable[Entry]) -> dict[str, int]:
     return totals
 
 
+class SheetKey(NamedTuple):
+    """What makes two lines of a disclosure sheet the same: who shows whom which content. A message is its name and the
+    kinds of its fields; a name alone would let another message of that name pass.
+    """
+
+    phase: str
+    sender: str
+    receiver: str
+    message: str
+    protection: str
+    fields: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        return f"{' / '.join(self[:5])} ({', '.join(f'{name}: {kind}' for name, kind in self.fields)})"
+
+
+def _fields(kinds: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(kinds.items()))
+
+
 @dataclass(frozen=True)
 class Disclosure:
     """One line of a disclosure sheet: in this phase, this role shows that role these kinds of things, under this
@@ -113,8 +133,9 @@ class Disclosure:
     protection: Protection = "clear"
 
     @property
-    def key(self) -> tuple[str, str, str, str, str]:
-        return self.phase, self.sender, self.receiver, self.message.__name__, self.protection
+    def key(self) -> SheetKey:
+        kinds = {name: str(kind) for name, kind in kinds_of(self.message).items()}
+        return SheetKey(self.phase, self.sender, self.receiver, self.message.__name__, self.protection, _fields(kinds))
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -125,12 +146,12 @@ class Sheet:
     """The disclosure sheet of a run, gathered from the ledger as rounds are committed."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[str, str, str, str, str], dict[str, Any]] = {}
+        self._rows: dict[SheetKey, dict[str, Any]] = {}
 
     def add(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
             sender, receiver = entry.roles
-            key = (entry.phase, sender, receiver, entry.message, entry.protection)
+            key = SheetKey(entry.phase, sender, receiver, entry.message, entry.protection, _fields(entry.kinds))
             row = self._rows.setdefault(
                 key, {"kinds": sorted(set(entry.kinds.values())), "times": 0, "bytes": 0, "bytes_by_kind": {}}
             )
@@ -139,26 +160,21 @@ class Sheet:
             for kind, size in entry.by_kind.items():
                 row["bytes_by_kind"][kind] = row["bytes_by_kind"].get(kind, 0) + size
 
-    def keys(self) -> set[tuple[str, str, str, str, str]]:
+    def keys(self) -> set[SheetKey]:
         return set(self._rows)
 
     def rows(self) -> list[dict[str, Any]]:
-        names = ("phase", "sender", "receiver", "message", "protection")
-        return [dict(zip(names, key, strict=True)) | row for key, row in self._rows.items()]
+        columns = SheetKey._fields[:5]
+        return [dict(zip(columns, key[:5], strict=True)) | row for key, row in self._rows.items()]
 
 
-def differences(sheet: Sheet, declared: Sequence[Disclosure], also: Iterable[str] = ()) -> list[str]:
+def differences(sheet: Sheet, declared: Sequence[Disclosure]) -> list[str]:
     """What a run showed that was not declared, and what was declared but never shown; empty if the sheet is honest.
 
-    ``also``: names of messages of the house itself (keys of secure sums, counts for ``--metric``) that may be shown
-    beside these.
+    ``declared``: every line of the run, those of the framework's own messages among them
+    (`isthmus.experiments.disclosure.sheet_of` gives them).
     """
-    shown = {key for key in set(sheet.keys()) if key[3] not in set(also)}
-    # What a method declares as summed is masked where secure sums are on: less is shown, never more.
-    masked = {(*key[:4], "summed") for key in shown if key[4] == "masked"}
-    stated = {line.key for line in declared}
-    shown = {key for key in shown if key[4] != "masked"} | masked
-    show = " / ".join
-    return [f"shown but not declared: {show(key)}" for key in sorted(shown - stated)] + [
-        f"declared but never shown: {show(key)}" for key in sorted(stated - shown)
+    shown, stated = sheet.keys(), {line.key for line in declared}
+    return [f"shown but not declared: {key}" for key in sorted(shown - stated)] + [
+        f"declared but never shown: {key}" for key in sorted(stated - shown)
     ]

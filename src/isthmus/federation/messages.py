@@ -14,9 +14,11 @@ that party's checkpoints.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Annotated, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from isthmus.records import Record
 
@@ -80,7 +82,11 @@ def client_of(party: PartyId) -> ClientId:
 
 
 def kinds_of(message: type[Message]) -> dict[str, Kind]:
-    """Kind of each field, nested messages as ``outer.inner``. A field without one is the author's mistake."""
+    """Kind of each field, and of the fields of messages inside it as ``outer.inner``.
+
+    A field of messages alone (one, a tuple of them, or None) needs no kind of its own. Any other field without one is
+    the author's mistake. A map of messages has a kind of its own, because its keys tell something too.
+    """
     if message in _KINDS:
         return _KINDS[message]
     hints = get_type_hints(message, include_extras=True)
@@ -90,12 +96,42 @@ def kinds_of(message: type[Message]) -> dict[str, Kind]:
         marks = [mark for mark in get_args(hint)[1:] if isinstance(mark, Kind)] if get_origin(hint) is Annotated else []
         if marks:
             kinds[field.name] = marks[0]
-        elif isinstance(hint, type) and issubclass(hint, Message):
-            kinds |= {f"{field.name}.{name}": kind for name, kind in kinds_of(hint).items()}
-        else:
+        elif not _messages_alone(hint):
             raise TypeError(f"{message.__name__}.{field.name} has no kind: write e.g. `{field.name}: Model[...]`")
+        nested = _message_types(hint)
+        for inner in nested:
+            prefix = field.name if len(nested) == 1 else f"{field.name}.{inner.__name__}"
+            kinds |= {f"{prefix}.{name}": kind for name, kind in kinds_of(inner).items()}
     _KINDS[message] = kinds
     return kinds
 
 
 _KINDS: dict[type[Message], dict[str, Kind]] = {}
+
+
+def _messages_alone(hint: Any) -> bool:
+    if isinstance(hint, type):
+        return issubclass(hint, Message)
+    if get_origin(hint) not in (tuple, Union, UnionType):
+        return False
+    return all(part in (Ellipsis, NoneType) or _messages_alone(part) for part in get_args(hint))
+
+
+def _message_types(hint: Any) -> list[type[Message]]:
+    """Types of all messages inside a field, also in maps, tuples and records."""
+    if isinstance(hint, type) and issubclass(hint, Message):
+        return [hint]
+    inside = get_type_hints(hint).values() if isinstance(hint, type) and issubclass(hint, Record) else get_args(hint)
+    return list(dict.fromkeys(found for part in inside for found in _message_types(part)))
+
+
+def messages_inside(value: object) -> Iterator[Message]:
+    """The messages inside a field's value, not those inside them."""
+    if isinstance(value, Message):
+        yield value
+    elif isinstance(value, Record):
+        for field in fields(value):
+            yield from messages_inside(getattr(value, field.name))
+    elif isinstance(value, (Mapping, tuple, list)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from messages_inside(item)

@@ -95,7 +95,9 @@ class Client(Generic[ConfigT, StateT]):
     """
 
     cohort: ClassVar[type[Cohort[Any]] | None] = None
-    """Class that runs handlers of many such clients in one set of kernels, or None."""
+    """Class that runs handlers of many such clients in one set of kernels, or None. It stands for the class that sets
+    it: a subclass that overrides anything sets it again (see :func:`cohort_of`).
+    """
 
     def __init__(self, party: PartyId, data: Any, config: ConfigT, stream: Stream) -> None:
         self.party = party
@@ -151,6 +153,65 @@ class Cohort(Generic[ClientT]):
         """Write back the state of all clients, as copies the cohort will not touch again."""
 
 
+@dataclass(frozen=True)
+class CohortChoice:
+    """Which cohort may run the clients of a class together.
+
+    Args:
+        cohort: None where there is none, or none that may be used.
+        handlers: Handlers it runs; all others run at each client.
+        refused: Why the declared cohort may not be used, for the user; empty where it may.
+    """
+
+    cohort: type[Cohort[Any]] | None = None
+    handlers: frozenset[str] = frozenset()
+    refused: str = ""
+
+
+def cohort_of(cls: type[Client[Any, Any]]) -> CohortChoice:
+    """The cohort of a class, unless something was overridden since the class that declares it.
+
+    A cohort stands for the functions of the class that declares it. What a subclass (or a mixin) changes would never
+    run, so clients of such a class run each by itself until it declares a cohort of its own.
+    """
+    declaring = next(base for base in cls.__mro__ if "cohort" in vars(base))
+    cohort: type[Cohort[Any]] | None = vars(declaring)["cohort"]
+    if cohort is None:
+        return CohortChoice()
+    added = [base for base in cls.__mro__ if base not in declaring.__mro__]
+    overridden = sorted(
+        {name for base in added for name in vars(base) if _can_override(name) and hasattr(declaring, name)}
+    )
+    if overridden:
+        return CohortChoice(refused=_refusal(cls, overridden, cohort, declaring))
+    handlers = {name for name in _marked(declaring) if hasattr(cohort, name) and not hasattr(Cohort, name)}
+    return CohortChoice(cohort, frozenset(handlers))
+
+
+def overridden_on_objects(clients: Sequence[Client[Any, Any]]) -> str:
+    """Why clients may not run together although their class may: functions replaced on single objects. Empty if
+    none were.
+    """
+    for client in clients:
+        cls = type(client)
+        names = sorted(name for name in vars(client) if callable(getattr(cls, name, None)))
+        if names and cls.cohort is not None:
+            return _refusal(cls, names, cls.cohort, cls)
+    return ""
+
+
+def _can_override(name: str) -> bool:
+    return name == "__init__" or not (name.startswith("__") and name.endswith("__"))
+
+
+def _refusal(cls: type, names: Sequence[str], cohort: type, declaring: type) -> str:
+    return (
+        f"clients run each by itself: {cls.__name__} overrides {', '.join(names)}, which {cohort.__name__}, the cohort "
+        f"of {declaring.__name__}, would ignore; set `cohort` in {cls.__name__} to a class that does the same for many "
+        "clients, or to None to run without one and without this line"
+    )
+
+
 def everything(data: NodeData) -> NodeData:
     return data
 
@@ -173,7 +234,10 @@ class RoleTable:
     handlers: Mapping[str, Mapping[str, Signature]] = field(init=False)
 
     def __post_init__(self) -> None:
-        table = {role: dict(_marked(entry.cls)) for role, entry in self.roles.items()}
+        table = {
+            role: {name: signature_of(function) for name, function in _marked(entry.cls).items()}
+            for role, entry in self.roles.items()
+        }
         object.__setattr__(self, "handlers", table)
 
     def locate(self, function: Callable[..., Any], prefer: str | None = None) -> tuple[str, str]:
@@ -202,9 +266,10 @@ class RoleTable:
             raise unknown("handler", f"{role}.{name}", allowed, error=ProtocolError) from None
 
 
-def _marked(cls: type) -> list[tuple[str, Signature]]:
-    found = []
-    for name, function in inspect.getmembers(cls, inspect.isfunction):
-        if any(getattr(vars(base).get(name), _MARK, False) for base in cls.__mro__):
-            found.append((name, signature_of(function)))
-    return found
+def _marked(cls: type) -> dict[str, Callable[..., Any]]:
+    """Functions of a class that are marked :func:`handler`, there or in a base."""
+    return {
+        name: function
+        for name, function in inspect.getmembers(cls, inspect.isfunction)
+        if any(getattr(vars(base).get(name), _MARK, False) for base in cls.__mro__)
+    }

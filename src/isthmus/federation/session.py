@@ -66,6 +66,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def why_each(self) -> str:
+        """Why the cohort that the clients' class declares is not used although that was asked for; empty otherwise."""
+        ...
+
+    @property
     def resolved(self) -> Mapping[str, Any]:
         """Fields of the run's config that were left open and this engine has decided, e.g. how many actors there
         are.

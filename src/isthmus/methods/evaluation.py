@@ -10,27 +10,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from isthmus.federation.messages import LabelStatistic, Message, Metric
+from isthmus.federation.messages import Count, LabelStatistic, Message, Metric
 from isthmus.metrics.histogram import score_histogram
-from isthmus.records import Record
 
 
 @dataclass(frozen=True)
-class Tally(Record):
+class Tally(Message):
     """Right answers, all answers, and the summed loss, of some samples."""
 
-    correct: int
-    total: int
-    loss: float
+    correct: Metric[int]
+    total: Count[int]
+    loss: Metric[float]
 
 
 @dataclass(frozen=True)
 class Evaluation(Message):
     """One client's tallies by part: ``train``, ``val``, ``test``, and groups of the test part such as
-    ``test:minority``.
+    ``test:minority``. Groups of classes make it a statistic of labels, beside the counts and scores in each tally.
     """
 
-    parts: Metric[Mapping[str, Tally]]
+    parts: LabelStatistic[Mapping[str, Tally]]
 
 
 @dataclass(frozen=True)

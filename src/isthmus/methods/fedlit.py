@@ -9,11 +9,11 @@ finds out which types of different clients are the same, and averages channels a
     centres          ServerState.centres (T, 2 h)     their means over clients, type by type
     alignment        `typed_edges.align`              greedy by cosine, a permutation per client
 
-A round: everybody takes the common weights and centres, and in every local epoch re-types its edges by one EM step
+A round: every client takes the common weights and centres, and in every local epoch re-types its edges by one EM step
 (k-means the first time) and takes one step on all weights. Centroids go to the server, which answers each client with
-its order of types; the client puts all it has
-into that order, and only then sends its weights, to be summed: branches count once per client that has a training node
-at an edge of the type, the rest by training size. The centroids are seen one by one, the weights only as a sum.
+its order of types; the client puts all it has into that order, and only then sends its weights, to be summed: branches
+count once per client that has a training node at an edge of the type, the rest by training size. The centroids are seen
+one by one, the weights only as a sum.
 
 # Differs from the reference code: it hands every client the last client's alignment and builds the similarity matrix
 transposed; empty types become NaN there (here they restart at the least typical edge), nodes that no edge of a type
@@ -64,7 +64,7 @@ from isthmus.tensors import Weights, num_values
 
 @dataclass(frozen=True)
 class FedLitConfig(WeightedConfig):
-    """Knobs of FedLit. ``backbone`` is the convolution of the channels, the first of ``hidden`` their width; other
+    """Settings of FedLit. ``backbone`` is the convolution of the channels, the first of ``hidden`` their width; other
     layers are its own, so ``input_norm`` and ``head`` change nothing.
 
     Args:
@@ -150,7 +150,7 @@ class FedLitState(ModelState):
 
 
 class _Nodes:
-    """What is scored; the model is the client's own business here."""
+    """What is scored; the model is in the client's state."""
 
     model = None
 
@@ -162,10 +162,11 @@ class _Nodes:
 class FedLitClient(WeightedClient[FedLitConfig]):
     """One client: types its edges, trains all channels."""
 
+    state: FedLitState
+
     def setup(self) -> None:
-        data: Any = self.data
-        self.learner: Any = _Nodes(data)
-        self.inputs = typed_inputs(data, self.config.dtype)
+        self.learner: Any = _Nodes(self.data)
+        self.inputs = typed_inputs(self.data, self.config.dtype)
         self._matrix: tuple[Tensor, Sparse] | None = None
 
     def initial_state(self) -> FedLitState:
@@ -185,15 +186,13 @@ class FedLitClient(WeightedClient[FedLitConfig]):
     @handler
     def local_update(self, common: Common) -> Centroids:
         """E epochs: re-type the edges, take one step."""
-        config, data = self.config, self.data
+        config, data, moments = self.config, self.data, self.state.optimizer.copy()
         weights = {name: tensor.clone() for name, tensor in common.weights.items()}
-        state, centroids, types = self.state, common.centres, torch.zeros(self.inputs.edges.shape[1], dtype=torch.int64)
-        moments = OptimizerState(state.optimizer.steps, _clone(state.optimizer.first), _clone(state.optimizer.second))
-        plans = step_plan(
-            config.optimizer, moments.steps, config.local_epochs, config.lr, config.weight_decay, config.dtype
-        )
-        generator = self.stream("dropout").torch()
-        for epoch in range(config.local_epochs):
+        centroids, types = common.centres, torch.zeros(self.inputs.edges.shape[1], dtype=torch.int64)
+        epochs, decay = config.local_epochs, config.weight_decay
+        plans = step_plan(config.optimizer, moments.steps, epochs, config.lr, decay, config.dtype)
+        kind, rate, generator = config.backbone, config.dropout, self.stream("dropout").torch()
+        for epoch in range(epochs):
             leaves = {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
             f = features(leaves, self.inputs)
             if len(types):
@@ -203,14 +202,12 @@ class FedLitClient(WeightedClient[FedLitConfig]):
                 types, centroids = em_step(embedding, centroids)
             if not data.num_train:
                 continue
-            logits = typed_forward(
-                config.backbone, leaves, f, self.matrix(types), rate=config.dropout, generator=generator
-            )
+            logits = typed_forward(kind, leaves, f, self.matrix(types), rate=rate, generator=generator)
             if config.loss == "double_softmax":
                 logits = torch.softmax(logits, dim=-1)
             loss = torch.nn.functional.cross_entropy(logits[data.train], data.y[data.train])
             grads = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
-            moments = take_step(weights, grads, moments, replace(plans, step=epoch))
+            moments = take_step(weights, grads, moments, replace(plans, step=epoch))  # on all weights
         if not len(centroids):
             centroids = torch.zeros(config.types, 2 * config.hidden[0], dtype=config.dtype)
         self.state = FedLitState(weights, moments, centroids, types)
@@ -219,42 +216,30 @@ class FedLitClient(WeightedClient[FedLitConfig]):
     @handler
     def put_in_order(self, order: Order) -> Update:
         """Everything the client has in the global order of types, then what it adds to the sums."""
-        state = self.state
-        assert isinstance(state, FedLitState)
-        place = torch.empty_like(order.types)
-        place[order.types] = torch.arange(len(place))  # global type of each own type
-        steps, first, second = state.optimizer.steps, state.optimizer.first, state.optimizer.second
-        moments = OptimizerState(steps, reorder(first, order.types), reorder(second, order.types))
-        self.state = FedLitState(
-            reorder(state.weights, order.types), moments, state.centroids[order.types], place[state.types]
-        )
+        state, own = self.state, order.types
+        place = torch.empty_like(own)
+        place[own] = torch.arange(len(place))  # global type of each own type
+        first, second = (reorder(part, own) for part in (state.optimizer.first, state.optimizer.second))
+        moments = OptimizerState(state.optimizer.steps, first, second)
+        self.state = FedLitState(reorder(state.weights, own), moments, state.centroids[own], place[state.types])
         active, share = self.active(), self.samples() / order.total
         weights = {
-            name: tensor * active.to(tensor.dtype).view(-1, *[1] * (tensor.dim() - 1))
-            if name.startswith(BRANCH)
-            else tensor * share
+            name: tensor * (by_type(active, tensor) if name.startswith(BRANCH) else share)
             for name, tensor in self.state.weights.items()
         }
         return Update(weights, active)
 
     def active(self) -> Tensor:
-        """1 for types with a training node at one of their edges (T,); with a single type, which is no choice,
-        always.
-        """
-        state, config = self.state, self.config
-        assert isinstance(state, FedLitState)
-        if config.types == 1:
+        """1 for types with a training node at one of their edges (T,); always with a single type."""
+        if self.config.types == 1:
             return torch.ones(1, dtype=torch.float64)
         ends = self.data.train[self.inputs.edges].any(dim=0)
-        return (torch.bincount(state.types[ends], minlength=config.types) > 0).double()
+        return (torch.bincount(self.state.types[ends], minlength=self.config.types) > 0).double()
 
     def logits(self) -> Tensor:
-        state = self.state
-        assert isinstance(state, FedLitState)
+        weights, matrix = self.state.weights, self.matrix(self.state.types)
         with torch.no_grad():
-            return typed_forward(
-                self.config.backbone, state.weights, features(state.weights, self.inputs), self.matrix(state.types)
-            )
+            return typed_forward(self.config.backbone, weights, features(weights, self.inputs), matrix)
 
 
 def init(view: View, config: FedLitConfig, common: Stream) -> ServerState:
@@ -274,44 +259,42 @@ def count_round(state: ServerState, federation: Federation, config: FedLitConfig
 def fedlit_round(state: ServerState, federation: Federation, config: FedLitConfig) -> tuple[ServerState, Log]:
     """Train and type; align; average."""
     replies = federation.call(FedLitClient.local_update, Common(state.weights, state.centres, state.total))
-    told = {client: reply.centroids for client, reply in replies.items() if reply.edges}
-    centres = state.centres if len(state.centres) or not told else most_alike(told)
-    straight = list(range(config.types))
-    orders = {client: torch.tensor(align(told[client], centres) if client in told else straight) for client in replies}
-    if told:
-        centres = torch.stack([told[client][orders[client]] for client in told]).mean(0)
-    total = federation.sum(
-        FedLitClient.put_in_order, PerClient({client: Order(orders[client], state.total) for client in replies})
-    )
+    sent = {client: reply.centroids for client, reply in replies.items() if reply.edges}
+    centres = state.centres if len(state.centres) or not sent else most_alike(sent)
+    same = list(range(config.types))
+    orders = {client: torch.tensor(align(sent[client], centres) if client in sent else same) for client in replies}
+    if sent:
+        centres = torch.stack([sent[client][orders[client]] for client in sent]).mean(0)
+    requests = PerClient({client: Order(order, state.total) for client, order in orders.items()})
+    total = federation.sum(FedLitClient.put_in_order, requests)
     weights = {}
     for name, tensor in total.weights.items():
-        if name.startswith(BRANCH):
-            count = total.active.to(tensor.dtype).view(-1, *[1] * (tensor.dim() - 1))
+        if name.startswith(BRANCH):  # the mean over clients where the type is active
+            count = by_type(total.active, tensor)
             tensor = torch.where(count > 0, tensor / count.clamp(min=1.0), state.weights[name])
         weights[name] = tensor
     moved = sum(int((order != torch.arange(len(order))).sum()) for order in orders.values())
     return replace(state, weights=weights, centres=centres), {"types_reordered": float(moved)}
 
 
-def most_alike(told: Mapping[str, Tensor]) -> Tensor:
-    """The centroids of the client whose types fit everybody's best: the first reference, whatever the order of
-    clients.
-    """
-    unit = {client: torch.nn.functional.normalize(centroids, dim=1) for client, centroids in told.items()}
+def by_type(values: Tensor, branches: Tensor) -> Tensor:
+    """A value for each type (T,), shaped to multiply the branches' weights (T, ...)."""
+    return values.to(branches.dtype).view(-1, *[1] * (branches.dim() - 1))
+
+
+def most_alike(sent: Mapping[str, Tensor]) -> Tensor:
+    """The centroids of the client most like all others: the first reference, whatever the order of clients."""
+    unit = {client: torch.nn.functional.normalize(centroids, dim=1) for client, centroids in sent.items()}
     fit = {
         client: sum(float((own @ other.T).max(dim=1).values.sum()) for other in unit.values())
         for client, own in unit.items()
     }
-    return told[max(sorted(fit), key=lambda client: fit[client])]
+    return sent[max(sorted(fit), key=lambda client: fit[client])]
 
 
 def evaluate(state: ServerState, federation: Federation, config: FedLitConfig) -> Replies[Evaluation]:
     """Every client scores the common model on its own nodes, with its own types of edges."""
     return federation.call(FedLitClient.deploy, Deployed(state.weights))
-
-
-def _clone(weights: Weights) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in weights.items()}
 
 
 METHOD = register(

@@ -11,11 +11,12 @@ was received.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from isthmus.errors import ConfigError
-from isthmus.federation.roles import Role
+from isthmus.federation.roles import Cohort, Role
 from isthmus.methods import fedavg
-from isthmus.methods.fedavg import FedAvgClient, FedAvgConfig
+from isthmus.methods.fedavg import FedAvgClient, FedAvgCohort, FedAvgConfig
 from isthmus.methods.registry import register
 from isthmus.nn.train import ExtraGradient, Proximal
 from isthmus.tensors import Weights
@@ -39,6 +40,8 @@ class FedProxConfig(FedAvgConfig):
 
 class FedProxClient(FedAvgClient[FedProxConfig]):
     """A FedAvg client that does not stray far from the common weights."""
+
+    cohort: ClassVar[type[Cohort[Any]] | None] = FedAvgCohort  # it adds each client's extra_gradient
 
     def extra_gradient(self, received: Weights) -> ExtraGradient | None:
         return Proximal(self.config.mu, received) if self.config.mu else None

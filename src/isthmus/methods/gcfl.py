@@ -1,7 +1,7 @@
 r"""GCFL -- Xie, Ma, Xiong & Yang, Federated Graph Classification over Non-IID Graphs, NeurIPS 2021,
 https://arxiv.org/abs/2106.13423.
 
-FedAvg within clusters of clients; a cluster is cut in two where its clients pull apart.
+FedAvg within clusters of clients; a cluster is cut in two where its clients' updates diverge.
 
     paper            here
     C_k              ServerState.clusters    clients, a partition that is only ever refined; one cluster at the start
@@ -16,12 +16,12 @@ FedAvg within clusters of clients; a cluster is cut in two where its clients pul
 
 The thresholds depend on rate, steps and number of shared values: with other models they may never or always be met, so
 both norms of every cluster are in the log of evaluated rounds, and those of every cut in the result. Clients send their
-shared weights rather than the
-difference: the server knows where they started, and a cluster that is never cut is then FedAvg (nodes) or FedPer
-(graphs) bit for bit. On graphs the convolutions are shared; on nodes all layers (``share_input_norm`` as in FedAvg).
+shared weights rather than the difference: the server knows where they started, and a cluster that is never cut is then
+FedAvg (nodes) or FedPer (graphs) bit for bit. On graphs the convolutions are shared; on nodes all layers
+(``share_input_norm`` as in FedAvg). The local steps are FedAvg's (`FedAvgClient.train`).
 
 # Differs from the published code: it reports for each client the best test accuracy over all cached cluster models,
-which looks at the test # set. Here a client is scored with the model of the cluster it ends in.
+which looks at the test set. Here a client is scored with the model of the cluster it ends in.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Cluster = tuple[PartyId, ...]
 
 @dataclass(frozen=True)
 class GCFLConfig(FedAvgConfig):
-    """Knobs of GCFL.
+    """Settings of GCFL.
 
     Args:
         eps1: Upper bound of the norm of a cluster's mean update for a split; 0 never splits.
@@ -215,13 +215,8 @@ def _update(weights: Weights, shared: Weights) -> Tensor:
 
 def per_client(state: ServerState, kind: type[Any]) -> PerClient[Any]:
     """Each client's cluster model."""
-    return PerClient(
-        {
-            client: kind(shared)
-            for cluster, shared in zip(state.clusters, state.weights, strict=True)
-            for client in cluster
-        }
-    )
+    pairs = zip(state.clusters, state.weights, strict=True)
+    return PerClient({client: kind(shared) for cluster, shared in pairs for client in cluster})
 
 
 def evaluate(state: ServerState, federation: Federation, config: GCFLConfig) -> Replies[Evaluation]:
@@ -230,20 +225,19 @@ def evaluate(state: ServerState, federation: Federation, config: GCFLConfig) -> 
 
 
 def facts(state: ServerState, config: GCFLConfig, scenario: Any) -> Mapping[str, Any]:
-    """The clusters a run ended with, when they were cut, and how far their clients had pulled apart."""
-    clusters = [list(cluster) for cluster in state.clusters]
-    never = f"one cluster, never cut (eps1 {config.eps1}, eps2 {config.eps2}, not before round {config.warmup + 1})"
+    """The clusters a run ended with, when they were cut, and how far their clients' updates had diverged."""
     cuts = [
         f"{at} (mean {mean:.3f}, largest {largest:.3f})"
         for at, (mean, largest) in zip(state.splits, state.norms, strict=True)
     ]
-    told = f"{len(clusters)} clusters, cut in round {', '.join(cuts)}" if cuts else never
-    norms = [list(pair) for pair in state.norms]
+    summary = f"one cluster, never cut (eps1 {config.eps1}, eps2 {config.eps2}, not before round {config.warmup + 1})"
+    if cuts:
+        summary = f"{len(state.clusters)} clusters, cut in round {', '.join(cuts)}"
     return {
-        "summary": told,
-        "clusters": clusters,
+        "summary": summary,
+        "clusters": [list(cluster) for cluster in state.clusters],
         "splits": list(state.splits),
-        "norms": norms,
+        "norms": [list(pair) for pair in state.norms],
         "eps1": config.eps1,
         "eps2": config.eps2,
     }
@@ -252,7 +246,7 @@ def facts(state: ServerState, config: GCFLConfig, scenario: Any) -> Mapping[str,
 METHOD = register(
     Method(
         name="gcfl",
-        summary="FedAvg within clusters that are cut where clients pull apart",
+        summary="FedAvg within clusters that are cut where clients' updates diverge",
         reference="Xie et al., Federated Graph Classification over Non-IID Graphs, NeurIPS 2021",
         config=GCFLConfig,
         init=init,

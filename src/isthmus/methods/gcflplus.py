@@ -37,7 +37,7 @@ from isthmus.tensors import Weights
 
 @dataclass(frozen=True)
 class GCFLPlusConfig(GCFLConfig):
-    """Knobs of GCFL+.
+    """Settings of GCFL+.
 
     Args:
         window: Values of each series that are compared (d).

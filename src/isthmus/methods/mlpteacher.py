@@ -17,7 +17,7 @@ from isthmus.methods.registry import register
 
 @dataclass(frozen=True)
 class MLPTeacherConfig(FedSprayConfig):
-    """FedSpray's knobs, with no proxies and no classifier to set any for."""
+    """FedSpray's settings; there are no proxies and no classifier."""
 
     proxies: bool = False
 

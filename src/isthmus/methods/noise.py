@@ -1,4 +1,4 @@
-"""Differential privacy of what clients send in training: clip, noise, and what that is worth.
+"""Differential privacy of what clients send in training: clipping, noise, and the guarantee that follows.
 
 Every client clips its own update (FedAvg: ``w_k - w_t``; FedSGD: its gradient) to ``dp_clip`` in L2 norm over all
 shared tensors and adds Gaussian noise of standard deviation ``dp_noise * dp_clip`` to every number, before anything
@@ -6,7 +6,7 @@ leaves it. So the guarantee needs no trust in the server. Its unit is the client
 same had *all* data of the client been other data, hence the sensitivity ``2 dp_clip``. A client counts one release per
 round, also where fewer are drawn: the server knows whom it drew.
 
-The noise is a function of a secret of the party, of the call, and of the clipped numbers. A round that is played again
+The noise is a function of a secret of the party, of the call, and of the clipped numbers. A round that is replayed
 after a crash, with the same bits, therefore releases the same numbers again and costs nothing; anything else gets noise
 of its own. Two runs with one seed still differ. Epsilon counts the rounds of one run: more runs on the same data, or
 calls beyond its rounds, cost more, and no party refuses them.
@@ -30,7 +30,7 @@ def statement(
     values: int,
     parties: int,
     masked: bool,
-    knob: str = "dp_noise",
+    setting: str = "dp_noise",
 ) -> dict[str, Any]:
     """The ``privacy`` of a result.
 
@@ -38,22 +38,22 @@ def statement(
         releases: How often a client sends something.
         values: Numbers in what it sends.
         parties: Clients per sum.
-        knob: Name of the setting that adds noise, for who left it out.
-        masked: Whether sums are secure. Then ``epsilon_of_totals`` says what the totals alone are worth, if all clients
+        setting: Name of the setting that adds noise, for who left it out.
+        masked: Whether sums are secure. Then ``epsilon_of_totals`` is that of the totals alone, if all clients
             add their noise.
     """
     mechanism = Mechanism(clip, noise)
-    worth: dict[str, Any] = {"epsilon": None}
+    guarantee: dict[str, Any] = {"epsilon": None}
     warning: str | None = (
-        f"clipping without noise bounds what one client can change, and guarantees no privacy: set {knob} above 0"
+        f"clipping without noise bounds what one client can change, and guarantees no privacy: set {setting} above 0"
     )
     if noise > 0.0:
-        worth["epsilon"] = _epsilon(noise, releases, delta)
+        guarantee["epsilon"] = _epsilon(noise, releases, delta)
         if masked:
-            worth["epsilon_of_totals"] = _epsilon(noise * math.sqrt(parties), releases, delta)
+            guarantee["epsilon_of_totals"] = _epsilon(noise * math.sqrt(parties), releases, delta)
         warning = noise_warning(mechanism, values, parties)
     return {
-        **worth,
+        **guarantee,
         "delta": delta,
         "unit": "client",
         "neighbours": "all data of one client replaced",

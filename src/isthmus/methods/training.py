@@ -27,7 +27,7 @@ from isthmus.nn.inputs import stack_inputs
 from isthmus.nn.layers import uniform01_
 from isthmus.nn.optim import OptimizerState, fresh_state
 from isthmus.nn.registry import build_backbone
-from isthmus.nn.train import ExtraGradient, predict, train_locally
+from isthmus.nn.train import ExtraGradient, Proximal, predict, train_locally
 from isthmus.privacy.dp import Mechanism
 from isthmus.records import Record
 from isthmus.seeds import Stream
@@ -370,7 +370,7 @@ class ModelCohort(Cohort[Any]):
     def store(self) -> None:
         weights = unstack_weights(self.weights)
         for client, own, optimizer in zip(self.clients, weights, unstack_states(self.optimizer), strict=True):
-            client.state = ModelState(_clone(own), _copied(optimizer))
+            client.state = replace(client.state, weights=_clone(own), optimizer=_copied(optimizer))
 
     def dropout(self) -> DropoutSource | None:
         """Every client's own generator of this call."""
@@ -380,7 +380,7 @@ class ModelCohort(Cohort[Any]):
         """One round of local epochs at every client, from ``received`` where given and from its own weights
         elsewhere.
         """
-        config, first = self.config, self.clients[0]
+        config = self.config
         own = {name: tensor for name, tensor in self.weights.items() if name not in received}
         result = train_locally(
             self.model,
@@ -392,22 +392,49 @@ class ModelCohort(Cohort[Any]):
             weight_decay=config.weight_decay,
             optimizer=config.optimizer,
             loss=config.loss,
-            extra_gradient=first.extra_gradient(received),
-            frozen=first.frozen(),
+            extra_gradient=self.extra_gradient(received),
+            frozen=self.frozen(),
             dropout=self.dropout(),
             donate=True,
             workspace=self.workspace,
         )
         self.weights, self.optimizer = result.weights, result.optimizer_state
 
+    def extra_gradient(self, received: Weights) -> ExtraGradient | None:
+        """Every client's own further loss term: one object where all have the same, else client after client."""
+        terms: list[ExtraGradient | None] = [client.extra_gradient(received) for client in self.clients]
+        first = terms[0]
+        if all(term is first for term in terms) or (
+            isinstance(first, Proximal)
+            and all(isinstance(t, Proximal) and t.mu == first.mu and t.anchor is first.anchor for t in terms)
+        ):
+            return first
+
+        def each_its_own(weights: Weights, grads: Mapping[str, Tensor]) -> None:
+            for k, term in enumerate(terms):
+                if term is not None:
+                    term(
+                        {name: tensor[k] for name, tensor in weights.items()},
+                        {name: tensor[k] for name, tensor in grads.items()},
+                    )
+
+        return each_its_own
+
+    def frozen(self) -> Collection[str]:
+        """Names of weights that no client trains."""
+        names = {frozenset(client.frozen()) for client in self.clients}
+        if len(names) > 1:
+            raise RunError("clients that train together must freeze the same weights: run with execution=each")
+        return names.pop()
+
     def evaluate(self) -> Stacked[Evaluation]:
-        """`NodeClient.evaluate` for all."""
+        """`ModelClient.evaluate` for all."""
         if self._evaluation is None:
             self._evaluation = _StackedEvaluation(self.clients)
         return Stacked(self._evaluation.score(self.model, self.weights), self.parties)
 
     def deploy(self, common: Deployed) -> Stacked[Evaluation]:
-        """`NodeClient.deploy` for all."""
+        """`ModelClient.deploy` for all."""
         expanded = {name: tensor.expand(len(self.clients), *tensor.shape) for name, tensor in common.weights.items()}
         self.weights = {**self.weights, **expanded}
         if self._evaluation is None:

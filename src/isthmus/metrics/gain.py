@@ -1,4 +1,4 @@
-"""What a framework makes of the graph, and what its cross edges give away (HiFGL, section 6)."""
+"""What a framework makes of the graph, and what its cross edges give away (HiFGL spec, section 6)."""
 
 from __future__ import annotations
 

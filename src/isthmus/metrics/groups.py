@@ -1,4 +1,4 @@
-"""Which nodes are a client's minority nodes (FedSpray, sections 1 and 7).
+"""Which nodes are a client's minority nodes (FedSpray spec, sections 1 and 7).
 
 The majority class of a client is the most frequent label among its *training* nodes; nodes of another class are its
 minority nodes.

@@ -55,8 +55,10 @@ class Backbone(nn.Module):
 
     layer_type: ClassVar[type[Layer]]
     activate_head: ClassVar[bool] = False
-    """Whether ReLU and dropout stand before the linear head too. Not on top of convolutions (FedStruct, 12.7: nothing
-    after the last one); on top of linear layers, where a linear head would add nothing without."""
+    """Whether ReLU and dropout stand before the linear head too. Not on top of convolutions (FedStruct
+    spec, section 12.7: nothing after the last one); on top of linear layers, where a linear head would add nothing
+    without.
+    """
 
     def __init__(
         self,

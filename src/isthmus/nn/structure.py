@@ -80,10 +80,6 @@ class Reach:
         nodes = np.flatnonzero(touched)
         return cls(nodes, tuple(Matrix.of(block[:, nodes], dtype) for block in blocks))
 
-    @property
-    def parts(self) -> list[sp.csr_matrix | Tensor]:
-        return [m.values if isinstance(m.values, Tensor) else m.values.csr for m in self.powers]
-
 
 @dataclass(frozen=True, eq=False)
 class Group:
@@ -159,7 +155,7 @@ class StructureNet:
     # -- training ----------------------------------------------------------------------------------
 
     def run(self, weights: Weights, nsf: Tensor, group: Group, generators: Sequence[torch.Generator] | None) -> Pass:
-        """z of every client's training rows, and what the way back needs.
+        """z of every client's training rows, and what the backward pass needs.
 
         Args:
             generators: Of each client's dropout; None drops nothing.
@@ -204,13 +200,7 @@ class StructureNet:
         else:
             h = z[torch.from_numpy(places)]
         spread = [power.times(h) for power in reach.powers]
-        betas = weights.get(self.BETAS)
-        z_rows = (
-            spread[0]
-            if betas is None
-            else torch.stack([beta * part for beta, part in zip(betas, spread, strict=True)]).sum(0)
-        )
-        return ClientPass(hidden, spread, z_rows)
+        return ClientPass(hidden, spread, combined(spread, weights.get(self.BETAS)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,7 +223,7 @@ class ClientPass:
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """One forward pass of a group, ready to go back."""
+    """One forward pass of a group, ready for the backward pass."""
 
     net: StructureNet
     weights: Weights
@@ -276,8 +266,7 @@ class Pass:
             grad = reach.powers[0].transposed_times(residual)  # Abar^T R, Prop. 2
         else:
             grads[StructureNet.BETAS] += torch.stack([(part * residual).sum() for part in client.spread])
-            parts = [beta * power.transposed_times(residual) for beta, power in zip(betas, reach.powers, strict=True)]
-            grad = torch.stack(parts).sum(0)
+            grad = combined([power.transposed_times(residual) for power in reach.powers], betas)
         for i in range(self.net.depth - 1, 0, -1):
             h, name = client.hidden[i - 1], f"layers.{i}"
             grads[f"{name}.weight"].addmm_(h.mT, grad)
@@ -317,6 +306,13 @@ class Pass:
         out = grad.new_zeros(self.num_nodes, grad.shape[1])
         out[torch.from_numpy(self.group.nodes)] = grad
         return out
+
+
+def combined(parts: Sequence[Tensor], betas: Tensor | None) -> Tensor:
+    """``sum_l beta_l parts[l]``; without betas there is one part."""
+    if betas is None:
+        return parts[0]
+    return torch.stack([beta * part for beta, part in zip(betas, parts, strict=True)]).sum(0)
 
 
 def _dropped(z: Tensor, places: NDArray[np.int64] | None, generator: torch.Generator | None, rate: int) -> Tensor:

@@ -135,7 +135,7 @@ def secret_stream(secret: bytes, purpose: tuple[str | int | bytes, ...]) -> Keys
 
 def zcdp_rho(releases: int, clip: float, sigma: float) -> float:
     """rho = R (2C)^2 / (2 sigma^2) for R Gaussian releases of a part clipped to C, replaced by any other (HiFGL spec,
-    11.7).
+    section 11.7).
     """
     if releases < 1 or clip <= 0 or sigma <= 0:
         raise ConfigError(f"zCDP needs releases >= 1, clip > 0 and sigma > 0; got {releases}, {clip}, {sigma}")

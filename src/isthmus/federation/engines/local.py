@@ -14,7 +14,7 @@ from isthmus.errors import DataError, ProtocolError, unknown
 from isthmus.federation.interface import Failure, Stacked
 from isthmus.federation.messages import SERVER, ClientId, Message, PartyId, address
 from isthmus.federation.party import Invocation, Outcome, Parcel, Party, Store, readdress, transfer_copy, transfer_wire
-from isthmus.federation.roles import Client, Cohort, RoleTable
+from isthmus.federation.roles import Client, Cohort, CohortChoice, RoleTable, cohort_of, overridden_on_objects
 from isthmus.federation.session import Export
 from isthmus.seeds import Stream
 from isthmus.tensors import num_values
@@ -60,6 +60,7 @@ class LocalEngine:
         self._cohort_wanted = cohort
         self._cohorts: dict[str, Cohort[Any]] = {}
         self._with_cohort: set[str] = set()
+        self._choices: dict[str, CohortChoice] = {}
         self._parties: dict[str, dict[PartyId, Party]] = {}
         for role, entry in table.roles.items():
             self._parties[role] = {}
@@ -120,7 +121,7 @@ class LocalEngine:
         ):
             return None
         cohort = self._cohort(role)
-        if cohort is None or hasattr(Cohort, handler) or not hasattr(cohort, handler):
+        if cohort is None or handler not in self._choice(role).handlers:
             return None
         try:
             return self._run_together(cohort, calls)
@@ -165,16 +166,29 @@ class LocalEngine:
 
     def _cohort(self, role: str) -> Cohort[Any] | None:
         if role not in self._cohorts:
+            kind = self._choice(role).cohort
             clients = [party.client for party in self._parties[role].values()]
-            kind = clients[0].cohort
             if kind is None or not kind.worthwhile(clients):
                 return None
             self._cohorts[role] = kind(clients)
         return self._cohorts[role]
 
+    def _choice(self, role: str) -> CohortChoice:
+        if role not in self._choices:
+            choice = cohort_of(self._table.roles[role].cls)
+            if choice.cohort is not None:
+                refused = overridden_on_objects([party.client for party in self._parties[role].values()])
+                choice = CohortChoice(refused=refused) if refused else choice
+            self._choices[role] = choice
+        return self._choices[role]
+
     @property
     def execution(self) -> Literal["each", "cohort"]:
         return "cohort" if self._cohort_wanted and self._cohort("client") is not None else "each"
+
+    @property
+    def why_each(self) -> str:
+        return self._choice("client").refused if self._cohort_wanted else ""
 
     @property
     def resolved(self) -> Mapping[str, Any]:
@@ -210,6 +224,7 @@ class LocalEngine:
         self.fetch(step)  # all must be able to, before any of them goes back and forgets newer tags
         self._with_cohort.clear()
         self._cohorts.clear()
+        self._choices.clear()
         for party in self._all():
             party.rollback(step)
 

@@ -191,7 +191,9 @@ class RayEngine(RemoteEngine):
             self._parts = parts
             self._common = (table, config, stream, cohort, torch.get_num_threads())
             self._start(list(self.places))
-            self._cohort = any(answer.execution == "cohort" for answer in self.order(Order("open")).values())
+            opened = list(self.order(Order("open")).values())
+            self._cohort = any(answer.execution == "cohort" for answer in opened)
+            self._why_each = next((answer.why_each for answer in opened if answer.why_each), "")
         except BaseException:
             self.close()
             raise
@@ -199,6 +201,10 @@ class RayEngine(RemoteEngine):
     @property
     def execution(self) -> Literal["each", "cohort"]:
         return "cohort" if self._cohort else "each"
+
+    @property
+    def why_each(self) -> str:
+        return self._why_each
 
     @property
     def resolved(self) -> Mapping[str, Any]:

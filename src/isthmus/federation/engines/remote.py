@@ -78,6 +78,10 @@ class RemoteEngine(ABC):
     def execution(self) -> Literal["each", "cohort"]:
         return "each"
 
+    @property
+    def why_each(self) -> str:
+        return ""
+
     # -- calls -------------------------------------------------------------------------------------
 
     def parties(self, role: str) -> tuple[PartyId, ...]:

@@ -1,4 +1,4 @@
-"""The gradient of a linear layer for one record *is* the record (HiFGL spec, 11.5).
+"""The gradient of a linear layer for one record *is* the record (HiFGL spec, section 11.5).
 
 For y = W s + b and one record, grad W = delta s^T and grad b = delta, so s = grad W[j] / grad b[j] for any j with
 delta_j != 0. A gradient summed over records is of higher rank and gives only a mixture.

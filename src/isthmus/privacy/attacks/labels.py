@@ -2,7 +2,7 @@
 
 FedGGR's server is sent grad z_v = (1/n) (softmax_v - onehot(y_v)) W and knows W; rows of unlabelled nodes are zero
 (FedGGR spec, section 10). FedStruct's server is sent rows that are positive combinations of such residuals (FedStruct
-spec, 13.6).
+spec, section 13.6).
 """
 
 from __future__ import annotations

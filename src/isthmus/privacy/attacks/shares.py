@@ -1,4 +1,4 @@
-"""HiFGL's coded embeddings as published, opened (HiFGL spec, 11.2 a-d).
+"""HiFGL's coded embeddings as published, opened (HiFGL spec, section 11.2a-d).
 
 There the masks are part of what a silo hands to every source, the same for all, and the target is sent all T + 1
 shares.

@@ -1,5 +1,5 @@
-"""Neighbour lists from FedStruct's hop products (FedStruct spec, 13.1), nodes in reach from rows of a gradient that are
-not zero (13.6), and entries from an announced support.
+"""Neighbour lists from FedStruct's hop products (FedStruct spec, section 13.1), nodes in reach from rows of a gradient
+that are not zero (FedStruct spec, section 13.6), and entries from an announced support.
 
 At hop 2 client i receives, from client k, the product of its edges into k with k's normalised adjacency. A node v of i
 with a single

@@ -1,0 +1,97 @@
+"""``isthmus client start``: checks an organisation's kit, keys and data before it connects, then starts its client.
+
+Runs at the organisation, in the process of the command, which afterwards supervises the client's parent process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from isthmus.data.graphs import GraphSetData
+from isthmus.deploy import require_nvflare
+from isthmus.deploy.job_template import SITE_SETTINGS
+from isthmus.deploy.kit_policy import write_policy
+from isthmus.deploy.process_supervisor import ProcessSupervisor
+from isthmus.deploy.roster import ANY_CLIENT, OrganisationKeys, read_identity
+from isthmus.deploy.site_settings import SiteSettings
+from isthmus.deploy.startup_kit import StartupKit
+from isthmus.errors import ConfigError, unknown
+from isthmus.experiments.scenarios import build
+
+
+@dataclass(frozen=True)
+class ClientSetup:
+    """A kit and settings that match. ``summary`` says in a few lines what was found."""
+
+    kit: StartupKit
+    settings: SiteSettings
+    summary: tuple[str, ...]
+
+    @classmethod
+    def check(cls, kit: Path, config: Path) -> ClientSetup:
+        require_nvflare()
+        found, settings = StartupKit.read(kit), SiteSettings.read(config)
+        if found.kind != "client":
+            owner = "server" if found.kind == "server" else "coordinator"
+            raise ConfigError(f"{kit} is the kit of the {owner}: use that of your organisation")
+        found.warn_about_certificates()
+        return cls(found, settings, (*_check_keys(found, settings), *_check_data(settings)))
+
+    def start(self) -> ProcessSupervisor:
+        """Connect to the server and stay connected."""
+        write_policy(self.kit)
+        self.settings.state.mkdir(parents=True, exist_ok=True)
+        return ProcessSupervisor(
+            self.kit, {SITE_SETTINGS: str(self.settings.path)}, self.kit.path / "isthmus.log"
+        ).start()
+
+
+def _check_keys(kit: StartupKit, settings: SiteSettings) -> list[str]:
+    if settings.share is not None:
+        return []
+    if settings.identity is None or settings.roster is None:
+        raise ConfigError(
+            f"{settings.path.name} must name identity and roster, or the server could read mail and masks: "
+            "make them with `isthmus client identity`"
+        )
+    identity, roster = read_identity(settings.identity), OrganisationKeys.read(settings.roster)
+    if ANY_CLIENT in roster.keys:
+        raise ConfigError(
+            f"{settings.roster.name} gives one key to all clients, which is for simulations: list every organisation"
+        )
+    client, file = str(settings.client), settings.roster.name
+    if client not in roster.keys:
+        raise unknown(f"client in {file}", client, roster.keys)
+    if roster.organisations[client] != kit.name:
+        raise ConfigError(
+            f"{file} says {client} is {roster.organisations[client]}, but this is the kit of {kit.name}: use "
+            "the kit or the client that belongs to you"
+        )
+    if roster.keys[client] != identity.public:
+        raise ConfigError(
+            f"{file} holds another key of {kit.name} than {settings.identity.name}: send the others your roster lines "
+            "again"
+        )
+    return [f"{kit.name} is {client}; the roster has {len(set(roster.organisations.values()))} organisations"]
+
+
+def _check_data(settings: SiteSettings) -> list[str]:
+    """Load the data once, so that a mistake shows now and not during a run."""
+    if settings.share is not None:
+        return []
+    given = settings.data
+    scenario = build(
+        dataset=given["dataset"],
+        partition=given.get("partition"),
+        clients=given["clients"],
+        split=given.get("split"),
+        seed=given.get("seed", 0),
+        undirected=given.get("undirected", False),
+    )
+    (client,) = settings.clients_of(sorted(scenario.parts))
+    part = scenario.parts[client]
+    count, what = (part.num_graphs, "graphs") if isinstance(part, GraphSetData) else (part.num_nodes, "nodes")
+    return [
+        f"{client} holds {count} {what} of {scenario.dataset}, {part.num_features} features, {part.num_classes} classes"
+    ]

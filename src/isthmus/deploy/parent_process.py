@@ -1,0 +1,69 @@
+"""The parent process of a kit: NVIDIA FLARE's server or client, which receives jobs and starts a process for each.
+
+Started by :class:`~isthmus.deploy.process_supervisor.ProcessSupervisor` as ``python -P -u -m
+isthmus.deploy.parent_process KIT``, at ``isthmus server start`` and ``isthmus client start``.
+
+A FLARE server can ask a client's parent to run commands (``cat`` any file, restart, change logging), and whether that
+needs permission is decided by a header the server itself writes. So a client answers only the requests a job needs; to
+all others it replies ``invalid_request``.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+ALLOWED_REQUESTS = frozenset(
+    {
+        "ClientStatusProcessor",
+        "ScopeInfoProcessor",
+        "DeployProcessor",
+        "StartJobProcessor",
+        "CheckResourceProcessor",
+        "CancelResourceProcessor",
+        "ReportResourcesProcessor",
+        "AbortAppProcessor",
+        "NotifyJobStatusProcessor",
+    }
+)
+"""Request processors a job needs: announce, deploy, start and end it."""
+
+
+def restrict_requests() -> None:
+    """Drop every request processor that no job needs."""
+    from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+
+    ClientRequestProcessors.request_processors = [
+        processor
+        for processor in ClientRequestProcessors.request_processors
+        if type(processor).__name__ in ALLOWED_REQUESTS
+    ]
+
+
+def main(path: str) -> None:
+    """Turn this process into the parent process of a kit."""
+    from isthmus.deploy.processes import exit_with_parent
+    from isthmus.deploy.startup_kit import StartupKit
+
+    exit_with_parent()
+    kit = StartupKit.read(Path(path))
+    module, config = (
+        ("server.server_train", "fed_server.json")
+        if kit.kind == "server"
+        else ("client.client_train", "fed_client.json")
+    )
+    if kit.kind == "client":
+        restrict_requests()
+    # For this process and its children: without the first each part of a message would be downloaded separately.
+    os.environ |= {"NVFLARE_TENSOR_DOWNLOAD_CHUNK_SIZE": "0", "PYTHONSAFEPATH": "1"}
+    settings = ["secure_train=true", f"org={kit.organisation}", "config_folder=config"]
+    settings += [f"uid={kit.name}"] if kit.kind == "client" else []
+    name = f"nvflare.private.fed.app.{module}"
+    sys.argv = [name, "-m", str(kit.path), "-s", config, "--set", *settings]
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

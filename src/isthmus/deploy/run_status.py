@@ -1,0 +1,99 @@
+"""Files in a run folder by which the server job tells the processes that watch a run how it stands: heartbeat,
+progress, failure.
+
+Written by the server job (``server_run``); read by ``isthmus submit``, ``status``, ``stop`` and ``run``, which are
+other processes on the same machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from isthmus.errors import IsthmusError, RunError
+from isthmus.experiments.callbacks import Callback, Progress
+from isthmus.experiments.config import Settings
+from isthmus.experiments.round_loop import RECOVERABLE
+from isthmus.federation.host import ERRORS
+from isthmus.federation.interface import QuorumError
+
+HEARTBEAT, PROGRESS, FAILED, STOPPED = ".beat", "progress.json", "failed.json", "stopped"
+"""``stopped`` is the other direction: the coordinator wants this run to stop."""
+
+
+def committed_rounds(folder: Path) -> int:
+    """How many rounds a run folder holds."""
+    return sum(path.stem.isdecimal() for path in (folder / "ledger").glob("*.jsonl"))
+
+
+@dataclass(frozen=True)
+class RunFailure:
+    """Why a run stopped, and whether another attempt may help (``again``)."""
+
+    kind: str
+    text: str
+    again: bool
+
+    @classmethod
+    def of(cls, error: BaseException) -> RunFailure:
+        kinds = {failure.kind for failure in error.failures.values()} if isinstance(error, QuorumError) else set()
+        again = bool(kinds & set(RECOVERABLE)) or not isinstance(error, IsthmusError)
+        name = type(error).__name__ if type(error).__name__ in ERRORS else "RunError"
+        text = str(error) if isinstance(error, IsthmusError) else f"{type(error).__name__}: {error}"
+        return cls(name, text, again)
+
+    @classmethod
+    def read(cls, folder: Path) -> RunFailure | None:
+        """Why the last attempt stopped, if it wrote that."""
+        try:
+            return cls(**json.loads((folder / FAILED).read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def write(self, folder: Path) -> None:
+        (folder / FAILED).write_text(json.dumps(asdict(self)))
+
+    def error(self) -> IsthmusError:
+        return ERRORS.get(self.kind, RunError)(self.text)
+
+
+def read_progress(folder: Path) -> Progress | None:
+    """Where a run stands after its last round, if there was one."""
+    try:
+        return Progress(**json.loads((folder / PROGRESS).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+class ProgressWriter(Callback):
+    """Writes the progress of each round into the run folder."""
+
+    def on_start(self, settings: Settings, folder: Path, step: int, steps: int) -> None:
+        self._folder = folder
+
+    def on_round(self, progress: Progress) -> None:
+        temporary = self._folder / f".{PROGRESS}.tmp"
+        temporary.write_text(json.dumps(asdict(progress)))
+        temporary.rename(self._folder / PROGRESS)
+
+
+class ProgressFollower:
+    """Calls callbacks with the progress another process writes."""
+
+    def __init__(self, folder: Path, settings: Settings, callbacks: Sequence[Callback]) -> None:
+        self.folder, self.settings, self.callbacks = folder, settings, callbacks
+        self._step = committed_rounds(folder)
+
+    def start(self) -> None:
+        for callback in self.callbacks:
+            callback.on_start(self.settings, self.folder, self._step, self.settings.total_rounds)
+
+    def poll(self) -> None:
+        """Report the newest round, if it is a new one."""
+        progress = read_progress(self.folder)
+        if progress is not None and progress.step != self._step:
+            self._step = progress.step
+            for callback in self.callbacks:
+                callback.on_round(progress)

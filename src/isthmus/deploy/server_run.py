@@ -1,0 +1,179 @@
+"""The server's side of one run: the handshake with the sites, then the rounds.
+
+Runs in the server job. Independent of NVIDIA FLARE: sites are reached through a
+:class:`~isthmus.deploy.handshake.Transport`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from isthmus.deploy.handshake import (
+    BEGIN,
+    END,
+    KEYS,
+    BeginRun,
+    ClientFacts,
+    JoinReply,
+    PeerKeys,
+    SessionKeys,
+    Site,
+    Transport,
+)
+from isthmus.deploy.run_status import ProgressWriter, RunFailure
+from isthmus.errors import ConfigError, ProtocolError
+from isthmus.experiments.config import Settings, settings_from_toml
+from isthmus.experiments.folder import RunFolder
+from isthmus.experiments.result import Described, versions
+from isthmus.experiments.run import RunDriver
+from isthmus.federation import codec
+from isthmus.federation.engines.remote import RemoteEngine
+from isthmus.federation.host import Answer, FrameKind
+from isthmus.federation.interface import Failure, QuorumError, View
+from isthmus.federation.messages import ClientId, PartyId
+from isthmus.federation.party import Store
+from isthmus.federation.roles import RoleTable
+from isthmus.federation.wire import Frame, pack, unpack
+
+JOIN_TIMEOUT = 600.0
+"""Seconds a site may take to load its data."""
+
+
+class SitesEngine(RemoteEngine):
+    """An engine whose clients are at sites. Sites keep their checkpoints and models themselves."""
+
+    def __init__(
+        self, places: Mapping[Site, Sequence[ClientId]], table: RoleTable, transport: Transport, run: str
+    ) -> None:
+        super().__init__(places, table)
+        self._transport, self._run = transport, run
+
+    def carry(
+        self, kind: FrameKind, frames: Mapping[Site, Frame], timeout: float | None
+    ) -> dict[Site, Frame | Failure]:
+        requests = {site: pack(frame) for site, frame in frames.items()}
+        replies = self._transport.request(self._run, kind, requests, timeout)
+        return {site: self._read(replies[site]) for site in frames}
+
+    def _read(self, reply: bytes | Failure) -> Frame | Failure:
+        if isinstance(reply, Failure):
+            return reply
+        try:
+            return unpack(reply, self._limits)
+        except ProtocolError as error:
+            return Failure("protocol", type(error).__name__, error)
+
+    def revive(self) -> None:
+        """A lost site returns with the next job, which the supervisor submits."""
+
+    def keep_tags(self, store: Callable[[PartyId], Store]) -> None:
+        """Sites store their own."""
+
+    def close(self) -> None:
+        """Nothing was started here."""
+
+    @property
+    def execution(self) -> Literal["each", "cohort"]:
+        return "each"
+
+
+def run_on_sites(path: Path, run: str, attempt: int, transport: Transport) -> None:
+    """Start or continue a run and finish it. If it cannot be finished, the reason is written to the folder and
+    raised.
+    """
+    folder = RunFolder.open(path)
+    try:
+        if folder.result() is not None:
+            return
+        settings = settings_from_toml(folder.config)
+        torch.set_num_threads(settings.run.threads)
+        joined = _begin(BeginRun(run, folder.run_id, attempt, folder.config, versions()), transport)
+        clients = _clients(joined, settings)
+        _distribute_keys(run, joined, transport)
+        _write_sizes(path, clients)
+        places = {site: tuple(sorted(one.clients or {})) for site, one in joined.items() if one.clients}
+        engine = SitesEngine(places, settings.method.table, transport, run)
+        described = Described(*next((one.dataset, one.source) for one in joined.values() if one.clients))
+        samples = {client: facts.samples for client, facts in clients.items()}
+        driver = RunDriver(settings, engine, _view(clients), samples, described, callbacks=[ProgressWriter()])
+        driver.play(folder, resumed=True)
+        transport.request(run, END, dict.fromkeys(places, pack((codec.encode(Answer()),))), None)
+    except BaseException as error:
+        RunFailure.of(error).write(path)
+        raise
+    finally:
+        folder.close()
+
+
+def _begin(begin: BeginRun, transport: Transport) -> dict[Site, JoinReply]:
+    """Every site loads its data, or replies why it does not take part."""
+    request = pack((codec.encode(begin),))
+    replies = transport.request(begin.run, BEGIN, dict.fromkeys(transport.sites, request), JOIN_TIMEOUT)
+    lost = {site: reply for site, reply in replies.items() if isinstance(reply, Failure)}
+    if lost:
+        raise QuorumError("begin", lost, len(replies) - len(lost), len(replies))
+    joined = {site: _join_reply(site, reply) for site, reply in replies.items() if isinstance(reply, bytes)}
+    refusals = [f"{site}: {one.text}" for site, one in joined.items() if one.error]
+    if refusals:
+        raise ConfigError("; ".join(refusals))
+    return joined
+
+
+def _join_reply(site: Site, reply: bytes) -> JoinReply:
+    frame = unpack(reply)
+    try:
+        return codec.decode(frame[0], JoinReply)
+    except ProtocolError:
+        codec.decode(frame[0], Answer).check(site)  # the site could not read the request, and says why
+        raise
+
+
+def _clients(joined: Mapping[Site, JoinReply], settings: Settings) -> dict[ClientId, ClientFacts]:
+    owners: dict[ClientId, Site] = {}
+    clients: dict[ClientId, ClientFacts] = {}
+    for site, one in joined.items():
+        for client, facts in (one.clients or {}).items():
+            if client in owners:
+                raise ConfigError(
+                    f"{owners[client]} and {site} both say they are {client}: one of them must change its client.toml"
+                )
+            owners[client], clients[client] = site, facts
+    wanted = 1 if settings.method.pooled else settings.run.clients
+    if len(clients) != wanted:
+        raise ConfigError(
+            f"the run is for {wanted} clients, but {len(clients)} joined ({', '.join(sorted(clients)) or 'none'}): "
+            "start the missing organisations, or set clients"
+        )
+    return dict(sorted(clients.items()))
+
+
+def _distribute_keys(run: str, joined: Mapping[Site, JoinReply], transport: Transport) -> None:
+    """Send every site the signed session keys of all parties."""
+    keys: dict[PartyId, SessionKeys] = {party: k for one in joined.values() for party, k in (one.keys or {}).items()}
+    request = pack((codec.encode(PeerKeys(keys)),))
+    sites = [site for site, one in joined.items() if one.clients]
+    replies = transport.request(run, KEYS, dict.fromkeys(sites, request), JOIN_TIMEOUT)
+    for site, reply in replies.items():
+        if isinstance(reply, Failure):
+            raise QuorumError("keys", {site: reply}, len(replies) - 1, len(replies))
+        codec.decode(unpack(reply)[0], Answer).check(site)
+
+
+def _write_sizes(path: Path, clients: Mapping[ClientId, ClientFacts]) -> None:
+    """Add the clients' sizes to ``scenario.json`` for the report: between organisations nobody else knows them."""
+    file = path / "scenario.json"
+    known = json.loads(file.read_text()) if file.exists() else {}
+    if "sizes" not in known:
+        file.write_text(json.dumps(known | {"sizes": {client: facts.samples for client, facts in clients.items()}}))
+
+
+def _view(clients: Mapping[ClientId, ClientFacts]) -> View:
+    first, *others = clients.values()
+    alike = all((one.features, one.classes) == (first.features, first.classes) for one in others)
+    task: Any = first.task
+    return View(tuple(clients), first.features if alike else 1, first.classes if alike else 2, task=task, alike=alike)

@@ -1,0 +1,223 @@
+"""The parties of one organisation: a :class:`~isthmus.federation.host.PartyHost` whose mail leaves sealed.
+
+Runs in the client job. Mail to another party passes through the server, which must not read it. Each party here has a
+session key signed by its organisation's long-term key; the keys of the others are checked against the roster before
+anything is encrypted for them. The same holds for the keys of secure sums: an order to mask for parties whose keys
+nobody signed is refused, or the server could impersonate all the others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from isthmus.deploy.handshake import PeerKeys, SessionKeys
+from isthmus.deploy.roster import OrganisationKeys
+from isthmus.errors import ProtocolError
+from isthmus.federation import codec
+from isthmus.federation.codec import LIMITS, Limits
+from isthmus.federation.host import PartyHost
+from isthmus.federation.interface import Failure
+from isthmus.federation.messages import SERVER, ClientId, Message, PartyId
+from isthmus.federation.party import Invocation, Outcome, Parcel, Turn
+from isthmus.federation.roles import RoleTable
+from isthmus.federation.secure import Masked, MaskOrder, Sealed
+from isthmus.federation.session import Export
+from isthmus.privacy.keys import Identity, Roster, SignedKey
+from isthmus.privacy.sealed_message import Envelope, Header, Mailbox
+from isthmus.seeds import Stream
+from isthmus.tensors import Weights
+
+MAIL, SUMS = "mail", "sums"
+
+
+class SiteHost(PartyHost):
+    """The parties of an organisation.
+
+    Args:
+        run: The run that session keys are signed for, so that they are not valid in another.
+        identity, organisations: Long-term key and roster; without them keys are not signed, which is for simulations on
+            one machine.
+        write_model: Stores a final model; only its size is sent.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[ClientId, Any],
+        table: RoleTable,
+        config: Any,
+        stream: Stream,
+        *,
+        run: str,
+        identity: Identity | None,
+        organisations: OrganisationKeys | None,
+        write_model: Callable[[ClientId, Weights], None],
+        limits: Limits = LIMITS,
+    ) -> None:
+        super().__init__(parts, table, config, stream, limits=limits)
+        self._run, self._identity, self._organisations = run, identity, organisations
+        self._write_model = write_model
+        self._sum_keys: dict[PartyId, bytes] = {}
+        self._mailboxes: dict[PartyId, Mailbox] = {}
+        self._turn: Turn | None = None
+        self._opened_mail: dict[tuple[PartyId, int], tuple[tuple[Parcel, ...], tuple[Parcel, ...]]] = {}
+        self._has_keys = False
+
+    # -- keys --------------------------------------------------------------------------------------
+
+    def session_keys(self) -> dict[PartyId, SessionKeys]:
+        """Make signed session keys for all parties here."""
+        found = {}
+        for party in self._all():
+            box = Mailbox(party.name, self._purpose(MAIL), self._identity)
+            self._mailboxes[party.name] = box
+            mail, sums = box.announce(), self._signed(party.name, party.sum_key())
+            found[party.name] = SessionKeys(mail.key, mail.signature, sums.key, sums.signature)
+        return found
+
+    def accept_keys(self, peers: PeerKeys) -> None:
+        """Accept the other parties' session keys; one that its organisation did not sign is refused."""
+        own = self._mailboxes or self.session_keys()
+        for party, keys in sorted(peers.keys.items()):
+            if party in own:
+                continue
+            mail = SignedKey(party, self._purpose(MAIL), keys.mail, keys.mail_signature)
+            self._sum_keys[party] = self._verified(
+                SignedKey(party, self._purpose(SUMS), keys.sums, keys.sums_signature)
+            )
+            self._verified(mail)
+            for box in self._mailboxes.values():
+                box.meet(mail)
+        for box in self._mailboxes.values():  # parties of one site write to each other through the server too
+            for other in self._mailboxes.values():
+                if other is not box:
+                    box.meet(other.announce())
+        self._sum_keys |= {party.name: party.sum_key() for party in self._all()}
+        self._has_keys = True
+
+    def _purpose(self, what: str) -> str:
+        return f"{self._run}/{what}"
+
+    def _signed(self, party: PartyId, key: bytes) -> SignedKey:
+        if self._identity is None:
+            return SignedKey(party, self._purpose(SUMS), key, b"")
+        return self._identity.sign(party, self._purpose(SUMS), key)
+
+    def _verified(self, signed: SignedKey) -> bytes:
+        if self._organisations is None:
+            return signed.key
+        return Roster(signed.run, {signed.party: self._organisations.key_of(signed.party)}).verify(signed)
+
+    # -- mail --------------------------------------------------------------------------------------
+
+    def admit(self, calls: list[Invocation]) -> list[Invocation]:
+        """Calls with their mail opened; an order to mask for unknown keys is refused."""
+        opened = []
+        for call in calls:
+            orders = [call.mask, *(call.mail.orders or {}).values()] if call.mail is not None else [call.mask]
+            for order in orders:
+                if order is not None:
+                    self._check_order(order)
+            if call.parcels is not None:
+                call = replace(call, parcels=self._open_all(call, call.parcels))
+            opened.append(call)
+        return opened
+
+    def _open_all(self, call: Invocation, parcels: tuple[Parcel, ...]) -> tuple[Parcel, ...]:
+        """Mail can be opened only once. A call whose answer was lost brings the same mail again, so opened mail is kept
+        for its round.
+        """
+        if self._turn != call.turn:
+            self._turn = call.turn
+            self._opened_mail.clear()
+        key = call.party, call.sequence
+        if key not in self._opened_mail or self._opened_mail[key][0] != parcels:
+            self._opened_mail[key] = parcels, tuple(self._open(call, parcel) for parcel in parcels)
+        return self._opened_mail[key][1]
+
+    def release(self, outcomes: Mapping[PartyId, Outcome], calls: list[Invocation]) -> dict[PartyId, Outcome]:
+        """Outcomes with their mail sealed; a message for the server is not mail."""
+        by_party = {call.party: call for call in calls}
+        return {party: self._seal_all(by_party[party], outcome) for party, outcome in outcomes.items()}
+
+    def _check_order(self, order: MaskOrder) -> None:
+        for party, key in order.roster.keys.items():
+            if self._sum_keys.get(party) != key:
+                raise ProtocolError(f"the key of {party} for this sum is not the one its organisation signed")
+
+    def _seal_all(self, call: Invocation, outcome: Outcome) -> Outcome:
+        if not isinstance(outcome, tuple):
+            return outcome
+        try:
+            return tuple(parcel if parcel.receiver == SERVER else self._seal(call, parcel) for parcel in outcome)
+        except ProtocolError as error:
+            return Failure("protocol", type(error).__name__, error)
+
+    def _seal(self, call: Invocation, parcel: Parcel) -> Parcel:
+        data = codec.encode(parcel.content)
+        size, kinds = codec.measure(parcel.content)
+        header = _header(
+            self._purpose(MAIL), call, call.sequence, call.handler, parcel, type(parcel.content).__name__, size, kinds
+        )
+        body = self._box(parcel.sender, parcel.receiver).seal(header, data).body
+        sealed = Sealed(type(parcel.content).__name__, size, kinds, call.sequence, call.handler, body)
+        return Parcel(parcel.sender, parcel.receiver, sealed)
+
+    def _open(self, call: Invocation, parcel: Parcel) -> Parcel:
+        sealed = parcel.content
+        if not isinstance(sealed, Sealed):
+            raise ProtocolError(f"mail from {parcel.sender} to {parcel.receiver} is not sealed")
+        if parcel.receiver != call.party:
+            raise ProtocolError(f"mail for {parcel.receiver} reached {call.party}")
+        wanted = self._table.signature(call.role, call.handler).request
+        expected: type[Message] | None = Masked if call.mail is not None else wanted
+        if expected is None or sealed.message_type != expected.__name__:
+            raise ProtocolError(
+                f"mail from {parcel.sender} is a {sealed.message_type}, which {call.handler} does not receive"
+            )
+        header = _header(
+            self._purpose(MAIL),
+            call,
+            sealed.sequence,
+            sealed.handler,
+            parcel,
+            sealed.message_type,
+            sealed.size,
+            sealed.kinds,
+        )
+        data = self._box(parcel.receiver, parcel.sender).open(Envelope(header, sealed.body))
+        return Parcel(parcel.sender, parcel.receiver, codec.decode(data, expected, self._limits))
+
+    def _box(self, party: PartyId, other: PartyId) -> Mailbox:
+        if not self._has_keys:
+            raise ProtocolError("the parties have not exchanged keys yet")
+        box = self._mailboxes[party]
+        if other == party:  # mail to itself passes through the server too, and only the party can open it
+            box.meet_self()
+        return box
+
+    # -- models ------------------------------------------------------------------------------------
+
+    def keep_export(self, client: ClientId, export: Export) -> Export:
+        self._write_model(client, export.weights or {})
+        return Export(export.values)
+
+
+def _header(
+    run: str,
+    call: Invocation,
+    sequence: int,
+    handler: str,
+    parcel: Parcel,
+    name: str,
+    size: int,
+    kinds: Mapping[str, int],
+) -> Header:
+    """The unencrypted, authenticated header of a piece of mail, bound to its round: both ends compute the same."""
+    content = json.dumps([name, sorted(kinds.items())], separators=(",", ":"))
+    turn = call.turn
+    return Header(
+        run, turn.phase, turn.round, turn.incarnation, sequence, parcel.sender, parcel.receiver, handler, content, size
+    )

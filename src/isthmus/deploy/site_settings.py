@@ -1,0 +1,158 @@
+"""A site's own settings, ``client.toml``: the data and methods it takes part with. A run cannot change them.
+
+Written by the organisation, read by ``isthmus client start`` and by each of its client jobs.
+
+::
+
+    client = "client-0"          # which client of the runs this organisation is
+    state = "state"              # checkpoints and final models, beside this file
+    roster = "roster.toml"       # long-term keys of all organisations, agreed outside
+    identity = "identity.key"    # this organisation's own
+    methods = ["fedavg"]         # optional: the only methods it takes part in
+
+    [data]                       # a run on other data is refused
+    dataset = "cora"
+    partition = "louvain"
+    clients = 3
+    split = "10/10/80"
+    seed = 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from isthmus.errors import ConfigError, unknown
+from isthmus.experiments.config import RunConfig, Settings
+from isthmus.experiments.config_values import coerce, read_toml
+
+SCENARIO = ("dataset", "partition", "clients", "split", "seed", "undirected")
+_TOP = ("client", "state", "roster", "identity", "methods", "data")
+
+
+@dataclass(frozen=True)
+class SimulatedShare:
+    """Clients of a simulated site: every ``of``-th of a run's clients, beginning with ``number``."""
+
+    number: int
+    of: int
+
+
+@dataclass(frozen=True)
+class SiteSettings:
+    """``client.toml``, read and checked."""
+
+    path: Path
+    client: str | None
+    state: Path
+    roster: Path | None
+    identity: Path | None
+    methods: tuple[str, ...]
+    data: Mapping[str, Any]
+    share: SimulatedShare | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> SiteSettings:
+        """Read a file; an error names an unknown key or a wrong type."""
+        path = path.absolute()
+        raw = read_toml(path)
+        for key in raw:
+            if key not in _TOP:
+                raise unknown(f"key in {path.name}", key, _TOP)
+        data = raw.get("data")
+        if not isinstance(data, dict):
+            raise ConfigError(
+                f"{path.name} has no table [data]: add one with dataset, partition, clients, split and seed"
+            )
+        simulated = data.pop("simulated", None)
+        share = SimulatedShare(*_pair(simulated, path)) if simulated is not None else None
+        for key in data:
+            if key not in SCENARIO:
+                raise unknown(f"key in [data] of {path.name}", key, SCENARIO)
+        if share is None and not {"dataset", "clients"} <= data.keys():
+            raise ConfigError(f"[data] of {path.name} must hold at least dataset and clients")
+        types = {"dataset": str, "partition": str, "clients": int, "split": str, "seed": int, "undirected": bool}
+        checked = {key: coerce(value, types[key], f"{key} in [data] of {path.name}") for key, value in data.items()}
+        client = raw.get("client")
+        if share is None and not isinstance(client, str):
+            raise ConfigError(
+                f'{path.name} does not say which client this organisation is: add e.g. client = "client-0"'
+            )
+        methods = coerce(raw.get("methods", ()), tuple[str, ...], f"methods in {path.name}")
+        return cls(
+            path,
+            client,
+            _beside(path, raw.get("state", "state")) or path.parent,
+            _beside(path, raw.get("roster")),
+            _beside(path, raw.get("identity")),
+            methods,
+            checked,
+            share,
+        )
+
+    def check(self, settings: Settings) -> None:
+        """Raise unless this organisation takes part in such a run; the error names what differs."""
+        run = settings.run
+        if self.methods and run.method not in self.methods:
+            raise ConfigError(
+                f"method {run.method!r} is not allowed by {self.path.name} ({', '.join(self.methods)}): agree on one"
+            )
+        if run.transcript:
+            raise ConfigError("transcript=true keeps what protections hide, which is for simulations: leave it out")
+        if self.share is not None:
+            return
+        if settings.method.pooled:
+            raise ConfigError(f"{run.method} needs all data in one place: run it with `isthmus run {run.method}`")
+        for key, own in self.data.items():
+            asked = getattr(run, key)
+            if asked != own:
+                raise ConfigError(f"{key} is {own!r} in its {self.path.name}, but {asked!r} in the run: agree on one")
+        for key in SCENARIO:
+            if key not in self.data and getattr(run, key) != _DEFAULTS[key]:
+                raise ConfigError(
+                    f"{key} is {getattr(run, key)!r} in the run, but its {self.path.name} does not give it: agree on "
+                    "one"
+                )
+
+    def clients_of(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Which of a run's clients this site hosts."""
+        if self.share is not None:
+            return tuple(sorted(names))[self.share.number :: self.share.of]
+        if self.client not in names:
+            raise unknown(f"client in {self.path.name}", str(self.client), names)
+        return (str(self.client),)
+
+
+_DEFAULTS: dict[str, Any] = {
+    "dataset": None,
+    "partition": "random",
+    "clients": None,
+    "split": "10/10/80",
+    "seed": 0,
+    "undirected": False,
+}
+
+
+def _beside(path: Path, given: object) -> Path | None:
+    if given is None:
+        return None
+    if not isinstance(given, str) or not given:
+        raise ConfigError(f"{path.name}: state, roster and identity must be paths, got {given!r}")
+    return (path.parent / given).absolute()
+
+
+def _pair(given: object, path: Path) -> tuple[int, int]:
+    if (
+        isinstance(given, list)
+        and len(given) == 2
+        and all(type(one) is int for one in given)
+        and 0 <= given[0] < given[1]
+    ):
+        return given[0], given[1]
+    raise ConfigError(f"simulated in [data] of {path.name} must be [number, sites], e.g. [0, 3]")
+
+
+assert set(SCENARIO) <= set(RunConfig.__dataclass_fields__)

@@ -1,0 +1,68 @@
+"""Settings of FedSpray. Where paper and reference code differ, ``--profile paper`` or ``reference`` picks a side:
+
+    setting            paper            reference code
+    proxy_reset        all              unlabelled     training nodes' proxies restart from S[y_i], or go on from their
+                                                       last value
+    projector_init     projector        classifier     what the local projector starts from in phase 2
+    kd_confidence      0                0.7            teach all nodes, or besides training nodes only those with max_j
+                                                       q_ij above it
+    init               standard         uniform01      first weights of the GNN
+    proxy_start        gaussian         ramp           s_j drawn small, or 0.01 j in every coordinate
+
+Every node proxy s_i starts at 0.1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from isthmus.errors import ConfigError
+from isthmus.methods.training import WeightedConfig
+
+
+@dataclass(frozen=True)
+class FedSprayConfig(WeightedConfig):
+    """Settings of FedSpray.
+
+    Args:
+        lambda1: Weight of the encoder's teaching in the GNN's loss; 0 is Local.
+        lambda2: Weight of the GNN's teaching in the encoder's loss.
+        proxy_width: d_s, width of proxies and encoder.
+        encoder_lr, proxy_lr: Step sizes of the encoder and of the proxies.
+        proxies: False fixes all proxies at zero (S = 0).
+        proxy_reset, projector_init, kd_confidence, proxy_start: See the table above.
+        reset_optimizer: Start all optimiser states afresh in each round.
+        min_class_count: Training nodes of a class a client must have before its proxy of that class counts.
+    """
+
+    lambda1: float = 5.0
+    lambda2: float = 1.0
+    proxy_width: int = 64
+    encoder_lr: float = 0.003
+    proxy_lr: float = 0.02
+    proxies: bool = True
+    proxy_reset: Literal["all", "unlabelled"] = "all"
+    projector_init: Literal["projector", "classifier"] = "projector"
+    kd_confidence: float = 0.0
+    proxy_start: Literal["gaussian", "ramp"] = "gaussian"
+    reset_optimizer: bool = False
+    min_class_count: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, low in (("lambda1", 0.0), ("lambda2", 0.0), ("proxy_width", 1), ("min_class_count", 1)):
+            if getattr(self, name) < low:
+                raise ConfigError(f"{name} must be at least {low:g}, got {getattr(self, name)}")
+        for name in ("encoder_lr", "proxy_lr"):
+            if getattr(self, name) <= 0.0:
+                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
+        if not 0.0 <= self.kd_confidence <= 1.0:
+            raise ConfigError(f"kd_confidence is a probability and must lie in [0, 1], got {self.kd_confidence}")
+        if self.dp_clip:
+            raise ConfigError("fedspray adds no noise of its own: leave dp_clip out (fedavg and fedsgd have it)")
+
+    @property
+    def classifier(self) -> bool:
+        """Whether the encoder has the classifier p; the control without one (`mlpteacher`) teaches by q."""
+        return True

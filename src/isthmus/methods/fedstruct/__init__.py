@@ -1,0 +1,19 @@
+"""FedStruct. `algorithm.py` follows the paper from top to bottom; the files beside it are what it is built from.
+
+algorithm.py          the equations, setup, a training round, evaluation
+config.py             settings
+directory.py          before the powers: who owns which column, which edges clients share
+powers.py             powers of the adjacency: products, pruning, the sum; what a protocol must define
+powers_published.py   how products travel as the paper prints it
+powers_hardened.py    how they travel with less to see; the default
+features.py           structure features S
+client.py, state.py   what a client is made of, what it remembers
+"""
+
+from isthmus.methods.fedstruct.algorithm import METHOD, FedStructClient, Step, Task
+from isthmus.methods.fedstruct.config import FedStructConfig
+from isthmus.methods.fedstruct.directory import Directory
+from isthmus.methods.fedstruct.powers import Product
+from isthmus.methods.fedstruct.state import block_of
+
+__all__ = ["METHOD", "Directory", "FedStructClient", "FedStructConfig", "Product", "Step", "Task", "block_of"]

@@ -1,0 +1,168 @@
+"""What a client of FedStruct is made of around the equations of `algorithm.py`: its first state, its rows of Abar, its
+scores; and the same for all clients of a process.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from isthmus.errors import RunError
+from isthmus.federation.roles import Cohort
+from isthmus.methods.evaluation import Evaluation, Tally
+from isthmus.methods.fedstruct.config import FedStructConfig
+from isthmus.methods.fedstruct.features import NSF, FeatureClient, Fingerprint, check_replicas, fingerprint
+from isthmus.methods.fedstruct.powers_hardened import HardenedPowers
+from isthmus.methods.fedstruct.powers_published import PublishedPowers
+from isthmus.methods.fedstruct.state import NO_STEPS, FedStructState, block_of
+from isthmus.methods.training import ModelCohort
+from isthmus.nn.inputs import Inputs, stack_inputs
+from isthmus.nn.optim import fresh_state
+from isthmus.nn.structure import Group, Matrix, Reach, StructureNet
+from isthmus.seeds import Stream
+from isthmus.tensors import Weights, get_weights
+
+FEATURE, STRUCTURE = "feature.", "structure."
+"""Prefixes of theta_f and theta_s in the names of weights."""
+BETAS = STRUCTURE + StructureNet.BETAS
+
+T = TypeVar("T")
+
+
+class StructureClient(PublishedPowers, HardenedPowers, FeatureClient):
+    """A client with both branches. Features and labels stay in ``self.data``; its part of Abar and S is its state."""
+
+    def setup(self) -> None:
+        super().setup()
+        self.net = self.config.net(self.data.num_classes)
+        self.inputs: Inputs = self.learner.inputs  # type: ignore[attr-defined]
+        self._derived: dict[str, tuple[tuple[Tensor, ...], Any]] = {}
+
+    def initial_state(self) -> FedStructState:
+        config = self.config
+        weights = first_weights(config, get_weights(self.learner.model), self.data.num_classes, self.common)
+        optimizer = fresh_state(config.optimizer, weights) if config.algorithm == "fedavg" else NO_STEPS
+        diagonal = torch.zeros(self.data.num_nodes, config.structure_hops, dtype=config.dtype)
+        secret = b"" if config.protocol == "published" else secrets.token_bytes(32)
+        return FedStructState(weights, optimizer, diagonal, secret)
+
+    def export(self) -> Weights:
+        replica = {} if self.state.nsf is None or not self.config.learns_nsf else {NSF: self.state.nsf}
+        return {**self.state.weights, **replica}
+
+    @property
+    def clients(self) -> tuple[StructureClient, ...]:
+        """Itself: a cohort of one."""
+        return (self,)
+
+    @property
+    def group(self) -> Group:
+        return Group.of([self.training_reach])
+
+    def nsf(self, given: Tensor | None) -> Tensor:
+        """S: what the server has sent, or the client's own copy."""
+        nsf = self.state.nsf if given is None else given
+        if nsf is None:
+            raise RunError("no structure features: play the phases in order")
+        return nsf
+
+    # -- Abar --------------------------------------------------------------------------------------
+
+    @property
+    def training_reach(self) -> Reach:
+        """Abar's rows of the training nodes, on the nodes they reach."""
+        rows = torch.nonzero(self.data.train).flatten().numpy()
+        return self._once(
+            "train", lambda blocks: Reach.of([block_of(block)[rows] for block in blocks], self.config.dtype)
+        )
+
+    @property
+    def abar(self) -> tuple[Matrix, ...]:
+        """Abar's rows of all own nodes, over all nodes; where betas are trained, of every power."""
+        return self._once(
+            "all", lambda blocks: tuple(Matrix.of(block_of(block), self.config.dtype) for block in blocks)
+        )
+
+    def _once(self, name: str, make: Callable[[tuple[Tensor, ...]], T]) -> T:
+        """Made from state, so made again when that is another."""
+        blocks = self.state.combined
+        if not blocks:
+            raise RunError("the powers have not been exchanged: play the phases in order")
+        kept = self._derived.get(name)
+        if kept is None or kept[0] is not blocks:
+            self._derived[name] = kept = blocks, make(blocks)
+        made: T = kept[1]
+        return made
+
+    def logits(self) -> Tensor:
+        """What was scored last in this round."""
+        logits: Tensor = self.scratch.logits
+        return logits
+
+
+class StructureCohort(Cohort[StructureClient]):
+    """Clients of one process, differentiated together: the large products of g are made once for all
+    (`isthmus.nn.structure`). Clients keep their own state; replicas of S are one tensor.
+    """
+
+    def __init__(self, clients: Sequence[StructureClient]) -> None:
+        super().__init__(clients)
+        self.parties = tuple(client.party for client in clients)
+        self.inputs = stack_inputs([client.inputs for client in clients])
+        self._group: tuple[Any, Group] | None = None
+
+    @classmethod
+    def worthwhile(cls, clients: Sequence[StructureClient]) -> bool:
+        return clients[0].config.algorithm == "fedsgd" and ModelCohort.worthwhile(clients)
+
+    def load(self) -> None:
+        replicas = {client.party: client.state.nsf for client in self.clients if client.state.nsf is not None}
+        if replicas and self.clients[0].config.replicated:
+            check_replicas({party: Fingerprint(fingerprint(nsf)) for party, nsf in replicas.items()})
+
+    @property
+    def group(self) -> Group:
+        """The training rows of all clients; made again when their Abar has changed."""
+        blocks = tuple(client.state.combined for client in self.clients)
+        if self._group is None or any(a is not b for a, b in zip(self._group[0], blocks, strict=True)):
+            self._group = blocks, Group.of([client.training_reach for client in self.clients])
+        return self._group[1]
+
+
+def first_weights(config: FedStructConfig, feature: Weights, num_classes: int, common: Stream) -> dict[str, Tensor]:
+    """theta at the start: the feature branch as every other method starts it."""
+    structure = config.net(num_classes).first_weights(common.child("structure"), config.dtype)
+    if config.train_betas:
+        structure[StructureNet.BETAS] = torch.tensor([config.beta0, *config.power_weights], dtype=config.dtype)
+    return {**named(feature, FEATURE), **named(structure, STRUCTURE)}
+
+
+def named(weights: Weights, prefix: str) -> dict[str, Tensor]:
+    """The weights with a prefix to their names."""
+    return {prefix + name: tensor for name, tensor in weights.items()}
+
+
+def below(weights: Weights, prefix: str) -> dict[str, Tensor]:
+    """The weights whose names have a prefix, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+
+
+def stack_evaluations(rows: Sequence[Evaluation]) -> Evaluation:
+    """Tallies of many clients as tensors, one value each."""
+    parts: dict[str, Any] = {}
+    for part in rows[0].parts:
+        tallies = [row.parts[part] for row in rows]
+        correct: Any = torch.tensor([t.correct for t in tallies])
+        total: Any = torch.tensor([t.total for t in tallies])
+        loss: Any = torch.tensor([t.loss for t in tallies], dtype=torch.float64)
+        parts[part] = Tally(correct, total, loss)
+    return Evaluation(parts)
+
+
+def padded(rows: Sequence[Tensor], inputs: Inputs) -> Tensor:
+    """Rows of each client, one client below the other as the feature branch has them: inverse of ``inputs.unpad``."""
+    return torch.cat([torch.nn.functional.pad(part, (0, 0, 0, inputs.padded[-1] - len(part))) for part in rows])

@@ -1,0 +1,128 @@
+"""Settings of FedStruct."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from isthmus.errors import ConfigError
+from isthmus.methods.training import WeightedConfig
+from isthmus.nn.structure import StructureNet
+
+DIRECT_LR = 0.5
+"""Learning rate of S in the direct form: the best on validation of 0.05, 0.1, 0.2, 0.5 and 1 (Cora)."""
+
+
+@dataclass(frozen=True)
+class FedStructConfig(WeightedConfig):
+    """Settings of FedStruct; those of the feature branch are `TrainConfig`'s.
+
+    Args:
+        structure_hops: L_s, the highest power.
+        betas: Weight of each power 1 ... L_s; not given = only the last (the paper's experiments).
+        beta0: Weight of the identity.
+        train_betas: Learn beta0 and betas with the rest, from these values.
+        prune: p, entries kept per row on average; 0 keeps all.
+        prune_mode: ``block``, ``row`` or ``global``, see `powers.py`.
+        renormalise: Scale pruned rows back to sum 1 (the paper does not).
+        protocol: How clients obtain their rows of Abar: ``published`` or ``hardened``, see `powers_published.py` and
+            `powers_hardened.py`.
+        nsf: Structure feature: ``degree``, ``walk`` or ``hop2vec``.
+        nsf_dim: d_s.
+        form: HOP2VEC with the MLP g on top (``headed``, what the published numbers come from) or without (``direct``,
+            the paper's Eq. 15).
+        structure_hidden: Hidden widths of g.
+        nsf_at: Where HOP2VEC's S is kept: at the ``server``, or as a replica at all ``clients``.
+        nsf_lr, nsf_weight_decay: Of S; not given = those of theta, and in the direct form 0.5 and 0
+            (docs/methods/fedstruct.md).
+        algorithm: ``fedsgd`` (the paper), or ``fedavg``: local optimiser steps, averaged weights.
+        inference: ``structure`` predicts with z alone.
+    """
+
+    structure_hops: int = 2
+    betas: tuple[float, ...] = ()
+    beta0: float = 0.0
+    train_betas: bool = False
+    prune: int = 30
+    prune_mode: Literal["block", "row", "global"] = "row"
+    renormalise: bool = False
+    protocol: Literal["published", "hardened"] = "hardened"
+    backbone: str = "dgcn"
+    nsf: Literal["degree", "walk", "hop2vec"] = "hop2vec"
+    nsf_dim: int = 256
+    form: Literal["headed", "direct"] = "headed"
+    structure_hidden: tuple[int, ...] = (256,)
+    nsf_at: Literal["server", "clients"] = "server"
+    nsf_lr: float | None = None
+    nsf_weight_decay: float | None = None
+    algorithm: Literal["fedsgd", "fedavg"] = "fedsgd"
+    inference: Literal["both", "structure"] = "both"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.structure_hops < 1:
+            raise ConfigError(f"structure_hops must be at least 1, got {self.structure_hops}")
+        if self.prune < 0:
+            raise ConfigError(f"prune must be at least 0 (0 keeps everything), got {self.prune}")
+        if self.betas and len(self.betas) != self.structure_hops:
+            raise ConfigError(
+                f"betas must name one weight per power: structure_hops={self.structure_hops}, got {len(self.betas)}"
+            )
+        if self.dp_clip:
+            raise ConfigError("fedstruct has no differential privacy: leave dp_clip out, or use fedsgd")
+        if self.form == "direct" and self.nsf != "hop2vec":
+            raise ConfigError(f"form=direct has no head to read nsf={self.nsf} with: use nsf=hop2vec, or form=headed")
+        if self.nsf == "walk" and self.nsf_dim <= self.structure_hops:
+            raise ConfigError(
+                f"nsf=walk has structure_hops={self.structure_hops} walk values and the degree: nsf_dim must be above "
+                "that"
+            )
+        if self.nsf_lr is not None and self.nsf_lr <= 0.0:
+            raise ConfigError(f"nsf_lr must be above 0, got {self.nsf_lr}")
+        if self.nsf_weight_decay is not None and self.nsf_weight_decay < 0.0:
+            raise ConfigError(f"nsf_weight_decay must be at least 0, got {self.nsf_weight_decay}")
+        if self.algorithm == "fedavg" and self.nsf_at == "clients":
+            raise ConfigError("algorithm=fedavg averages S with the rest, at the server: use nsf_at=server")
+        self.net(2)
+
+    @property
+    def numpy_dtype(self) -> type[np.float32] | type[np.float64]:
+        """Of the powers."""
+        return np.float64 if self.precision == "float64" else np.float32
+
+    @property
+    def power_weights(self) -> tuple[float, ...]:
+        """beta_1 ... beta_Ls."""
+        return self.betas or (0.0,) * (self.structure_hops - 1) + (1.0,)
+
+    @property
+    def prunes(self) -> bool:
+        return self.prune > 0 and self.structure_hops > 1
+
+    def net(self, num_classes: int) -> StructureNet:
+        """g."""
+        direct = self.form == "direct"
+        return StructureNet(
+            width=num_classes if direct else self.nsf_dim,
+            num_classes=num_classes,
+            hidden=None if direct else self.structure_hidden,
+            dropout=self.dropout,
+        )
+
+    @property
+    def learns_nsf(self) -> bool:
+        return self.nsf == "hop2vec"
+
+    @property
+    def replicated(self) -> bool:
+        return self.learns_nsf and self.nsf_at == "clients"
+
+    @property
+    def nsf_rates(self) -> tuple[float, float]:
+        """Learning rate and weight decay of S."""
+        direct = self.form == "direct"
+        lr = self.nsf_lr if self.nsf_lr is not None else DIRECT_LR if direct else self.lr
+        decay = self.nsf_weight_decay if self.nsf_weight_decay is not None else 0.0 if direct else self.weight_decay
+        return lr, decay

@@ -1,0 +1,146 @@
+"""Node structure features S (spec 3): what an owner can tell of a node's place in the graph, or a free parameter; and
+how everybody's part comes together.
+
+degree    one-hot of the degree, clipped to the last of d places; of a directed graph round((in + out) / 2)
+walk      (Ah^l)_vv for l = 1 ... L_s, a by-product of the powers, and the degree in the other places (FED*)
+hop2vec   learned; N(0, 0.05^2) at the start
+
+Every client needs all of S (Prop. 1). Fixed features go from everybody to everybody once. HOP2VEC's S is kept by the
+server, or by every client (the paper's 5.3): then all replicas must stay the same bits, which fingerprints show.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from isthmus.data.nodes import NodeData
+from isthmus.errors import RunError
+from isthmus.federation.ledger import Disclosure
+from isthmus.federation.messages import Embedding, Identifier, Message, PartyId
+from isthmus.federation.roles import handler
+from isthmus.methods.fedstruct.config import FedStructConfig
+from isthmus.methods.fedstruct.powers import PowerClient
+from isthmus.nn.optim import fresh_state
+from isthmus.seeds import Stream
+
+NSF = "nsf"
+"""Name of S among exported weights and optimiser moments."""
+SPREAD = 0.05
+"""Standard deviation of HOP2VEC's first values [code]."""
+
+
+@dataclass(frozen=True)
+class NsfBlock(Message):
+    """S_i, with the columns its rows belong to."""
+
+    columns: Identifier[Tensor]
+    values: Embedding[Tensor]
+
+
+@dataclass(frozen=True)
+class Fingerprint(Message):
+    """Of a replica of S."""
+
+    value: Identifier[int]
+
+
+def sheet(config: FedStructConfig) -> tuple[Disclosure, ...]:
+    if config.learns_nsf and not config.replicated:
+        return (Disclosure("features", "client", "server", NsfBlock),)
+    return (
+        Disclosure("features", "client", "client", NsfBlock),
+        Disclosure("features", "client", "server", Fingerprint),
+    )
+
+
+class FeatureClient(PowerClient):
+    """A client that gives its part of S, and takes everybody's."""
+
+    @handler
+    def give_nsf(self) -> NsfBlock:
+        """S_i, to the server where it holds S."""
+        config, data = self.config, self.data
+        if config.nsf == "hop2vec":
+            # Whoever could repeat the draws would know whose row is whose, whatever the columns are called.
+            draws = self.secret_generator("nsf") if self.state.secret else self.stream("nsf")
+            values = random_feature(data.num_nodes, config.net(data.num_classes).width, draws)
+        elif config.nsf == "degree":
+            values = degree_feature(degrees(data), config.nsf_dim)
+        else:
+            values = walk_feature(self.state.diagonal, degrees(data), config.nsf_dim)
+        return NsfBlock(self.state.columns, values.to(config.dtype))
+
+    @handler
+    def share_nsf(self) -> Mapping[PartyId, NsfBlock]:
+        """S_i to all others."""
+        return dict.fromkeys([*self.state.entering, self.party], self.give_nsf())
+
+    @handler
+    def take_nsf(self, mail: Mapping[PartyId, NsfBlock]) -> Fingerprint:
+        nsf = assembled(mail, self.state.owner.numel())
+        self.state = replace(self.state, nsf=nsf)
+        if self.config.learns_nsf:
+            self.state = replace(self.state, nsf_optimizer=fresh_state(self.config.optimizer, {NSF: nsf}))
+        return Fingerprint(fingerprint(nsf))
+
+
+def assembled(blocks: Mapping[PartyId, NsfBlock], nodes: int) -> Tensor:
+    """S from everybody's part."""
+    parts = list(blocks.values())
+    nsf = parts[0].values.new_zeros(nodes, parts[0].values.shape[1])
+    for part in parts:
+        nsf[part.columns] = part.values
+    return nsf
+
+
+def fingerprint(nsf: Tensor) -> int:
+    """63 bits of a hash of all values."""
+    return int.from_bytes(hashlib.sha256(nsf.contiguous().numpy().tobytes()).digest()[:8], "big") >> 1
+
+
+def check_replicas(replies: Mapping[PartyId, Fingerprint]) -> None:
+    """All replicas of S are the same bits (spec 14, property 8)."""
+    values = {party: reply.value for party, reply in replies.items()}
+    first = next(iter(values.values()))
+    strayed = [party for party, value in values.items() if value != first]
+    if strayed:
+        raise RunError(
+            f"structure features of {', '.join(strayed)} differ from the others' copies: resume the run from a "
+            "checkpoint"
+        )
+
+
+def degrees(data: NodeData) -> NDArray[np.int64]:
+    """Of every node, own and cross edges counted; of directed graphs the mean of in and out, rounded."""
+    assert data.cross is not None
+    own, out = data.cross.own.numpy(), data.cross.outgoing.numpy()
+    ends = [*data.edge_index.numpy(), own[out], own[~out]]
+    both = np.sum([np.bincount(end, minlength=data.num_nodes) for end in ends], axis=0)
+    degree: NDArray[np.int64] = np.rint(both / 2).astype(np.int64)
+    return degree
+
+
+def degree_feature(degree: NDArray[np.int64], width: int) -> Tensor:
+    """(n, width), one-hot."""
+    out = torch.zeros(len(degree), width)
+    out[torch.arange(len(degree)), torch.from_numpy(np.minimum(degree, width - 1))] = 1.0
+    return out
+
+
+def walk_feature(diagonal: Tensor, degree: NDArray[np.int64], width: int) -> Tensor:
+    """(n, width): return probabilities of 1 ... L_s steps, then the degree."""
+    return torch.cat([diagonal, degree_feature(degree, width - diagonal.shape[1]).to(diagonal.dtype)], dim=1)
+
+
+def random_feature(nodes: int, width: int, draws: Stream | np.random.Generator) -> Tensor:
+    """(n, width), HOP2VEC's start: from the run's streams, or from a generator only its owner can repeat."""
+    if isinstance(draws, Stream):
+        return torch.randn(nodes, width, generator=draws.torch()) * SPREAD
+    return torch.from_numpy(draws.normal(scale=SPREAD, size=(nodes, width)))

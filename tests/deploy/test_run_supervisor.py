@@ -1,0 +1,223 @@
+"""The supervisor of runs, with a fake server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.deploy import run_supervisor
+from isthmus.deploy.run_status import HEARTBEAT, STOPPED, RunFailure
+from isthmus.deploy.run_supervisor import MAX_FRUITLESS, RunSupervisor
+from isthmus.errors import ConfigError, RunError
+from isthmus.federation.interface import Failure, QuorumError
+
+
+class FakeServer:
+    """An admin session; ``jobs`` are functions that give the status of each job in turn."""
+
+    def __init__(self, jobs: list[Callable[[], str]], sites: list[list[str]] | None = None) -> None:
+        self.jobs, self._sites = jobs, sites or []
+        self.submitted: list[str] = []
+        self.aborted: list[str] = []
+        self.details: list[str] = []
+        self.closed = False
+
+    def sites(self) -> list[str]:
+        return self._sites.pop(0) if self._sites else ["a", "b"]
+
+    def call(self, name: str, *arguments: Any, **named: Any) -> Any:
+        if name == "submit_job":
+            assert sorted(path.name for path in Path(arguments[0]).rglob("*") if path.is_file()) == [
+                "config_fed_client.json",
+                "config_fed_server.json",
+                "meta.json",
+            ]
+            self.submitted.append(named["submit_token"])
+            return f"job-{len(self.submitted)}"
+        if name == "get_job_status":
+            return self.jobs[min(len(self.submitted), len(self.jobs)) - 1]()
+        if name == "get_job_meta":
+            return {"job_deploy_detail": self.details}
+        if name == "abort_job":
+            self.aborted.append(arguments[0])
+            return None
+        raise AssertionError(name)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("POLL_EVERY", 0.001), ("PAUSE", 0.001), ("ABORT_TIMEOUT", 0.05)):
+        monkeypatch.setattr(run_supervisor, name, value)
+
+
+def supervise(tmp_path: Path, server: FakeServer) -> tuple[RunSupervisor, Path]:
+    run = tmp_path / "r"
+    (run / "ledger").mkdir(parents=True)
+    supervisor = RunSupervisor.__new__(RunSupervisor)
+    supervisor.__dict__ |= {
+        "admin": server,
+        "runs": tmp_path,
+        "sites": ("a", "b"),
+        "on_poll": lambda: None,
+        "attempts": [],
+        "_last_heartbeat": 0.0,
+    }
+    return supervisor, run
+
+
+def finish(run: Path) -> Callable[[], str]:
+    def status() -> str:
+        (run / "result.json").write_text("{}")
+        return "RUNNING"
+
+    return status
+
+
+def a_round_then(run: Path, status: str) -> Callable[[], str]:
+    def status_() -> str:
+        (run / "ledger" / f"{len(list((run / 'ledger').iterdir())) + 1:06d}.jsonl").touch()
+        return status
+
+    return status_
+
+
+def test_a_job_that_ends_without_result_is_submitted_again(tmp_path: Path) -> None:
+    server = FakeServer([])
+    supervisor, run = supervise(tmp_path, server)
+    server.jobs = [
+        a_round_then(run, "FINISHED:EXECUTION_EXCEPTION"),
+        a_round_then(run, "FINISHED:ABANDONED"),
+        finish(run),
+    ]
+    supervisor.finish(["r"])
+    assert server.submitted == ["r-0", "r-1", "r-2"] and server.closed
+    assert [attempt["ended"] for attempt in supervisor.attempts] == [
+        "FINISHED:EXECUTION_EXCEPTION",
+        "FINISHED:ABANDONED",
+        "finished",
+    ]
+    assert json.loads((run / "attempts.json").read_text()) == 2
+
+
+def test_a_refusal_by_a_job_validator_is_final(tmp_path: Path) -> None:
+    server = FakeServer([lambda: "FINISHED:FAILED_TO_RUN"])
+    server.details = ["a: OK", "b: NVFLARE_ERROR: isthmus job validator: folder custom not permitted"]
+    supervisor, _ = supervise(tmp_path, server)
+    with pytest.raises(RunError, match=r"the job was refused: .*folder custom not permitted"):
+        supervisor.finish(["r"])
+    assert len(server.submitted) == 1
+
+
+def test_gives_up_after_attempts_without_progress(tmp_path: Path) -> None:
+    server = FakeServer([lambda: "FINISHED:ABNORMAL"])
+    supervisor, _ = supervise(tmp_path, server)
+    with pytest.raises(RunError, match=r"added no round \(FINISHED:ABNORMAL\)"):
+        supervisor.finish(["r"])
+    assert len(server.submitted) == MAX_FRUITLESS
+
+
+def test_a_permanent_error_is_raised(tmp_path: Path) -> None:
+    server = FakeServer([])
+    supervisor, run = supervise(tmp_path, server)
+
+    def fail() -> str:
+        RunFailure.of(ConfigError("bank-b: seed is 3 here")).write(run)
+        return "FINISHED:EXECUTION_EXCEPTION"
+
+    server.jobs = [fail]
+    with pytest.raises(ConfigError, match="bank-b: seed is 3 here"):
+        supervisor.finish(["r"])
+
+
+def test_waits_for_all_organisations(tmp_path: Path) -> None:
+    server = FakeServer([], [[], ["a"], ["a", "b"]])
+    supervisor, run = supervise(tmp_path, server)
+    server.jobs = [finish(run)]
+    supervisor.finish(["r"])
+    assert server._sites == []
+
+
+def test_a_job_whose_process_is_gone_is_aborted(tmp_path: Path) -> None:
+    server = FakeServer([])
+    supervisor, run = supervise(tmp_path, server)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+
+    def vanish() -> str:
+        (run / HEARTBEAT).write_text(f"{gone.pid}\n")
+        return "RUNNING"
+
+    server.jobs = [vanish, finish(run)]
+    supervisor.finish(["r"])
+    assert server.aborted == ["job-1"] and supervisor.attempts[0]["ended"] == "its server process is gone"
+
+
+def test_a_frozen_process_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    server = FakeServer([])
+    supervisor, run = supervise(tmp_path, server)
+
+    def freeze() -> str:
+        (run / HEARTBEAT).write_text(f"{os.getpid()}\n")
+        os.utime(run / HEARTBEAT, (1.0, 1.0))
+        return "RUNNING"
+
+    server.jobs = [freeze, finish(run)]
+    monkeypatch.setattr(run_supervisor, "_is_job", lambda pid: False)  # it is this test's own process
+    supervisor.finish(["r"])
+    assert supervisor.attempts[0]["ended"] == "its server process is frozen"
+
+
+def test_a_stopped_run_is_not_submitted_again(tmp_path: Path) -> None:
+    server = FakeServer([])
+    supervisor, run = supervise(tmp_path, server)
+
+    def stop() -> str:
+        (run / STOPPED).touch()
+        return "RUNNING"
+
+    server.jobs = [stop]
+    with pytest.raises(RunError, match="r was stopped: `isthmus submit --again r` continues it"):
+        supervisor.finish(["r"])
+
+
+def test_waits_for_an_unreachable_server(tmp_path: Path) -> None:
+    server = FakeServer([])
+    supervisor, run = supervise(tmp_path, server)
+    answers = iter([ConnectionError, ConnectionError, None])
+
+    def unreachable() -> str:
+        error = next(answers)
+        if error is not None:
+            raise error
+        return finish(run)()
+
+    server.jobs = [unreachable]
+    supervisor.finish(["r"])
+    assert len(server.submitted) == 1 and not server.aborted
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (QuorumError("train", {"a": Failure("unavailable")}, 1, 2), True),
+        (QuorumError("train", {"a": Failure("handler")}, 1, 2), False),
+        (ConfigError("x"), False),
+        (RunError("diverged"), False),
+        (MemoryError(), True),
+    ],
+)
+def test_which_failures_are_worth_another_attempt(tmp_path: Path, error: Exception, again: bool) -> None:
+    RunFailure.of(error).write(tmp_path)
+    found = RunFailure.read(tmp_path)
+    assert found is not None and found.again is again
