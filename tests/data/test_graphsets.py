@@ -16,7 +16,7 @@ from sklearn.model_selection import train_test_split
 
 from isthmus.data import graphsets
 from isthmus.data.generators import generate_graphs
-from isthmus.data.graphs import GraphSetData
+from isthmus.data.graph_set import GraphSetData
 from isthmus.data.graphscenario import build_graph_scenario, parse_graph_split, task_of
 from isthmus.data.graphsets import SETTINGS, GraphCounts, find_graphs, graph_sets, load_graphs
 from isthmus.errors import ConfigError, DataError

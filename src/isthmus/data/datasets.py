@@ -42,7 +42,7 @@ from torch import Tensor
 from isthmus.data import cache_format, store
 from isthmus.data.generators import GENERATORS, canonical, generate
 from isthmus.data.graphsets import SETTINGS, graph_sets
-from isthmus.data.nodes import NodeData
+from isthmus.data.node_data import NodeData
 from isthmus.data.whole_graph import Loaded, PublicSplits, empty_masks
 from isthmus.errors import ConfigError, DataError, unknown
 from isthmus.graph.normalise import to_torch_csr

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from isthmus.data.banks import Banks
 from isthmus.data.blockmodel import ContextualBlockModel, PowerLaw
-from isthmus.data.graphs import GraphSetData
+from isthmus.data.graph_set import GraphSetData
 from isthmus.data.motifs import Motifs
 from isthmus.data.parameters import describe_object, parse_object
 from isthmus.data.whole_graph import Loaded

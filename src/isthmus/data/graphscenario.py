@@ -26,7 +26,7 @@ from torch import Tensor
 
 from isthmus.data.datasets import canonical_name, node_sets
 from isthmus.data.generators import GENERATORS, GRAPH_GENERATORS, canonical, generate_graphs
-from isthmus.data.graphs import GraphSetData
+from isthmus.data.graph_set import GraphSetData
 from isthmus.data.graphsets import SETTINGS, find_graphs, graph_sets, load_graphs
 from isthmus.data.parameters import need, parse_object
 from isthmus.data.partition import FALLBACK_CLIENTS, check_owners, client_ids, dirichlet_owners

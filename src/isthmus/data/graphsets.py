@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from isthmus.data import cache_format, store
-from isthmus.data.graphs import GraphSetData
+from isthmus.data.graph_set import GraphSetData
 from isthmus.data.whole_graph import empty_masks
 from isthmus.errors import DataError, unknown
 from isthmus.graph.normalise import to_torch_csr

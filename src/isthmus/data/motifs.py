@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from isthmus.data.from_arrays import undirected
-from isthmus.data.graphs import GraphSetData
+from isthmus.data.graph_set import GraphSetData
 from isthmus.data.parameters import need
 from isthmus.data.whole_graph import empty_masks
 from isthmus.seeds import Stream

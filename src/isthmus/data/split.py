@@ -22,8 +22,8 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from isthmus.data.graphs import GraphSetData
-from isthmus.data.nodes import NodeData
+from isthmus.data.graph_set import GraphSetData
+from isthmus.data.node_data import NodeData
 from isthmus.data.whole_graph import Loaded
 from isthmus.errors import ConfigError, DataError, unknown
 from isthmus.seeds import Stream

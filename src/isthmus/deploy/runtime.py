@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from isthmus.data.graphs import GraphSetData
+from isthmus.data.graph_set import GraphSetData
 from isthmus.deploy.handshake import BEGIN, END, MEET, Begin, Client, Joined, Meet
 from isthmus.deploy.host import SiteHost
 from isthmus.deploy.job import check_run_id

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus.data.graphs import GraphSetData
+from isthmus.data.graph_set import GraphSetData
 from isthmus.data.graphscenario import GRAPH_PARTITIONS, GRAPH_SPLITS, GraphScenario, build_graph_scenario, task_of
-from isthmus.data.nodes import NodeData
+from isthmus.data.node_data import NodeData
 from isthmus.data.partition import PARTITIONS
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.data.split import SPLITS

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus.data.nodes import NodeData
+from isthmus.data.node_data import NodeData
 from isthmus.errors import ConfigError
 from isthmus.federation.interface import Federation, PerClient, Replies, View
 from isthmus.federation.ledger import Disclosure

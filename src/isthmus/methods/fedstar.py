@@ -37,7 +37,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from isthmus.data.embeddings import Kind, beside, embedding_width, structure_embedding
-from isthmus.data.graphs import GraphSetData
+from isthmus.data.graph_set import GraphSetData
 from isthmus.errors import ConfigError
 from isthmus.federation.interface import Federation, Replies, View
 from isthmus.federation.ledger import Disclosure
