@@ -36,7 +36,7 @@ from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GCNConv, GINConv, global_add_pool
 
 from isthmus.data.embeddings import structure_embedding
-from isthmus.data.graphs import GraphSetData
+from isthmus.data.graph_set import GraphSetData
 from isthmus.data.graphscenario import GraphScenario, build_graph_scenario
 from isthmus.data.graphsets import load_graphs
 from isthmus.experiments.config import resolve

@@ -32,7 +32,7 @@ from isthmus.errors import DataError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import SimulatedRun
 from isthmus.graph.normalise import from_torch_csr, row_norm, to_torch_csr
-from isthmus.graph.powers import as_csr, keep_largest
+from isthmus.graph.powers import as_csr, keep_largest_by_owner
 
 SIZES = (25_000, 50_000, 100_000, 200_000)
 MEMORY_LIMITS = {"pubmed": 2048.0, "growth": 8192.0}
@@ -51,7 +51,9 @@ class Straightforward:
         power = one_step
         for hop in range(config.structure_hops):
             power = as_csr(one_step @ power) if hop else one_step
-            power = keep_largest(power, config.prune * scenario.whole.num_nodes) if config.prune else power
+            if config.prune:
+                nodes = scenario.whole.num_nodes
+                power = keep_largest_by_owner(power, np.zeros(nodes, dtype=np.int64), config.prune * nodes)
         self.power_seconds = time.process_time() - begun
         self.clients = []
         for data in scenario.parts.values():

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
 
-from isthmus.data.nodes import NodeData
+from isthmus.data.node_data import NodeData
 from isthmus.data.scenario import build_scenario
 from isthmus.errors import DataError
 from isthmus.federation.engines.local import LocalEngine

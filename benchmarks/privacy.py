@@ -22,7 +22,7 @@ import torch
 from isthmus.errors import ConfigError
 from isthmus.privacy.field import P31, P61, Field
 from isthmus.privacy.fixedpoint import FixedPoint
-from isthmus.privacy.flatten import encode_leaves, error_bound, template_of
+from isthmus.privacy.flatten import encode_all, error_bound, template_of_leaves
 from isthmus.privacy.homomorphic import CkksParameters, HomomorphicKeys
 from isthmus.privacy.lagrange import LagrangeCode
 from isthmus.privacy.masks import SumParty, SumRoster, SumServer, SumTag, unmask_total
@@ -89,7 +89,7 @@ def check_masks(clients: int) -> None:
     tag = SumTag("benchmark", "check", 0, 0)
     values = {name: torch.randn(500, dtype=torch.float64) for name in parties}
     masked = {name: party.mask([values[name]], roster, tag) for name, party in parties.items()}
-    total = unmask_total(masked, roster, tag, template_of([values["client-0"]]))
+    total = unmask_total(masked, roster, tag, template_of_leaves([values["client-0"]]))
     error = float((torch.as_tensor(total[0]) - torch.stack(list(values.values())).sum(0)).abs().max())
     assert error <= error_bound(clients) + 1e-12, error
 
@@ -99,7 +99,7 @@ def bench_masks(numbers: int, clients: int) -> None:
     others = {f"client-{i}": SumParty(f"client-{i}").public_key for i in range(1, clients)}
     roster = SumRoster({"client-0": party.public_key, **others})
     values = torch.randn(numbers)
-    encode, words = timed(lambda: encode_leaves([values], parties=clients))
+    encode, words = timed(lambda: encode_all([values], parties=clients))
     attempts = iter(range(10))
     mask, masked = timed(
         lambda: party.mask_words(words, roster, SumTag("benchmark", "train", 1, 1, attempt=next(attempts)))

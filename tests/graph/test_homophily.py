@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from isthmus.graph.homophily import edge_homophily, node_homophily
+from isthmus.graph.homophily import edge_homophily
 
 EDGES = torch.tensor([[0, 1, 1, 2, 3], [1, 0, 2, 1, 1]])
 
@@ -13,9 +13,3 @@ def test_edge_homophily() -> None:
     assert edge_homophily(EDGES, torch.tensor([0, 0, 1, 0])) == 3 / 5
     assert edge_homophily(EDGES, torch.tensor([0, 0, -1, 0])) == 1.0
     assert edge_homophily(torch.empty(2, 0, dtype=torch.long), torch.tensor([0])) is None
-
-
-def test_node_homophily() -> None:
-    values = node_homophily(EDGES, torch.tensor([0, 0, 1, 0]))
-    assert values[:3].tolist() == [1.0, 2 / 3, 0.0]
-    assert values[3].isnan()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from isthmus.data.graphs import GraphSetData
+from isthmus.data.graph_set import GraphSetData
 from isthmus.data.graphscenario import GraphScenario, build_graph_scenario
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus.data.nodes import NodeData
+from isthmus.data.node_data import NodeData
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import SimulatedRun

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from isthmus.data import embeddings
-from isthmus.data.graphs import GraphSetData
+from isthmus.data.graph_set import GraphSetData
 from isthmus.data.graphscenario import GraphScenario, build_graph_scenario
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.errors import ConfigError, DataError

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 import isthmus
 from isthmus.cli.recover import Recovered, recover
-from isthmus.data.nodes import NodeData
+from isthmus.data.node_data import NodeData
 from isthmus.data.scenario import Scenario
 from isthmus.experiments.folder import RunFolder
 from isthmus.federation.audit import NEIGHBOURS

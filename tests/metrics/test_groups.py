@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from isthmus.metrics.gain import Scored, boundary_nodes, gains, graph_information_gain, subgraph_leakage
-from isthmus.metrics.groups import group_mean, majority_class, minority_mask
+from isthmus.metrics.groups import majority_class, minority_mask
 
 Y = torch.tensor([0, 1, 1, 2, 2, 2, -1])
 TRAIN = torch.tensor([True, True, True, True, False, False, False])
@@ -17,12 +17,6 @@ def test_majority_comes_from_training_nodes() -> None:
     assert minority_mask(Y, TRAIN).tolist() == [True, False, False, True, True, True, False]
     assert majority_class(Y, torch.zeros(7, dtype=torch.bool)) is None
     assert not minority_mask(Y, torch.zeros(7, dtype=torch.bool)).any()
-
-
-def test_group_mean_skips_unknown() -> None:
-    values = torch.tensor([1.0, float("nan"), 0.5, 0.0])
-    assert group_mean(values, torch.tensor([True, True, True, False])) == 0.75
-    assert group_mean(values, torch.tensor([False, True, False, False])) is None
 
 
 def test_graph_information_gain() -> None:

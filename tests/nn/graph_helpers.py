@@ -6,7 +6,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from isthmus.data.graphs import GraphSetData
+from isthmus.data.graph_set import GraphSetData
 from isthmus.graph.normalise import to_torch_csr
 
 SIZES = (5, 1, 7, 4, 12, 0, 3, 1, 9)

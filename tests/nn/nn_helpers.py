@@ -7,7 +7,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from isthmus.data.nodes import NodeData
+from isthmus.data.node_data import NodeData
 from isthmus.graph.normalise import to_torch_csr
 from isthmus.nn import Backbone, build_backbone
 from isthmus.seeds import Stream

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from isthmus.data.nodes import NodeData
+from isthmus.data.node_data import NodeData
 from isthmus.data.scenario import build_scenario
 from isthmus.errors import ConfigError
 from isthmus.graph.normalise import from_torch_csr, to_torch_csr

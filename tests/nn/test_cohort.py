@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nn_helpers import client, jittered, model, uneven_clients
 
-from isthmus.data.nodes import NodeData
+from isthmus.data.node_data import NodeData
 from isthmus.errors import ProtocolError
 from isthmus.nn import (
     Backbone,

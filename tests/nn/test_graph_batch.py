@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric.utils import to_dense_adj
 
-from isthmus.data.graphs import GraphSetData
+from isthmus.data.graph_set import GraphSetData
 from isthmus.errors import ConfigError
 from isthmus.graph.normalise import to_torch_csr
 from isthmus.nn import graph_batch

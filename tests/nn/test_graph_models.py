@@ -13,7 +13,7 @@ from graph_helpers import graph_set
 from torch import Tensor, nn
 from torch_geometric.nn import APPNP, GATConv, GCNConv, GINConv, SAGEConv, SGConv, global_add_pool
 
-from isthmus.data.graphs import GraphSetData
+from isthmus.data.graph_set import GraphSetData
 from isthmus.errors import ConfigError, ProtocolError
 from isthmus.nn import DropoutSource, Proximal, graph_train
 from isthmus.nn.graph_batch import Pack, batches, pack_graphs

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from isthmus.data.nodes import NodeData
+from isthmus.data.node_data import NodeData
 from isthmus.nn.inputs import build_inputs
 from isthmus.nn.loss import distilled, get_loss
 from isthmus.nn.optim import fresh_state

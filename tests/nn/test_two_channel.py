@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch_geometric.nn import GCNConv, GINConv, SAGEConv, global_add_pool
 
 from isthmus.data.embeddings import structure_embedding
-from isthmus.data.graphs import GraphSetData
+from isthmus.data.graph_set import GraphSetData
 from isthmus.errors import ConfigError
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.graph_batch import Batch, node_batch, pack_graphs

@@ -12,9 +12,9 @@ import torch
 from isthmus.errors import ConfigError, ProtocolError, RunError
 from isthmus.privacy.attacks.sums import difference_under_one_mask
 from isthmus.privacy.attacks.uniform import uniformity
-from isthmus.privacy.flatten import Leaf, error_bound, template_of
+from isthmus.privacy.flatten import Leaf, error_bound, template_of_leaves
 from isthmus.privacy.guard import RosterGuard
-from isthmus.privacy.masks import CHECK_WORDS, SumParty, SumRoster, SumServer, SumTag, masked_bytes, unmask_total
+from isthmus.privacy.masks import CHECK_WORDS, SumParty, SumRoster, SumServer, SumTag, unmask_total
 
 TAG = SumTag("run", "train", round=3, sequence=1, handler="local_update")
 
@@ -34,7 +34,7 @@ def _message(i: int) -> list[Leaf]:
     ]
 
 
-TEMPLATE = template_of([torch.zeros(40, 7)], [1, 1.0])
+TEMPLATE = template_of_leaves([torch.zeros(40, 7), 1, 1.0])
 TEMPLATE = replace(TEMPLATE, leaves=(*TEMPLATE.leaves, ("F64", (5,))))
 
 
@@ -44,7 +44,7 @@ def test_total_is_the_plain_sum(count: int, bits: int) -> None:
     parties, roster = _parties(count, fraction_bits=bits)
     messages = {name: _message(i) for i, name in enumerate(parties)}
     masked = {name: party.mask(messages[name], roster, TAG) for name, party in parties.items()}
-    assert all(words.nbytes == masked_bytes(TEMPLATE) for words in masked.values())
+    assert all(words.nbytes == 8 * (TEMPLATE.words + CHECK_WORDS) for words in masked.values())
     weights, number, share, precise = unmask_total(masked, roster, TAG, TEMPLATE, fraction_bits=bits)
     plain = [sum(message[k] for message in messages.values()) for k in range(4)]
     bound = error_bound(count, bits)
@@ -112,7 +112,7 @@ def test_a_party_with_another_roster_key_or_tag_is_detected() -> None:
     def total(roster_of_first: SumRoster, tag_of_first: SumTag) -> None:
         words = {"client-0": parties["client-0"].mask([1.0, 2], roster_of_first, tag_of_first)}
         words |= {name: parties[name].mask([1.0, 2], roster, TAG) for name in ("client-1", "client-2")}
-        unmask_total(words, roster, TAG, template_of([], [1.0, 2]))
+        unmask_total(words, roster, TAG, template_of_leaves([1.0, 2]))
 
     parties, roster = _parties(3)
     total(roster, TAG)
@@ -130,7 +130,7 @@ def test_a_party_with_another_roster_key_or_tag_is_detected() -> None:
 def test_a_changed_word_is_detected() -> None:
     parties, roster = _parties(2)
     masked = {name: party.mask([1.0, 2, torch.ones(50)], roster, TAG) for name, party in parties.items()}
-    template = template_of([], [1.0, 2])
+    template = template_of_leaves([1.0, 2])
     template = replace(template, leaves=(*template.leaves, ("F32", (50,))))
     assert unmask_total(masked, roster, TAG, template)[1] == 4
     for position in range(52 + CHECK_WORDS):
@@ -154,7 +154,7 @@ def test_strangers_repeats_and_wrong_shapes_are_refused() -> None:
     with pytest.raises(ProtocolError, match="64-bit words"):
         server.add("client-1", words["client-1"].astype(np.float64))
     server.add("client-1", words["client-1"])
-    assert server.total(template_of([], [1.0])) == [2.0]
+    assert server.total(template_of_leaves([1.0])) == [2.0]
 
 
 def test_bad_rosters_and_keys_are_refused() -> None:

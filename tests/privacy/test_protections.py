@@ -27,7 +27,7 @@ from isthmus.privacy.attacks.sums import difference_of_sums, score_parties
 from isthmus.privacy.attacks.uniform import uniformity
 from isthmus.privacy.dp import Mechanism
 from isthmus.privacy.field import P61, Field
-from isthmus.privacy.flatten import decode_leaves, error_bound, template_of
+from isthmus.privacy.flatten import decode_leaves, error_bound, template_of_leaves
 from isthmus.privacy.guard import RosterGuard
 from isthmus.privacy.keys import Identity, Roster
 from isthmus.privacy.lagrange import LagrangeCode
@@ -46,7 +46,7 @@ def _masked(values: dict[str, list[Tensor]], tag: SumTag = TAG) -> tuple[dict[st
 
 def _as_read(words: Words, like: list[Tensor]) -> list[np.ndarray]:
     """What a curious server makes of one upload: it decodes it as if there were no mask."""
-    return [np.asarray(leaf) for leaf in decode_leaves(words[:-CHECK_WORDS], template_of(like), parties=1)]
+    return [np.asarray(leaf) for leaf in decode_leaves(words[:-CHECK_WORDS], template_of_leaves(like), parties=1)]
 
 
 # -- secure sums -----------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def test_secure_sum_against_the_gradient_of_a_layer(cohort: int) -> None:
         weight, bias = _as_read(words, gradients[name])
         found = inputs_from_linear_gradient(weight, bias)
         assert not found.exact and found.score(inputs[name].numpy(), "silo").recall < 0.5
-    total = [np.asarray(leaf) for leaf in unmask_total(masked, roster, TAG, template_of(gradients["device-0"]))]
+    total = [np.asarray(leaf) for leaf in unmask_total(masked, roster, TAG, template_of_leaves(gradients["device-0"]))]
     found = inputs_from_linear_gradient(*total)
     assert not found.exact and all(found.score(s.numpy(), "silo").recall < 0.2 for s in inputs.values())
     plain = [sum(g[k] for g in gradients.values()) for k in range(2)]
@@ -155,7 +155,7 @@ def test_secure_sum_against_hop_products() -> None:
         ).neighbours
     # ... and the sum only what 13.1 (c) says it must: nodes that are the only foreign neighbour of an own node.
     total = np.asarray(
-        unmask_total(masked, roster, replace(TAG, receiver="client-0"), template_of([blocks["client-1"]]))[0]
+        unmask_total(masked, roster, replace(TAG, receiver="client-0"), template_of_leaves([blocks["client-1"]]))[0]
     )
     total[np.abs(total) < 1e-9] = 0
     edges = looped[np.ix_(own, foreign)]
@@ -258,7 +258,9 @@ def test_signatures_against_a_server_that_plays_the_others() -> None:
     secret = torch.randn(50, dtype=torch.float64)
     # Unsigned: the victim takes the keys it is given.
     unsigned = SumRoster({signed.party: signed.key for signed in puppets.announcements()})
-    stolen = decode_leaves(puppets.read(victim.mask([secret], unsigned, TAG), TAG), template_of([secret]), parties=3)[0]
+    stolen = decode_leaves(
+        puppets.read(victim.mask([secret], unsigned, TAG), TAG), template_of_leaves([secret]), parties=3
+    )[0]
     assert float((stolen - secret).abs().max()) <= error_bound(1)
     # Signed: it takes only keys that b and c vouch for, and the puppets cannot read.
     roster = Roster("run", {name: identity.public for name, identity in identities.items()})

@@ -8,7 +8,7 @@ import torch
 
 from isthmus.errors import ConfigError, ProtocolError
 from isthmus.privacy.attacks.structure import entries_from_support
-from isthmus.privacy.flatten import error_bound, template_of
+from isthmus.privacy.flatten import error_bound, template_of_leaves
 from isthmus.privacy.masks import SumParty, SumRoster, SumTag, unmask_total
 from isthmus.privacy.sparse import announce, place, union_support
 
@@ -26,7 +26,7 @@ def test_sparse_sum_equals_the_dense_sum() -> None:
         name: party.mask([torch.from_numpy(place(positions[name], values[name], support))], roster, TAG)
         for name, party in parties.items()
     }
-    template = template_of([torch.zeros(support.size, dtype=torch.float64)])
+    template = template_of_leaves([torch.zeros(support.size, dtype=torch.float64)])
     total = unmask_total(masked, roster, TAG, template)[0]
     dense = np.zeros(size)
     for name in parties:

@@ -11,7 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from isthmus.data.nodes import NodeData
+from isthmus.data.node_data import NodeData
 from isthmus.federation.audit import LABELS, NEIGHBOURS
 from isthmus.federation.messages import SERVER, Message, PartyId
 from isthmus.federation.roles import RoleTable

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from isthmus.data.from_arrays import node_data, simple, undirected
+from isthmus.data.generators import GENERATORS
 from isthmus.data.parameters import need
 from isthmus.data.whole_graph import Loaded
 from isthmus.seeds import Stream
@@ -39,6 +40,7 @@ all of them.
 """
 
 
+@GENERATORS.register("banks")
 @dataclass(frozen=True)
 class Banks:
     """A payment network of several banks (class 1 = member of a laundering ring).

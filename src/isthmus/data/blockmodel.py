@@ -8,11 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.data.from_arrays import node_data, undirected
+from isthmus.data.generators import GENERATORS
 from isthmus.data.parameters import need
 from isthmus.data.whole_graph import Loaded
 from isthmus.seeds import Stream
 
 
+@GENERATORS.register("csbm")
 @dataclass(frozen=True)
 class ContextualBlockModel:
     r"""Contextual stochastic block model (Deshpande et al., 2018, https://arxiv.org/abs/1807.09596), with many classes.
@@ -50,6 +52,7 @@ class ContextualBlockModel:
         return Loaded(node_data(x, undirected(edges, self.nodes), y, self.classes), "generated")
 
 
+@GENERATORS.register("powerlaw")
 @dataclass(frozen=True)
 class PowerLaw:
     r"""A graph with power-law degrees (Chung & Lu, 2002), classes and homophily; millions of edges take seconds.

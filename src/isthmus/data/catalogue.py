@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from isthmus.data import cache_format, store
-from isthmus.data.datasets import find, load_nodes, node_sets
+from isthmus.data.datasets import NODE_SETS, find, load_nodes
 from isthmus.data.generators import GENERATORS, GRAPH_GENERATORS
-from isthmus.data.graphscenario import GRAPH_PARTITIONS, GRAPH_SPLITS, GraphSplit, task_of
-from isthmus.data.graphsets import SETTINGS, find_graphs, graph_sets, load_graphs
+from isthmus.data.graphscenario import task_of
+from isthmus.data.graphset_partition import GRAPH_PARTITIONS
+from isthmus.data.graphset_split import GRAPH_SPLITS
+from isthmus.data.graphsets import GRAPH_SETS, SETTINGS, find_graphs, load_graphs
 from isthmus.data.partition import PARTITIONS
 from isthmus.data.split import SPLITS
 from isthmus.errors import DataError
@@ -45,9 +47,9 @@ class Entry:
 def list_datasets() -> list[Entry]:
     """Everything ``--dataset`` takes: node sets, sets of graphs, settings, generators. Nothing is opened or fetched."""
     where_is = {name: _where(name, raws) for name, raws in _raws().items()}
-    entries = [Entry(name, "node", "data set", vars(item.counts), where_is[name]) for name, item in node_sets().items()]
+    entries = [Entry(name, "node", "data set", vars(item.counts), where_is[name]) for name, item in NODE_SETS.items()]
     entries += [
-        Entry(name, "graph", "data set", vars(item.counts), where_is[name]) for name, item in graph_sets().items()
+        Entry(name, "graph", "data set", vars(item.counts), where_is[name]) for name, item in GRAPH_SETS.items()
     ]
     for name, members in SETTINGS.items():
         places = {where_is[member] for member in members}
@@ -96,12 +98,11 @@ def verify(names: Iterable[str] = ()) -> list[Verified]:
 
 def list_partitions() -> list[dict[str, str]]:
     """Name, task and first line of the description of every partition and split, for ``isthmus partitions``."""
-    graph_splits = dict.fromkeys(GRAPH_SPLITS, GraphSplit)
     kinds: tuple[tuple[str, str, Mapping[str, type]], ...] = (
         ("partition", "node", PARTITIONS),
         ("partition", "graph", GRAPH_PARTITIONS),
         ("split", "node", SPLITS),
-        ("split", "graph", graph_splits),
+        ("split", "graph", GRAPH_SPLITS),
     )
     return [
         {"kind": kind, "name": name, "task": task, "what": _first_line(cls)}
@@ -114,10 +115,10 @@ def _raws() -> dict[str, tuple[store.RawFiles, ...]]:
     """Places each data set can be read from, in the order they are tried; the first gives the key of the converted
     copy.
     """
-    raws = {name: (item.raw,) for name, item in node_sets().items()} | {
-        name: item.raws for name, item in graph_sets().items()
+    raws = {name: (item.raw,) for name, item in NODE_SETS.items()} | {
+        name: item.raws for name, item in GRAPH_SETS.items()
     }
-    for name, item in node_sets().items():
+    for name, item in NODE_SETS.items():
         if item.variant is not None:
             raws[name] += (store.RawFiles(name, item.variant.package.folder, item.variant.package.files),)
     return raws

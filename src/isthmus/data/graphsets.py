@@ -41,10 +41,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from isthmus.data import cache_format, store
-from isthmus.data.graphs import GraphSetData
+from isthmus.data.graph_set import GraphSetData
 from isthmus.data.whole_graph import empty_masks
 from isthmus.errors import DataError, unknown
 from isthmus.graph.normalise import to_torch_csr
+from isthmus.registry import Registry
 
 LIMIT = 512 << 20  # bytes a member of a data set's zip may unpack to
 
@@ -72,6 +73,13 @@ class GraphSet:
     chunked: bool = False  # too large for PyG's parser
 
 
+GRAPH_SETS: Registry[GraphSet] = Registry("data set of graphs", "isthmus.data")
+"""Named data sets of graphs. To add one, add its `GraphSet`, here or in a file of its own."""
+
+SETTINGS: Registry[tuple[str, ...]] = Registry("setting", "isthmus.data")
+"""Settings of several data sets, one client each (FedStar spec, section 6)."""
+
+
 def load_graphs(name: str) -> tuple[GraphSetData, str]:
     """A named set of graphs and where it came from; all masks False."""
     entry = find_graphs(name)
@@ -91,14 +99,9 @@ def load_graphs(name: str) -> tuple[GraphSetData, str]:
 def find_graphs(name: str) -> GraphSet:
     """The registry entry of a name, whatever its case."""
     wanted = name.lower().replace("_", "-")
-    if wanted not in _GRAPH_SETS:
-        raise unknown("data set of graphs", name, [*_GRAPH_SETS, *SETTINGS])
-    return _GRAPH_SETS[wanted]
-
-
-def graph_sets() -> Mapping[str, GraphSet]:
-    """All named data sets of graphs, by name."""
-    return _GRAPH_SETS
+    if wanted not in GRAPH_SETS:
+        raise unknown("data set of graphs", name, [*GRAPH_SETS, *SETTINGS])
+    return GRAPH_SETS[wanted]
 
 
 def _read(entry: GraphSet) -> tuple[dict[str, Tensor], str]:
@@ -315,37 +318,35 @@ def _tu(title: str, features: str, counts: GraphCounts) -> GraphSet:
     )
 
 
-_GRAPH_SETS: dict[str, GraphSet] = {
-    entry.name: entry
-    for entry in (
-        _tu("MUTAG", "label", GraphCounts(188, 3371, 7442, 7, 2)),
-        _tu("BZR", "label", GraphCounts(405, 14479, 31070, 53, 2)),
-        _tu("COX2", "label", GraphCounts(467, 19252, 40578, 35, 2)),
-        _tu("DHFR", "label", GraphCounts(756, 32075, 67352, 53, 2)),
-        _tu("PTC_MR", "label", GraphCounts(344, 4915, 10108, 18, 2)),
-        _tu("AIDS", "label", GraphCounts(2000, 31385, 64780, 38, 2)),
-        _tu("NCI1", "label", GraphCounts(4110, 122747, 265506, 37, 2)),
-        _tu("ENZYMES", "label", GraphCounts(600, 19580, 74564, 3, 6)),
-        _tu("DD", "label", GraphCounts(1178, 334925, 1686092, 89, 2)),
-        _tu("PROTEINS", "label", GraphCounts(1113, 43471, 162088, 3, 2)),
-        _tu("COLLAB", "degree", GraphCounts(5000, 372474, 24572158, 492, 3)),
-        _tu("IMDB-BINARY", "degree", GraphCounts(1000, 19773, 193062, 136, 2)),
-        _tu("IMDB-MULTI", "degree", GraphCounts(1500, 19502, 197806, 89, 3)),
-        _tu("Letter-low", "attribute", GraphCounts(2250, 10522, 14092, 2, 15)),
-        _tu("Letter-med", "attribute", GraphCounts(2250, 10518, 14426, 2, 15)),
-        _tu("Letter-high", "attribute", GraphCounts(2250, 10507, 20250, 2, 15)),
-    )
-}
+for _entry in (
+    _tu("MUTAG", "label", GraphCounts(188, 3371, 7442, 7, 2)),
+    _tu("BZR", "label", GraphCounts(405, 14479, 31070, 53, 2)),
+    _tu("COX2", "label", GraphCounts(467, 19252, 40578, 35, 2)),
+    _tu("DHFR", "label", GraphCounts(756, 32075, 67352, 53, 2)),
+    _tu("PTC_MR", "label", GraphCounts(344, 4915, 10108, 18, 2)),
+    _tu("AIDS", "label", GraphCounts(2000, 31385, 64780, 38, 2)),
+    _tu("NCI1", "label", GraphCounts(4110, 122747, 265506, 37, 2)),
+    _tu("ENZYMES", "label", GraphCounts(600, 19580, 74564, 3, 6)),
+    _tu("DD", "label", GraphCounts(1178, 334925, 1686092, 89, 2)),
+    _tu("PROTEINS", "label", GraphCounts(1113, 43471, 162088, 3, 2)),
+    _tu("COLLAB", "degree", GraphCounts(5000, 372474, 24572158, 492, 3)),
+    _tu("IMDB-BINARY", "degree", GraphCounts(1000, 19773, 193062, 136, 2)),
+    _tu("IMDB-MULTI", "degree", GraphCounts(1500, 19502, 197806, 89, 3)),
+    _tu("Letter-low", "attribute", GraphCounts(2250, 10522, 14092, 2, 15)),
+    _tu("Letter-med", "attribute", GraphCounts(2250, 10518, 14426, 2, 15)),
+    _tu("Letter-high", "attribute", GraphCounts(2250, 10507, 20250, 2, 15)),
+):
+    GRAPH_SETS.add(_entry.name, _entry)
 
 _CHEM = ("mutag", "bzr", "cox2", "dhfr", "ptc-mr", "aids", "nci1")
 _BIO = ("enzymes", "dd", "proteins")
 _SOCIAL = ("collab", "imdb-binary", "imdb-multi")
 _LETTERS = ("letter-high", "letter-low", "letter-med")
 
-SETTINGS: dict[str, tuple[str, ...]] = {
-    "chem": _CHEM,
-    "bio-chem": _CHEM + _BIO,
-    "bio-chem-sn": _CHEM + _BIO + _SOCIAL,
-    "bio-sn-cv": _BIO + _SOCIAL + _LETTERS,
-}
-"""Settings of FedStar's experiments (FedStar spec, section 6): one client per data set."""
+for _name, _sets in (
+    ("chem", _CHEM),
+    ("bio-chem", _CHEM + _BIO),
+    ("bio-chem-sn", _CHEM + _BIO + _SOCIAL),
+    ("bio-sn-cv", _BIO + _SOCIAL + _LETTERS),
+):
+    SETTINGS.add(_name, _sets)

@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from isthmus.data.from_arrays import undirected
-from isthmus.data.graphs import GraphSetData
+from isthmus.data.generators import GRAPH_GENERATORS
+from isthmus.data.graph_set import GraphSetData
 from isthmus.data.parameters import need
 from isthmus.data.whole_graph import empty_masks
 from isthmus.seeds import Stream
@@ -23,6 +24,7 @@ MOTIFS: dict[str, list[tuple[int, int]]] = {
 }
 
 
+@GRAPH_GENERATORS.register("motifs")
 @dataclass(frozen=True)
 class Motifs:
     """Random trees with ``copies`` of the motif of their class hung on; features say nothing about the class.

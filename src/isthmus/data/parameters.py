@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Protocol, Self, TypeVar
 
 from isthmus.errors import ConfigError, unknown
 
@@ -36,6 +36,31 @@ def parse_object(what: str, text: str, classes: Mapping[str, type[T]]) -> T:
             raise unknown(f"{kind} parameter", key, defaults)
         values[key] = _value(kind, key, value, defaults[key])
     return cls(**values)
+
+
+class Form(Protocol):
+    """A class that reads its parameters itself, from what follows ``name:``."""
+
+    @classmethod
+    def parse(cls, rest: str | None) -> Self: ...
+
+
+FormT = TypeVar("FormT", bound=Form)
+
+
+def parse_form(what: str, text: str, classes: Mapping[str, type[FormT]]) -> FormT:
+    """The object ``text`` describes, such as ``stratified:60/20/20``.
+
+    Args:
+        what: What kind of thing it is, for messages ("split").
+        text: ``name`` or ``name:rest``.
+        classes: By an example of the form of each; the name is what precedes the colon.
+    """
+    kind, colon, rest = text.strip().lower().partition(":")
+    named = {example.partition(":")[0]: cls for example, cls in classes.items()}
+    if kind not in named:
+        raise unknown(what, text, classes)
+    return named[kind].parse(rest if colon else None)
 
 
 def describe_object(name: str, thing: object) -> str:

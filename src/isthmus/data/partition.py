@@ -1,7 +1,7 @@
 """Who owns which node.
 
 A partitioner is a small frozen object made from a string (`parse_partition`); ``assign`` gives every node the index of
-a client, or -1 for a node that takes no part.
+a client, or -1 for a node that takes no part. A new one needs nothing but its class, here or in a file of its own.
 
     random          every node draws a client (FedStruct)
     random-equal    one permutation cut into pieces that differ by at most one node (FedGGR, HiFGL)
@@ -34,6 +34,7 @@ from isthmus.data.parameters import need, parse_object
 from isthmus.data.whole_graph import Loaded
 from isthmus.errors import ConfigError, DataError, unknown
 from isthmus.graph.normalise import adjacency, from_torch_csr
+from isthmus.registry import Registry
 from isthmus.seeds import Stream
 
 FALLBACK_CLIENTS = 10
@@ -48,37 +49,36 @@ class Partitioner(Protocol):
 
     def natural_clients(self, graph: Loaded) -> int | None:
         """The number of clients the rule brings itself, or None where the caller says."""
-        ...
-
-
-class _Counted:
-    """Base of rules that work for any number of clients."""
-
-    def natural_clients(self, graph: Loaded) -> int | None:
         return None
 
 
+PARTITIONS: Registry[type[Partitioner]] = Registry("partition", "isthmus.data")
+"""Partitions of nodes by name. To add one, decorate a frozen dataclass whose fields have defaults; the first line of
+its docstring is what ``isthmus partitions`` shows.
+"""
+
+
+@PARTITIONS.register("random")
 @dataclass(frozen=True)
-class RandomPartition(_Counted):
+class RandomPartition(Partitioner):
     """Every node goes to a client of its own draw, uniformly (FedStruct): sizes vary."""
 
     def assign(self, graph: Loaded, clients: int, stream: Stream) -> Tensor:
         return torch.randint(0, clients, (graph.data.num_nodes,), generator=stream.torch())
 
 
+@PARTITIONS.register("random-equal")
 @dataclass(frozen=True)
-class EqualPartition(_Counted):
+class EqualPartition(Partitioner):
     """One random permutation cut into K consecutive pieces at rounded boundaries (FedGGR spec, section 6)."""
 
     def assign(self, graph: Loaded, clients: int, stream: Stream) -> Tensor:
-        nodes = graph.data.num_nodes
-        owner = torch.empty(nodes, dtype=torch.int64)
-        owner[torch.randperm(nodes, generator=stream.torch())] = torch.arange(nodes) * clients // nodes
-        return owner
+        return equal_owners(graph.data.num_nodes, clients, stream)
 
 
+@PARTITIONS.register("louvain")
 @dataclass(frozen=True)
-class LouvainPartition(_Counted):
+class LouvainPartition(Partitioner):
     """Louvain communities, balanced.
 
     Args:
@@ -97,8 +97,9 @@ class LouvainPartition(_Counted):
         return communities.balanced(groups, graph.data.num_nodes, clients, rule=self.rule, slack=self.slack)
 
 
+@PARTITIONS.register("louvain-top")
 @dataclass(frozen=True)
-class LouvainTopPartition(_Counted):
+class LouvainTopPartition(Partitioner):
     """The K largest Louvain communities, one per client; all other nodes are left out (FedSpray spec, section 6.2)."""
 
     def assign(self, graph: Loaded, clients: int, stream: Stream) -> Tensor:
@@ -106,8 +107,9 @@ class LouvainTopPartition(_Counted):
         return communities.owners_of(groups[:clients], graph.data.num_nodes)
 
 
+@PARTITIONS.register("kmeans")
 @dataclass(frozen=True)
-class KMeansPartition(_Counted):
+class KMeansPartition(Partitioner):
     """K-means with K clusters on the raw features, balanced like louvain."""
 
     rule: str = "code"
@@ -127,8 +129,9 @@ class KMeansPartition(_Counted):
         return communities.balanced(groups, graph.data.num_nodes, clients, rule=self.rule, slack=self.slack)
 
 
+@PARTITIONS.register("metis")
 @dataclass(frozen=True)
-class MetisPartition(_Counted):
+class MetisPartition(Partitioner):
     """K-way METIS on the graph read as undirected (Karypis & Kumar, 1998)."""
 
     def assign(self, graph: Loaded, clients: int, stream: Stream) -> Tensor:
@@ -144,8 +147,9 @@ class MetisPartition(_Counted):
         return torch.tensor(part, dtype=torch.int64)
 
 
+@PARTITIONS.register("dirichlet")
 @dataclass(frozen=True)
-class DirichletPartition(_Counted):
+class DirichletPartition(Partitioner):
     """Label skew: the shares in which the nodes of a class go to the clients are drawn from Dirichlet(alpha, ...,
     alpha).
 
@@ -164,8 +168,9 @@ class DirichletPartition(_Counted):
         return dirichlet_owners(graph.data.y.numpy(), clients, self.alpha, stream)
 
 
+@PARTITIONS.register("shards")
 @dataclass(frozen=True)
-class ShardPartition(_Counted):
+class ShardPartition(Partitioner):
     """Label skew of McMahan et al. (2017): nodes sorted by class, cut into ``K * per_client`` shards, ``per_client``
     random shards each.
     """
@@ -186,8 +191,9 @@ class ShardPartition(_Counted):
         return torch.from_numpy(owner)
 
 
+@PARTITIONS.register("ego")
 @dataclass(frozen=True)
-class EgoPartition(_Counted):
+class EgoPartition(Partitioner):
     """Balls around K random centres: a node belongs to the nearest centre within ``hops`` (a tie to the lower client),
     else to nobody.
     """
@@ -213,8 +219,9 @@ class EgoPartition(_Counted):
         return torch.from_numpy(owner)
 
 
+@PARTITIONS.register("owner")
 @dataclass(frozen=True)
-class OwnerPartition:
+class OwnerPartition(Partitioner):
     """As the data say themselves: each of their owners is a client."""
 
     def natural_clients(self, graph: Loaded) -> int | None:
@@ -232,7 +239,7 @@ class OwnerPartition:
 
 
 @dataclass(frozen=True)
-class ListPartition:
+class ListPartition(Partitioner):
     """Given lists of rows, one per client; rows in no list are left out."""
 
     lists: tuple[tuple[int, ...], ...]
@@ -252,8 +259,9 @@ class ListPartition:
         return communities.owners_of(rows, graph.data.num_nodes)
 
 
+@PARTITIONS.register("list")
 @dataclass(frozen=True)
-class FolderPartition:
+class FolderPartition(Partitioner):
     """Given lists of rows: a folder of text files, one row number per line, in order of file name."""
 
     folder: str = ""
@@ -271,8 +279,9 @@ class FolderPartition:
         return ListPartition(tuple(read_rows(file) for file in files))
 
 
+@PARTITIONS.register("fedspray")
 @dataclass(frozen=True)
-class FedSprayPartition:
+class FedSprayPartition(Partitioner):
     """The node lists FedSpray published with its code (one Louvain community per client), from the mirror's
     ``partitions/fedspray``.
     """
@@ -306,22 +315,6 @@ class FedSprayPartition:
         return ListPartition(tuple(read_rows(file) for file in files))
 
 
-PARTITIONS: dict[str, type[Partitioner]] = {
-    "random": RandomPartition,
-    "random-equal": EqualPartition,
-    "louvain": LouvainPartition,
-    "louvain-top": LouvainTopPartition,
-    "kmeans": KMeansPartition,
-    "metis": MetisPartition,
-    "dirichlet": DirichletPartition,
-    "shards": ShardPartition,
-    "ego": EgoPartition,
-    "owner": OwnerPartition,
-    "list": FolderPartition,
-    "fedspray": FedSprayPartition,
-}
-
-
 def parse_partition(text: str) -> Partitioner:
     """The partitioner a string such as ``random`` or ``dirichlet:alpha=0.5`` describes."""
     return parse_object("partition", text, PARTITIONS)
@@ -350,6 +343,13 @@ def check_owners(owner: Tensor, clients: int, partition: str, what: str = "nodes
         raise DataError(
             f"partition {partition} leaves {shown} without {what}: use fewer clients, another seed or another partition"
         )
+
+
+def equal_owners(items: int, clients: int, stream: Stream) -> Tensor:
+    """Client index of every item (n,): a random permutation cut into K consecutive pieces at rounded boundaries."""
+    owner = torch.empty(items, dtype=torch.int64)
+    owner[torch.randperm(items, generator=stream.torch())] = torch.arange(items) * clients // items
+    return owner
 
 
 def dirichlet_owners(y: NDArray[np.int64], clients: int, alpha: float, stream: Stream) -> Tensor:

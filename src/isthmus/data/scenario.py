@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from isthmus.data.datasets import canonical_name, load_nodes
-from isthmus.data.nodes import NodeData
+from isthmus.data.node_data import NodeData
 from isthmus.data.partition import Partitioner, check_owners, client_ids, number_of_clients, parse_partition
 from isthmus.data.split import Split, check_classes, check_masks, parse_split
 from isthmus.data.split_graph import split_graph

@@ -1,7 +1,8 @@
 """Which nodes are trained on, selected on, tested on.
 
 A split is a small frozen object made from a string (`parse_split`); ``draw`` gives three boolean masks that never
-overlap. Nodes without a label (``y < 0``) are in none of them.
+overlap. Nodes without a label (``y < 0``) are in none of them. A new split needs nothing but its class, here or in a
+file of its own.
 
     10/10/80                any shares, uniform over all nodes of the graph (FedStruct)
     client:40/30/30         any shares, drawn inside every client (FedSpray, HiFGL)
@@ -17,15 +18,17 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from isthmus.data.graphs import GraphSetData
-from isthmus.data.nodes import NodeData
+from isthmus.data.graph_set import GraphSetData
+from isthmus.data.node_data import NodeData
+from isthmus.data.parameters import parse_form
 from isthmus.data.whole_graph import Loaded
-from isthmus.errors import ConfigError, DataError, unknown
+from isthmus.errors import ConfigError, DataError
+from isthmus.registry import Registry
 from isthmus.seeds import Stream
 
 log = logging.getLogger(__name__)
@@ -43,9 +46,20 @@ class Masks:
 class Split(Protocol):
     """A rule that picks training, validation and test nodes."""
 
+    @classmethod
+    def parse(cls, rest: str | None) -> Self:
+        """From what follows the colon; None where the text has no colon."""
+        ...
+
     def draw(self, graph: Loaded, owner: Tensor, stream: Stream) -> Masks:
         """Masks over all nodes; ``owner`` (n,) is the client of each node, for rules that work inside a client."""
         ...
+
+
+SPLITS: Registry[type[Split]] = Registry("split", "isthmus.data")
+"""Splits of nodes by an example of their form, such as ``client:40/30/30``; what precedes the colon is the name. To add
+one, decorate a frozen dataclass; the first line of its docstring is what ``isthmus partitions`` shows.
+"""
 
 
 @dataclass(frozen=True)
@@ -80,10 +94,15 @@ class _OfShares:
     prefix: ClassVar[str] = ""
     shares: Shares
 
+    @classmethod
+    def parse(cls, rest: str | None) -> Self:
+        return cls(Shares.parse(rest or ""))
+
     def __str__(self) -> str:
         return f"{self.prefix}{self.shares}"
 
 
+@SPLITS.register("10/10/80")
 @dataclass(frozen=True)
 class UniformSplit(_OfShares):
     """Uniform over all nodes of the graph; sizes of train and test are floored, the remainder validates (FedStruct
@@ -97,6 +116,7 @@ class UniformSplit(_OfShares):
         return masks_of(graph, nodes[:train], nodes[train : nodes.numel() - test], nodes[nodes.numel() - test :])
 
 
+@SPLITS.register("client:40/30/30")
 @dataclass(frozen=True)
 class ClientSplit(_OfShares):
     """Drawn inside every client: a permutation cut at truncated cut points, train then validation then test (FedSpray
@@ -110,6 +130,7 @@ class ClientSplit(_OfShares):
         return _cut_inside(graph, nodes, owner[nodes], self.shares, rounded=False)
 
 
+@SPLITS.register("stratified:60/20/20")
 @dataclass(frozen=True)
 class StratifiedSplit(_OfShares):
     """Drawn inside every class, cut at rounded cut points: a class of five or more nodes is in every part of
@@ -123,6 +144,7 @@ class StratifiedSplit(_OfShares):
         return _cut_inside(graph, nodes, graph.data.y[nodes], self.shares, rounded=True)
 
 
+@SPLITS.register("fsg")
 @dataclass(frozen=True)
 class FsgSplit:
     """The split of FederatedScope-GNN's Planetoid loader: ``floor(0.6 n / C)`` training nodes *per class*, 20 %
@@ -131,6 +153,12 @@ class FsgSplit:
     A class smaller than that is trained on entirely: no test node has it. Kept to compare with published tables; else
     use ``stratified``.
     """
+
+    @classmethod
+    def parse(cls, rest: str | None) -> Self:
+        if rest is not None:
+            raise ConfigError(f"split fsg takes no parameters, got {rest!r}")
+        return cls()
 
     def draw(self, graph: Loaded, owner: Tensor, stream: Stream) -> Masks:
         nodes = labelled(graph)
@@ -145,11 +173,18 @@ class FsgSplit:
         return "fsg"
 
 
+@SPLITS.register("public")
 @dataclass(frozen=True)
 class PublicSplit:
     """The published masks; ``number`` picks one of several, by default ``seed mod count``."""
 
     number: int | None = None
+
+    @classmethod
+    def parse(cls, rest: str | None) -> Self:
+        if rest is not None and not rest.isdecimal():
+            raise ConfigError(f"split public takes the number of a published split, such as public:0, got {rest!r}")
+        return cls(None if rest is None else int(rest))
 
     def draw(self, graph: Loaded, owner: Tensor, stream: Stream) -> Masks:
         if graph.public is None:
@@ -167,48 +202,11 @@ class PublicSplit:
         return "public" if self.number is None else f"public:{self.number}"
 
 
-@dataclass(frozen=True)
-class GivenSplit:
-    """Masks somebody made, over all nodes of the data set that take part."""
-
-    masks: Masks
-
-    def draw(self, graph: Loaded, owner: Tensor, stream: Stream) -> Masks:
-        for part in ("train", "val", "test"):
-            mask = getattr(self.masks, part)
-            if mask.shape != graph.data.y.shape or mask.dtype != torch.bool:
-                raise DataError(f"the {part} mask must be a boolean vector over {graph.data.num_nodes} nodes")
-        return self.masks
-
-    def __str__(self) -> str:
-        return "given"
-
-
-SPLITS: dict[str, type] = {
-    "10/10/80": UniformSplit,
-    "client:40/30/30": ClientSplit,
-    "stratified:60/20/20": StratifiedSplit,
-    "fsg": FsgSplit,
-    "public": PublicSplit,
-}
-"""One example of every form."""
-
-
 def parse_split(text: str) -> Split:
     """The split a string such as ``10/10/80`` or ``stratified:60/20/20`` describes."""
-    kind, colon, rest = text.strip().lower().partition(":")
-    if kind == "fsg" and not colon:
-        return FsgSplit()
-    if kind == "public":
-        if colon and not rest.isdecimal():
-            raise ConfigError(f"split {text!r}: public takes the number of a published split, such as public:0")
-        return PublicSplit(int(rest) if colon else None)
-    if kind in ("client", "stratified"):
-        shares = Shares.parse(rest)
-        return ClientSplit(shares) if kind == "client" else StratifiedSplit(shares)
-    if colon or "/" not in kind:
-        raise unknown("split", text, SPLITS)
-    return UniformSplit(Shares.parse(kind))
+    if ":" not in text and "/" in text:
+        return UniformSplit.parse(text)  # the one form without a name
+    return parse_form("split", text, SPLITS)
 
 
 def rank_inside(group: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isthmus.data.nodes import CrossEdges, NodeData
+from isthmus.data.node_data import CrossEdges, NodeData
 from isthmus.data.whole_graph import select_rows
 
 

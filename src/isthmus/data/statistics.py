@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus.data.nodes import NodeData
+from isthmus.data.node_data import NodeData
 from isthmus.graph.homophily import edge_homophily
 
 

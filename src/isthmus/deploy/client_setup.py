@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from isthmus.data.graphs import GraphSetData
+from isthmus.data.graph_set import GraphSetData
 from isthmus.deploy import require_nvflare
 from isthmus.deploy.job_template import SITE_SETTINGS
 from isthmus.deploy.kit_policy import write_policy

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from isthmus.data.graphs import GraphSetData
+from isthmus.data.graph_set import GraphSetData
 from isthmus.deploy.handshake import BEGIN, END, KEYS, BeginRun, ClientFacts, JoinReply, PeerKeys
 from isthmus.deploy.job_template import check_run_name
 from isthmus.deploy.roster import OrganisationKeys, read_identity

@@ -192,9 +192,7 @@ class RunDriver:
             loop.restore()
             loop.play()
             trainable = self._write_models(folder)
-        parameters = {"trainable": trainable, "shared": 0}
-        if self.settings.method.shared_values is not None:
-            parameters["shared"] = self.settings.method.shared_values(loop.state)
+        parameters = {"trainable": trainable, "shared": self.settings.method.shared_values(loop.state)}
         folder.write_json(
             "disclosure.json", {"method": run.method, "rows": loop.sheet.rows(), "protections": PROTECTIONS}
         )

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus.data.graphs import GraphSetData
-from isthmus.data.graphscenario import GRAPH_PARTITIONS, GRAPH_SPLITS, GraphScenario, build_graph_scenario, task_of
-from isthmus.data.nodes import NodeData
+from isthmus.data.graph_set import GraphSetData
+from isthmus.data.graphscenario import GraphScenario, build_graph_scenario, task_of
+from isthmus.data.graphset_partition import GRAPH_PARTITIONS
+from isthmus.data.graphset_split import GRAPH_SPLITS
+from isthmus.data.node_data import NodeData
 from isthmus.data.partition import PARTITIONS
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.data.split import SPLITS
@@ -56,25 +58,17 @@ def build(
     )
 
 
-_TASKS = {
-    "node": (PARTITIONS, {text.partition(":")[0] for text in SPLITS}, "the nodes of one graph"),
-    "graph": (GRAPH_PARTITIONS, {text.partition(":")[0] for text in GRAPH_SPLITS}, "sets of graphs"),
-}
-"""Task -> its partitions, its splits, and its data in words."""
-
-
 def _check_task(task: str, partition: str | None, split: str | None) -> None:
-    """Raise if a partition or split is one for the other kind of data."""
-    (partitions, splits, _), (others, other_splits, whose) = (
-        _TASKS[task],
-        _TASKS["graph" if task == "node" else "node"],
-    )
-    for what, text, mine, theirs in (
-        ("partition", partition, partitions, others),
-        ("split", split, splits, other_splits),
+    """Say so where a partition or split exists, but for the other kind of data."""
+    here = 0 if task == "node" else 1
+    for what, text, both in (
+        ("partition", partition, (PARTITIONS, GRAPH_PARTITIONS)),
+        ("split", split, (SPLITS, GRAPH_SPLITS)),
     ):
+        mine, theirs = ({name.partition(":")[0] for name in both[place]} for place in (here, 1 - here))
         kind = (text or "").partition(":")[0].strip().lower()
         if kind not in mine and kind in theirs:
+            whose = "sets of graphs" if task == "node" else "the nodes of one graph"
             raise ConfigError(
                 f"{what} {text} is for {whose}, which this data set is not: use one of {', '.join(sorted(mine))}"
             )

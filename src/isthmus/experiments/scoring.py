@@ -10,7 +10,7 @@ import torch
 
 from isthmus.errors import RunError
 from isthmus.methods.evaluation import Detail, Evaluation, Tally
-from isthmus.metrics.registry import NamedMetric
+from isthmus.metrics.registry import Metric
 from isthmus.metrics.scores import accuracy, client_mean, pooled, weighted_mean
 
 Line = Mapping[str, Any]
@@ -57,10 +57,8 @@ def groups_of(evaluations: Mapping[str, Evaluation]) -> dict[str, list[int]]:
     return groups
 
 
-def use_metric(
-    line: dict[str, Any], metric: NamedMetric, details: Mapping[str, Detail], nodes: Mapping[str, int]
-) -> None:
-    """Replace accuracy by another score; it is kept as ``val_accuracy`` and ``test_accuracy``."""
+def use_metric(line: dict[str, Any], metric: Metric, details: Mapping[str, Detail], nodes: Mapping[str, int]) -> None:
+    """Put another score in the place of accuracy, which stays beside it as ``val_accuracy`` and ``test_accuracy``."""
     for part in ("val", "test"):
         line[f"{part}_accuracy"] = line[part]
         scores: dict[str, float | None] = dict.fromkeys(
@@ -68,15 +66,13 @@ def use_metric(
         )  # where only totals are known, clients have no score
         if ALL_CLIENTS not in details:
             scores |= {
-                client: metric.of(detail.confusion[part], detail.histogram[part]) for client, detail in details.items()
+                client: metric(detail.confusion[part], detail.histogram[part]) for client, detail in details.items()
             }
         for client, score in scores.items():
             line["per_client"][client][f"{part}_score"] = score
         if len({detail.confusion[part].shape for detail in details.values()}) == 1:
             confusion = torch.stack([detail.confusion[part] for detail in details.values()]).sum(0)
-            line[part] = metric.of(
-                confusion, torch.stack([detail.histogram[part] for detail in details.values()]).sum(0)
-            )
+            line[part] = metric(confusion, torch.stack([detail.histogram[part] for detail in details.values()]).sum(0))
         else:  # clients with different classes have no pooled score
             line[part] = client_mean(scores.values())
         line[f"{part}_client_mean"] = client_mean(scores.values())

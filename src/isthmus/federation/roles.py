@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin, get_type_hints
 
-from isthmus.data.nodes import NodeData
+from isthmus.data.node_data import NodeData
 from isthmus.errors import ProtocolError, unknown
 from isthmus.federation.messages import Message, PartyId
 from isthmus.records import Record

@@ -26,9 +26,6 @@ from torch import Tensor
 
 from isthmus.errors import ConfigError, DataError
 
-Search = Callable[[Tensor, int], Tensor]
-"""(rows, k) -> neighbours, as `exact`."""
-
 BLOCK_VALUES = 1 << 24
 """Similarities held at a time (64 MB) where no block size is given."""
 

@@ -3,7 +3,7 @@ r"""Powers of a row-normalised adjacency, one owner's rows at a time, and what m
     FedStruct                  here
     Abar = sum_l beta_l Ah^l   `combined_adjacency` (the whole graph at one place: an oracle for small graphs)
     Z = Ah (Ah (... G))        `propagate`, the same without any power
-    top-k of a block           `keep_largest`, `keep_largest_by_owner`
+    top-k of a block           `keep_largest_by_owner`
     top-k of every row         `keep_largest_per_row`
     top-k over all owners      `Selection`: every owner counts, nobody sees another's entries
 
@@ -70,11 +70,6 @@ def add(a: Block, b: Block) -> Block:
         left, right = (x if isinstance(x, np.ndarray) else x.toarray() for x in (a, b))
         return np.asarray(left + right)
     return sp.csr_matrix(a + b)
-
-
-def keep_largest(block: sp.csr_matrix, count: int) -> sp.csr_matrix:
-    """The ``count`` largest entries of the whole block."""
-    return _select(block, _largest(block.data, count)) if block.nnz > count else block
 
 
 def keep_largest_by_owner(block: sp.csr_matrix, owner: NDArray[np.integer[Any]], count: int) -> sp.csr_matrix:

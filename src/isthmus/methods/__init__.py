@@ -1,11 +1,13 @@
-"""Methods, one file each, and what an author of one needs.
+"""Methods, one file each, and all that an author of one needs, in one import:
 
-    from isthmus.methods import Method, Phase, Role, register, ...
+    import isthmus.methods as fl
 
-See ``examples/fedmedian.py`` for a complete small method and ``isthmus.testing.check_method`` for its test.
+Complete small methods are in ``examples/``: ``fedmedian.py``, ``scaffold.py`` (clients that remember something),
+``gossip.py`` (messages between clients). ``isthmus.testing.check_method`` is their test.
 """
 
-from isthmus.federation.interface import Federation, PerClient, Replies, View
+from isthmus.errors import ConfigError
+from isthmus.federation.interface import Federation, PerClient, Replies, Stacked, View
 from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import (
     Ciphertext,
@@ -17,25 +19,50 @@ from isthmus.federation.messages import (
     Message,
     Metric,
     Model,
+    PartyId,
     Share,
     Structure,
 )
 from isthmus.federation.roles import Client, Cohort, Role, handler
 from isthmus.methods.evaluation import Evaluation, Tally, tally
+from isthmus.methods.global_model import (
+    EVALUATION_SHEET,
+    GlobalModel,
+    evaluate_models,
+    first_global_model,
+    num_shared_values,
+)
 from isthmus.methods.registry import Log, Method, Phase, all_methods, get_method, register
-from isthmus.methods.training import Deployed, ModelClient, ModelState, TrainConfig
+from isthmus.methods.training import (
+    Deployed,
+    ModelClient,
+    ModelCohort,
+    ModelState,
+    Size,
+    TrainConfig,
+    WeightedClient,
+    WeightedConfig,
+    total_samples,
+)
+from isthmus.nn.train import ExtraGradient, Proximal
 from isthmus.records import Record
+from isthmus.seeds import Stream
+from isthmus.tensors import Weights, get_weights, num_values, scaled, weighted_mean
 
 __all__ = [
+    "EVALUATION_SHEET",
     "Ciphertext",
     "Client",
     "Cohort",
+    "ConfigError",
     "Count",
     "Deployed",
     "Disclosure",
     "Embedding",
     "Evaluation",
+    "ExtraGradient",
     "Federation",
+    "GlobalModel",
     "Gradient",
     "Identifier",
     "LabelStatistic",
@@ -44,21 +71,38 @@ __all__ = [
     "Method",
     "Metric",
     "Model",
-    "ModelState",
     "ModelClient",
+    "ModelCohort",
+    "ModelState",
+    "PartyId",
     "PerClient",
     "Phase",
+    "Proximal",
     "Record",
     "Replies",
     "Role",
     "Share",
+    "Size",
+    "Stacked",
+    "Stream",
     "Structure",
     "Tally",
     "TrainConfig",
     "View",
+    "WeightedClient",
+    "WeightedConfig",
+    "Weights",
     "all_methods",
+    "evaluate_models",
+    "first_global_model",
     "get_method",
+    "get_weights",
     "handler",
+    "num_shared_values",
+    "num_values",
     "register",
+    "scaled",
     "tally",
+    "total_samples",
+    "weighted_mean",
 ]

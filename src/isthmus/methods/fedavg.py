@@ -23,15 +23,14 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from isthmus.errors import ConfigError
-from isthmus.federation.interface import Federation, Replies, Stacked, View
+from isthmus.federation.interface import Federation, Stacked, View
 from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import Count, Message, Model, PartyId
 from isthmus.federation.roles import Cohort, Role, handler
-from isthmus.methods.evaluation import Evaluation
+from isthmus.methods.global_model import EVALUATION_SHEET
 from isthmus.methods.noise import statement
 from isthmus.methods.registry import Log, Method, Phase, register
 from isthmus.methods.training import (
-    Deployed,
     ModelCohort,
     ModelState,
     Size,
@@ -49,7 +48,7 @@ from isthmus.tensors import Weights, get_weights, num_values, scaled
 
 @dataclass(frozen=True)
 class FedAvgConfig(WeightedConfig):
-    """Knobs of FedAvg.
+    """Settings of FedAvg.
 
     Args:
         fraction: Share C of the clients drawn in a round, in (0, 1].
@@ -189,11 +188,6 @@ def fedavg_round(state: ServerState, federation: Federation, config: FedAvgConfi
     return replace(state, round=state.round + 1, weights=weights), {}
 
 
-def evaluate(state: ServerState, federation: Federation, config: FedAvgConfig) -> Replies[Evaluation]:
-    """Every client scores the common model (with its personal part) on its own nodes and edges."""
-    return federation.call(FedAvgClient.deploy, Deployed(state.weights))
-
-
 def privacy(state: ServerState, config: FedAvgConfig, rounds: int, clients: int, masked: bool) -> dict[str, Any] | None:
     """One release per round and client."""
     if not config.dp_clip:
@@ -213,8 +207,7 @@ DISCLOSES = (
     Disclosure("setup", "client", "server", Size, "summed"),
     Disclosure("train", "server", "client", Broadcast),
     Disclosure("train", "client", "server", Update, "summed"),
-    Disclosure("evaluation", "server", "client", Deployed),
-    Disclosure("evaluation", "client", "server", Evaluation),
+    *EVALUATION_SHEET,
 )
 
 METHOD = register(
@@ -227,10 +220,8 @@ METHOD = register(
         config=FedAvgConfig,
         init=init,
         phases=(Phase("setup", count_round, rounds=1, setup=True), Phase("train", fedavg_round)),
-        evaluate=evaluate,
         roles={"client": Role(FedAvgClient)},
         discloses=DISCLOSES,
-        shared_values=lambda state: num_values(state.weights),
         privacy=privacy,
     )
 )

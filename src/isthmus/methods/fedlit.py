@@ -31,16 +31,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus.data.nodes import NodeData
+from isthmus.data.node_data import NodeData
 from isthmus.errors import ConfigError
-from isthmus.federation.interface import Federation, PerClient, Replies, View
+from isthmus.federation.interface import Federation, PerClient, View
 from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import Count, Embedding, Message, Model, Structure
 from isthmus.federation.roles import Role, handler
-from isthmus.methods.evaluation import Evaluation
+from isthmus.methods.global_model import EVALUATION_SHEET
 from isthmus.methods.learners import PARTS, node_groups
 from isthmus.methods.registry import Log, Method, Phase, register
-from isthmus.methods.training import Deployed, ModelState, Size, WeightedClient, WeightedConfig, total_samples
+from isthmus.methods.training import ModelState, Size, WeightedClient, WeightedConfig, total_samples
 from isthmus.nn.optim import OptimizerState, fresh_state, step_plan, take_step
 from isthmus.nn.sparse import Sparse
 from isthmus.nn.typed_edges import (
@@ -59,7 +59,7 @@ from isthmus.nn.typed_edges import (
 )
 from isthmus.records import Record
 from isthmus.seeds import Stream
-from isthmus.tensors import Weights, num_values
+from isthmus.tensors import Weights
 
 
 @dataclass(frozen=True)
@@ -292,11 +292,6 @@ def most_alike(sent: Mapping[str, Tensor]) -> Tensor:
     return sent[max(sorted(fit), key=lambda client: fit[client])]
 
 
-def evaluate(state: ServerState, federation: Federation, config: FedLitConfig) -> Replies[Evaluation]:
-    """Every client scores the common model on its own nodes, with its own types of edges."""
-    return federation.call(FedLitClient.deploy, Deployed(state.weights))
-
-
 METHOD = register(
     Method(
         name="fedlit",
@@ -308,7 +303,6 @@ METHOD = register(
         tasks=("node",),
         init=init,
         phases=(Phase("setup", count_round, rounds=1, setup=True), Phase("train", fedlit_round)),
-        evaluate=evaluate,
         roles={"client": Role(FedLitClient)},
         discloses=(
             Disclosure("setup", "client", "server", Size, "summed"),
@@ -316,10 +310,8 @@ METHOD = register(
             Disclosure("train", "client", "server", Centroids),
             Disclosure("train", "server", "client", Order),
             Disclosure("train", "client", "server", Update, "summed"),
-            Disclosure("evaluation", "server", "client", Deployed),
-            Disclosure("evaluation", "client", "server", Evaluation),
+            *EVALUATION_SHEET,
         ),
         preset="fedspray",
-        shared_values=lambda state: num_values(state.weights),
     )
 )

@@ -383,7 +383,6 @@ METHOD = register(
         ),
         preset="hifgl",
         cross_edges=True,
-        shared_values=lambda state: num_values(state.weights),
         privacy=privacy,
     )
 )

@@ -17,7 +17,7 @@ from isthmus.methods.registry import register
 
 @dataclass(frozen=True)
 class FedSageConfig(FedAvgConfig):
-    """Knobs of FedAvg; the backbone is given."""
+    """Settings of FedAvg; the backbone is given."""
 
     backbone: str = "sage"
 

@@ -16,19 +16,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import torch
-
 from isthmus.errors import ConfigError
-from isthmus.federation.interface import Federation, Replies, Stacked, View
+from isthmus.federation.interface import Federation, Stacked, View
 from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import Count, Gradient, Message
 from isthmus.federation.roles import Cohort, Role, handler
-from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.fedavg import Broadcast
+from isthmus.methods.global_model import EVALUATION_SHEET
 from isthmus.methods.noise import statement
 from isthmus.methods.registry import Log, Method, Phase, register
-from isthmus.methods.training import Deployed, ModelCohort, Size, WeightedClient, WeightedConfig, total_samples
-from isthmus.nn.optim import OptimizerState, fresh_state, step_plan, take_step
+from isthmus.methods.training import ModelCohort, Size, WeightedClient, WeightedConfig, total_samples
+from isthmus.nn.optim import OptimizerState, fresh_state, stepped
 from isthmus.nn.train import gradients
 from isthmus.records import Record
 from isthmus.seeds import Stream
@@ -95,17 +93,16 @@ def fedsgd_round(state: ServerState, federation: Federation, config: WeightedCon
     """``local_epochs`` common steps: g_t from everybody, then one step of the optimiser."""
     for _ in range(config.local_epochs):
         total = federation.sum(FedSGDClient.gradient, Broadcast(state.weights, state.total))  # g = sum_k (n_k / n) g_k
-        weights = {name: tensor.clone() for name, tensor in state.weights.items()}
-        moments = OptimizerState(state.optimizer.steps, _clone(state.optimizer.first), _clone(state.optimizer.second))
-        plan = step_plan(config.optimizer, moments.steps, 1, config.lr, config.weight_decay, config.dtype)
-        optimizer = take_step(weights, total.gradients, moments, plan)
+        weights, optimizer = stepped(
+            state.weights,
+            total.gradients,
+            state.optimizer,
+            optimizer=config.optimizer,
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+        )
         state = replace(state, weights=weights, optimizer=optimizer)
     return state, {}
-
-
-def evaluate(state: ServerState, federation: Federation, config: WeightedConfig) -> Replies[Evaluation]:
-    """Every client scores the common model on its own nodes and edges."""
-    return federation.call(FedSGDClient.deploy, Deployed(state.weights))
 
 
 def privacy(
@@ -125,10 +122,6 @@ def privacy(
     )
 
 
-def _clone(weights: Weights) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in weights.items()}
-
-
 METHOD = register(
     Method(
         name="fedsgd",
@@ -139,16 +132,13 @@ METHOD = register(
         config=WeightedConfig,
         init=init,
         phases=(Phase("setup", count_round, rounds=1, setup=True), Phase("train", fedsgd_round)),
-        evaluate=evaluate,
         roles={"client": Role(FedSGDClient)},
         discloses=(
             Disclosure("setup", "client", "server", Size, "summed"),
             Disclosure("train", "server", "client", Broadcast),
             Disclosure("train", "client", "server", Step, "summed"),
-            Disclosure("evaluation", "server", "client", Deployed),
-            Disclosure("evaluation", "client", "server", Evaluation),
+            *EVALUATION_SHEET,
         ),
-        shared_values=lambda state: num_values(state.weights),
         privacy=privacy,
     )
 )

@@ -37,7 +37,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from isthmus.data.embeddings import Kind, beside, embedding_width, structure_embedding
-from isthmus.data.graphs import GraphSetData
+from isthmus.data.graph_set import GraphSetData
 from isthmus.errors import ConfigError
 from isthmus.federation.interface import Federation, Replies, View
 from isthmus.federation.ledger import Disclosure
@@ -46,6 +46,7 @@ from isthmus.graph.embedding import degree_embedding
 from isthmus.methods import fedavg
 from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.fedavg import FedAvgClient, FedAvgConfig, ServerState, fedavg_round
+from isthmus.methods.global_model import evaluate_models
 from isthmus.methods.learners import GraphLearner, NodeBatchLearner, NodeLearner, need_features
 from isthmus.methods.registry import Log, Phase, register
 from isthmus.methods.training import OPTIONS
@@ -57,7 +58,7 @@ from isthmus.seeds import Stream
 
 @dataclass(frozen=True)
 class FedStarConfig(FedAvgConfig):
-    """Knobs of FedStar; ``backbone`` is the feature encoder.
+    """Settings of FedStar; ``backbone`` is the feature encoder.
 
     Args:
         backbone: The feature encoder: ``gin``, ``gcn``, ``sage`` or ``sgc``.
@@ -200,7 +201,7 @@ def evaluate(state: ServerState, federation: Federation, config: FedStarConfig) 
     """Every client scores its own features with the common structure encoder on its own test data."""
     if not state.weights:
         return federation.call(FedStarClient.evaluate)
-    return fedavg.evaluate(state, federation, config)
+    return evaluate_models(state, federation, config)
 
 
 def facts(state: ServerState, config: FedStarConfig, scenario: Any) -> Mapping[str, Any]:

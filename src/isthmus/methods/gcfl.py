@@ -41,6 +41,7 @@ from isthmus.federation.messages import Count, Message, Model, PartyId
 from isthmus.federation.roles import Cohort, Role, handler
 from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.fedavg import FedAvgClient, FedAvgConfig
+from isthmus.methods.global_model import EVALUATION_SHEET
 from isthmus.methods.registry import Log, Method, Phase, register
 from isthmus.methods.training import Deployed
 from isthmus.nn.backbone import Backbone
@@ -256,8 +257,7 @@ METHOD = register(
         discloses=(
             Disclosure("train", "server", "client", ClusterModel),
             Disclosure("train", "client", "server", LocalModel),
-            Disclosure("evaluation", "server", "client", Deployed),
-            Disclosure("evaluation", "client", "server", Evaluation),
+            *EVALUATION_SHEET,
         ),
         needs_single_updates=True,
         shared_values=lambda state: num_values(state.weights[0]),

@@ -25,10 +25,9 @@ from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import Count, Message, Metric, Model
 from isthmus.federation.roles import Role, handler
 from isthmus.methods import gcfl
-from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.gcfl import Cluster, ClusterModel, GCFLClient, GCFLConfig, cluster_and_average, per_client
+from isthmus.methods.global_model import EVALUATION_SHEET
 from isthmus.methods.registry import Log, Phase, register
-from isthmus.methods.training import Deployed
 from isthmus.metrics.time_warping import dtw
 from isthmus.nn.train import ExtraGradient
 from isthmus.seeds import Stream
@@ -135,8 +134,7 @@ METHOD = register(
         discloses=(
             Disclosure("train", "server", "client", ClusterModel),
             Disclosure("train", "client", "server", LocalSeries),
-            Disclosure("evaluation", "server", "client", Deployed),
-            Disclosure("evaluation", "client", "server", Evaluation),
+            *EVALUATION_SHEET,
         ),
     )
 )

@@ -25,7 +25,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from isthmus.data.nodes import NodeData
+from isthmus.data.node_data import NodeData
 from isthmus.errors import DataError, ProtocolError, RunError
 from isthmus.federation.messages import SERVER, PartyId
 from isthmus.federation.roles import Client, handler

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from isthmus.data.graphs import GraphSetData
-from isthmus.data.nodes import NodeData
+from isthmus.data.graph_set import GraphSetData
+from isthmus.data.node_data import NodeData
 from isthmus.errors import DataError
 from isthmus.metrics.groups import minority_mask
 from isthmus.nn.backbone import Backbone

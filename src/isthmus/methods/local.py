@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from isthmus.federation.interface import Federation, Replies, View
+from isthmus.federation.interface import Federation, View
 from isthmus.federation.ledger import Disclosure
 from isthmus.federation.roles import Cohort, Role, handler
 from isthmus.methods.evaluation import Evaluation
@@ -22,7 +22,7 @@ from isthmus.seeds import Stream
 
 @dataclass(frozen=True)
 class ServerState(Record):
-    """Nothing: nobody tells the server anything."""
+    """Empty: the server receives nothing to remember."""
 
 
 class LocalCohort(ModelCohort):
@@ -46,14 +46,9 @@ def init(view: View, config: TrainConfig, common: Stream) -> ServerState:
 
 
 def local_round(state: ServerState, federation: Federation, config: TrainConfig) -> tuple[ServerState, Log]:
-    """Everybody trains; the server only beats time."""
+    """Every client trains; the server only starts the round."""
     federation.call(LocalClient.train_alone)
     return state, {}
-
-
-def evaluate(state: ServerState, federation: Federation, config: TrainConfig) -> Replies[Evaluation]:
-    """Each client scores its own model."""
-    return federation.call(LocalClient.evaluate)
 
 
 METHOD = register(
@@ -64,7 +59,6 @@ METHOD = register(
         config=TrainConfig,
         init=init,
         phases=(Phase("train", local_round),),
-        evaluate=evaluate,
         roles={"client": Role(LocalClient)},
         discloses=(Disclosure("evaluation", "client", "server", Evaluation),),
     )

@@ -1,29 +1,24 @@
 """What a method is, and where methods are found.
 
-A method is one file that ends in ``register(Method(...))``. Every module of this package is imported, so a file dropped
-in here is all it takes; others' methods come through the Python entry point group ``isthmus.methods`` (an entry point
-names the module to import).
+A method is one file that ends in ``register(Method(...))``: in this package, or in another one that names it in the
+entry point group ``isthmus.methods`` (`isthmus.registry`).
 """
 
 from __future__ import annotations
 
-import importlib
-import logging
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from typing import Any
 
-from isthmus.errors import ConfigError, unknown
+from isthmus.errors import ConfigError
 from isthmus.federation.interface import Federation
 from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import PartyId
 from isthmus.federation.roles import Role, RoleTable
 from isthmus.methods.evaluation import Evaluation
+from isthmus.methods.global_model import evaluate_models, first_global_model, num_shared_values
 from isthmus.records import Record
-
-logger = logging.getLogger(__name__)
+from isthmus.registry import Registry
 
 Log = Mapping[str, float]
 """What a round reports besides its state: names to numbers, e.g. ``{"train_loss": 0.7}``."""
@@ -54,12 +49,13 @@ class Method:
         name: As its paper names it, in lower case.
         summary: One line for ``isthmus methods``.
         reference: Citation.
-        config: Frozen dataclass of its knobs.
-        init: ``(view, config, stream) -> server state``; the state is a frozen :class:`Record`, all that is remembered
-            between rounds.
+        config: Frozen dataclass of its settings.
         phases: In order.
-        evaluate: ``(state, federation, config) -> {client: Evaluation}``; may use messages.
         roles: A class per role; ``client`` always.
+        init: ``(view, config, stream) -> server state``; the state is a frozen :class:`Record`, all that is remembered
+            between rounds. By default the first weights of one common model.
+        evaluate: ``(state, federation, config) -> {client: Evaluation}``; may use messages. By default every client
+            scores its model, after taking over the state's ``weights`` where it has that field.
         discloses: The disclosure sheet, stated in advance; of the default config where it depends on that.
         sheet: ``(config) -> disclosure sheet`` of a method whose messages depend on its config.
         tasks: What it can learn: ``node`` (one graph, its nodes shared out), ``graph`` (sets of graphs), or both.
@@ -68,7 +64,7 @@ class Method:
         cross_edges: Clients may know their cross edges. Otherwise the engine never hands them over.
         pooled: The method trains on the union of all data at one place (a reference, not a federation).
         needs_single_updates: The server must see each client's message, so secure sums are refused.
-        shared_values: How many numbers of a model are shared: ``(state) -> count``.
+        shared_values: How many numbers of a model are shared: ``(state) -> count``. By default those in ``weights``.
         privacy: What differential privacy a run has: ``(first state, config, rounds, clients, masked sums) ->
             result["privacy"]``, or None where it has none. A ``warning`` in it goes to the log.
         facts: What a finished run should tell besides scores, by name: ``(kept server state, config, scenario) ->
@@ -81,10 +77,10 @@ class Method:
     summary: str
     reference: str
     config: type
-    init: Callable[..., Record]
     phases: tuple[Phase, ...]
-    evaluate: Callable[[Any, Federation, Any], Mapping[PartyId, Evaluation]]
     roles: Mapping[str, Role]
+    init: Callable[..., Record] = first_global_model
+    evaluate: Callable[[Any, Federation, Any], Mapping[PartyId, Evaluation]] = evaluate_models
     discloses: tuple[Disclosure, ...] = ()
     sheet: Callable[[Any], tuple[Disclosure, ...]] | None = None
     tasks: tuple[str, ...] = ("node", "graph")
@@ -92,7 +88,7 @@ class Method:
     cross_edges: bool = False
     pooled: bool = False
     needs_single_updates: bool = False
-    shared_values: Callable[[Any], int] | None = None
+    shared_values: Callable[[Any], int] = num_shared_values
     privacy: Callable[[Any, Any, int, int, bool], Mapping[str, Any] | None] | None = None
     facts: Callable[[Any, Any, Any], Mapping[str, Any]] | None = None
     table: RoleTable = field(init=False)
@@ -117,42 +113,20 @@ class Method:
         return self.discloses if self.sheet is None else self.sheet(config)
 
 
-_METHODS: dict[str, Method] = {}
-_loaded = False
+METHODS: Registry[Method] = Registry("method", "isthmus.methods")
 
 
 def register(method: Method) -> Method:
     """Make a method known. A name can be taken only once."""
-    if method.name in _METHODS and _METHODS[method.name] is not method:
-        raise ConfigError(f"method {method.name!r} is registered twice; rename one of them")
-    _METHODS[method.name] = method
+    METHODS.add(method.name, method)
     return method
 
 
 def get_method(name: str) -> Method:
     """The method of this name, ours or a plug-in."""
-    _load()
-    if name not in _METHODS:
-        raise unknown("method", name, _METHODS)
-    return _METHODS[name]
+    return METHODS.find(name)
 
 
 def all_methods() -> list[Method]:
     """Every registered method, sorted by name."""
-    _load()
-    return [_METHODS[name] for name in sorted(_METHODS)]
-
-
-def _load() -> None:
-    global _loaded
-    if _loaded:
-        return
-    package = importlib.import_module("isthmus.methods")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"isthmus.methods.{module.name}")
-    for point in entry_points(group="isthmus.methods"):
-        try:
-            point.load()
-        except Exception as error:  # a broken plug-in must not take our own methods down
-            logger.warning("method plug-in %r could not be loaded: %s", point.name, error)
-    _loaded = True
+    return [METHODS[name] for name in sorted(METHODS)]

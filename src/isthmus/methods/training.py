@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from isthmus.data.graphs import GraphSetData
+from isthmus.data.graph_set import GraphSetData
 from isthmus.errors import ConfigError, ProtocolError, RunError
 from isthmus.federation.interface import Federation, Stacked, View
 from isthmus.federation.messages import Count, Message, Model

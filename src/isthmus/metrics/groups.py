@@ -21,9 +21,3 @@ def minority_mask(y: Tensor, train: Tensor) -> Tensor:
     """Labelled nodes of another class than the majority class (n,); all False where there is no majority class."""
     majority = majority_class(y, train)
     return torch.zeros_like(train) if majority is None else (y != majority) & (y >= 0)
-
-
-def group_mean(values: Tensor, mask: Tensor) -> float | None:
-    """Mean of the known (not NaN) values of a group, e.g. of node homophily; None where there are none."""
-    known = values[mask & ~values.isnan()]
-    return float(known.double().mean()) if known.numel() else None

@@ -1,4 +1,4 @@
-"""Ranking scores from counts that can be added up.
+"""Scores from counts that can be added up.
 
 AUROC and AUPRC need the order of all scores, but no party may send its scores and labels one by one. Each sends, per
 class, how many of its samples of that class and of the others fall into each of B bins of the predicted log-odds; bins
@@ -11,8 +11,13 @@ inside a bin (the tests bound it).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+from isthmus.errors import ConfigError
+from isthmus.metrics.registry import METRIC_FORMS, METRICS, Metric
 
 BINS = 4096
 RANGE = 20.0
@@ -80,24 +85,64 @@ def recall_at_precision_of(histogram: Tensor, precision: float) -> float | None:
     return float(found[good].max() / total) if bool(good.any()) else 0.0
 
 
-def macro(histogram: Tensor, score: str) -> float | None:
+def mean_over_classes(histogram: Tensor, score: Callable[[Tensor], float | None]) -> float | None:
     """A ranking score of class 1 in a two-class task, of the mean over classes that have one in others."""
-    rule = {"auroc": auroc_of, "auprc": auprc_of}[score]
     if histogram.shape[0] == 2:
-        return rule(histogram[1])
-    values = [value for value in (rule(counts) for counts in histogram) if value is not None]
+        return score(histogram[1])
+    values = [value for value in (score(counts) for counts in histogram) if value is not None]
     return sum(values) / len(values) if values else None
 
 
-def balanced_accuracy_of(confusion: Tensor) -> float | None:
+@METRICS.register("auroc")
+def auroc(confusion: Tensor, histogram: Tensor) -> float | None:
+    """Area under the ROC curve."""
+    return mean_over_classes(histogram, auroc_of)
+
+
+@METRICS.register("auprc")
+def auprc(confusion: Tensor, histogram: Tensor) -> float | None:
+    """Average precision."""
+    return mean_over_classes(histogram, auprc_of)
+
+
+@METRICS.register("balanced_accuracy")
+def balanced_accuracy(confusion: Tensor, histogram: Tensor) -> float | None:
     """Mean over the classes present of the share found."""
     size = confusion.sum(1)
     present = size > 0
     return float((confusion.diagonal()[present] / size[present]).mean()) if bool(present.any()) else None
 
 
-def macro_f1_of(confusion: Tensor) -> float | None:
+@METRICS.register("macro_f1")
+def macro_f1(confusion: Tensor, histogram: Tensor) -> float | None:
     """Mean over the classes present or predicted of 2 TP / (2 TP + FP + FN)."""
     hit, actual, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
     there = actual + predicted > 0
     return float((2 * hit[there] / (actual + predicted)[there]).mean()) if bool(there.any()) else None
+
+
+@METRIC_FORMS.register("recall@100")
+@METRIC_FORMS.register("recall@p0.9")
+def recall(parameter: str) -> Metric:
+    """Share of class 1 among the K highest scores (``recall@K``), or the largest recall of class 1 at precision P or
+    better (``recall@pP``).
+    """
+    at_precision = parameter.startswith("p")
+    try:
+        k, precision = (1, float(parameter[1:])) if at_precision else (int(parameter), 1.0)
+    except ValueError:
+        k, precision = 0, 0.0
+    if k < 1 or not 0.0 < precision <= 1.0:
+        raise ConfigError(
+            f"metric recall@{parameter}: write recall@K with a whole K of at least 1, or recall@pP with P in (0, 1]"
+        )
+
+    def score(confusion: Tensor, histogram: Tensor) -> float | None:
+        if histogram.shape[0] != 2:
+            raise ConfigError(
+                f"recall at a threshold is for two-class tasks; this one has {histogram.shape[0]} classes: use "
+                "macro_f1 or auprc"
+            )
+        return recall_at_precision_of(histogram[1], precision) if at_precision else recall_at_k_of(histogram[1], k)
+
+    return score

@@ -59,7 +59,7 @@ _STEPS: dict[str, Callable[[Tensor, int], sp.csr_matrix]] = {
 
 
 class Graphs(Protocol):
-    """What is read of a client's graphs (`isthmus.data.graphs.GraphSetData` has it; this room does not import that
+    """What is read of a client's graphs (`isthmus.data.graph_set.GraphSetData` has it; this room does not import that
     one).
     """
 

@@ -30,7 +30,7 @@ from isthmus.nn.sparse import Sparse, block_diagonal, canonical, vertical
 
 
 class Nodes(Protocol):
-    """What is read of a client's nodes (`isthmus.data.nodes.NodeData` has it; this room does not import that one)."""
+    """What is read of a client's nodes (`isthmus.data.node_data.NodeData` has it; `nn` does not import `data`)."""
 
     @property
     def x(self) -> Tensor: ...

@@ -14,12 +14,11 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
-from typing import Any, Literal
+from typing import Any
 
 from isthmus.errors import ConfigError, DataError, unknown
 from isthmus.papers.cells import UNITS, Cell, Note, parse_cell
 
-SpreadKind = Literal["population", "client-stds", "unstated"]
 SPREADS: dict[str, str] = {
     "population": "population standard deviation over runs",
     "client-stds": "mean over clients of each client's sample standard deviation over runs",

@@ -16,7 +16,6 @@ from isthmus.privacy.field import Elements, Field
 from isthmus.privacy.kernels import _compiled, _inlined
 
 KEY_BYTES = 32
-NONCE_WORDS = 3
 Keys = NDArray[np.uint8]
 """(n, 32)"""
 Nonce = tuple[int, int, int]

@@ -22,7 +22,7 @@ from torch import Tensor
 from isthmus.errors import ConfigError, RunError
 from isthmus.privacy.keys import frame
 from isthmus.privacy.prg import Keystream
-from isthmus.tensors import Weights, num_values
+from isthmus.tensors import Weights
 
 Noise = Literal["gaussian", "laplace"]
 
@@ -182,8 +182,3 @@ def noise_warning(mechanism: Mechanism, dimension: int, parties: int = 1) -> str
         f"({dimension} numbers, {parties} parties): {total}; release less often, fewer numbers, or allow a larger "
         "epsilon"
     )
-
-
-def update_warning(mechanism: Mechanism, weights: Weights, parties: int = 1) -> str | None:
-    """:func:`noise_warning` for an update of this size."""
-    return noise_warning(mechanism, num_values(weights), parties)

@@ -81,9 +81,6 @@ class Field:
     def sub(self, a: Elements, b: Elements) -> Elements:
         return self._once(_words(a) + (np.uint64(self.prime) - _words(b)))
 
-    def neg(self, a: Elements) -> Elements:
-        return self._once(np.uint64(self.prime) - _words(a))
-
     def mul(self, a: Elements, b: Elements) -> Elements:
         a, b = _words(a), _words(b)
         if self.prime != P61:

@@ -18,7 +18,6 @@ from torch import Tensor
 from isthmus.errors import ConfigError, ProtocolError, RunError
 from isthmus.privacy.prg import Words
 
-Number = int | float
 Leaf = Tensor | int | float
 Reals = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -72,11 +71,6 @@ class LeafTemplate:
         return LeafTemplate(tuple((leaf[0], tuple(leaf[1:])) for leaf in value))
 
 
-def template_of(tensors: Sequence[Tensor], numbers: Sequence[Number] = ()) -> LeafTemplate:
-    """The template of tensors followed by numbers."""
-    return template_of_leaves([*tensors, *numbers])
-
-
 def template_of_leaves(leaves: Sequence[Leaf]) -> LeafTemplate:
     return LeafTemplate(tuple(_describe(leaf) for leaf in leaves))
 
@@ -89,13 +83,6 @@ def largest(parties: int, fraction_bits: int = FRACTION_BITS) -> float:
 def error_bound(parties: int, fraction_bits: int = FRACTION_BITS) -> float:
     """Largest error of a summed real number before it is rounded to its own type."""
     return parties * 2.0 ** -(fraction_bits + 1)
-
-
-def encode_leaves(
-    tensors: Sequence[Tensor], numbers: Sequence[Number] = (), *, parties: int, fraction_bits: int = FRACTION_BITS
-) -> Words:
-    """Tensors, then numbers, as one vector of words."""
-    return encode_all([*tensors, *numbers], parties=parties, fraction_bits=fraction_bits)
 
 
 def encode_all(leaves: Sequence[Leaf], *, parties: int, fraction_bits: int = FRACTION_BITS) -> Words:

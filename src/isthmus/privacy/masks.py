@@ -217,11 +217,6 @@ class SumServer:
         return decode_leaves(self.total_words(), template, parties=len(self.roster), fraction_bits=fraction_bits)
 
 
-def masked_bytes(template: LeafTemplate) -> int:
-    """What one party's vector weighs, for the ledger."""
-    return 8 * (template.words + CHECK_WORDS)
-
-
 def unmask_total(
     masked: Mapping[str, Words],
     roster: SumRoster,

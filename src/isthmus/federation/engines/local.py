@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from isthmus.data.nodes import NodeData
+from isthmus.data.node_data import NodeData
 from isthmus.errors import DataError, ProtocolError, unknown
 from isthmus.federation.interface import Failure, Stacked
 from isthmus.federation.messages import SERVER, ClientId, Message, PartyId, address

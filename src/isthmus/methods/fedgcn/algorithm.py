@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from isthmus.data.nodes import NodeData
+from isthmus.data.node_data import NodeData
 from isthmus.errors import ConfigError, DataError
 from isthmus.federation.interface import Federation
 from isthmus.federation.ledger import Disclosure

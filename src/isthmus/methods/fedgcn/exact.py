@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from isthmus.data.nodes import CrossEdges, NodeData
+from isthmus.data.node_data import CrossEdges, NodeData
 from isthmus.errors import DataError
 from isthmus.federation.interface import Federation
 from isthmus.federation.ledger import Disclosure

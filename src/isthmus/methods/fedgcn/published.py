@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from isthmus.data.nodes import CrossEdges, NodeData
+from isthmus.data.node_data import CrossEdges, NodeData
 from isthmus.errors import DataError
 from isthmus.federation.interface import Federation
 from isthmus.federation.ledger import Disclosure

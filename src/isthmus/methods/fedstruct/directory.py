@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from isthmus.data.nodes import CrossEdges
+from isthmus.data.node_data import CrossEdges
 from isthmus.errors import DataError
 from isthmus.federation.interface import Federation
 from isthmus.federation.ledger import Disclosure

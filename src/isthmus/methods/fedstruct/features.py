@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from isthmus.data.nodes import NodeData
+from isthmus.data.node_data import NodeData
 from isthmus.errors import RunError
 from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import Embedding, Identifier, Message, PartyId

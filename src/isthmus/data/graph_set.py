@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from isthmus.data.nodes import Samples
+from isthmus.data.node_data import Samples
 from isthmus.data.whole_graph import select_rows
 
 
