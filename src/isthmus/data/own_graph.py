@@ -15,8 +15,8 @@ from torch import Tensor
 
 from isthmus.data import given
 from isthmus.data.cache_format import sparsify
-from isthmus.data.graphs import GraphSetData
-from isthmus.data.nodes import NodeData
+from isthmus.data.graph_set import GraphSetData
+from isthmus.data.node_data import NodeData
 from isthmus.data.whole_graph import Loaded, PublicSplits, empty_masks
 from isthmus.errors import DataError
 

@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from isthmus.data.graphs import GraphSetData
-from isthmus.data.nodes import CrossEdges, NodeData
+from isthmus.data.graph_set import GraphSetData
+from isthmus.data.node_data import CrossEdges, NodeData
 from isthmus.data.tables.owner import OwnerTables
 from isthmus.data.tables.scaling import Scaling, encode
 from isthmus.errors import DataError
