@@ -21,8 +21,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "nn": frozenset({"graph"}),
     "federation": frozenset({"privacy", "data"}),
     "methods": frozenset({"graph", "privacy", "metrics", "data", "nn", "federation"}),
-    "experiments": frozenset({"methods", "federation", "data", "metrics"}),
-    "deploy": frozenset({"experiments", "methods", "federation", "privacy", "data"}),
+    "preparation": frozenset({"federation", "data", "privacy"}),
+    "experiments": frozenset({"preparation", "methods", "federation", "data", "metrics"}),
+    "deploy": frozenset({"preparation", "experiments", "methods", "federation", "privacy", "data"}),
     "papers": frozenset({"experiments", "metrics"}),
     "report": frozenset({"metrics"}),
 }

@@ -4,19 +4,19 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "resume", "run"]
+__all__ = ["Tables", "__version__", "resume", "run"]
 
 # torch says so at the first CSR tensor of a process; we use only what our tests cover, and a user can do nothing about
 # it.
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
 
 if TYPE_CHECKING:
-    from isthmus.experiments.run import resume, run
+    from isthmus.experiments.run import Tables, resume, run
 
 
 def __getattr__(name: str) -> Any:
     # Imported on first use, so that `isthmus.errors` or `isthmus --help` does not wait for torch.
-    if name in ("run", "resume"):
+    if name in ("Tables", "run", "resume"):
         from isthmus.experiments import run as module
 
         return getattr(module, name)

@@ -43,6 +43,7 @@ from isthmus.data import cache_format, store
 from isthmus.data.generators import GENERATORS, canonical, generate
 from isthmus.data.graphsets import GRAPH_SETS, SETTINGS
 from isthmus.data.node_data import NodeData
+from isthmus.data.own_dataset import kind_of, load_own_nodes
 from isthmus.data.whole_graph import Loaded, PublicSplits, empty_masks
 from isthmus.errors import ConfigError, DataError, unknown
 from isthmus.graph.normalise import to_torch_csr
@@ -92,9 +93,12 @@ def load_nodes(name: str, stream: Stream) -> Loaded:
     """A named data set as one graph, with its published splits and natural owners; all masks False.
 
     Args:
-        name: A name of `NODE_SETS`, or a generator with parameters (``csbm:nodes=600``).
+        name: A name of `NODE_SETS`, own data (`isthmus.data.own_dataset`), or a generator with parameters
+            (``csbm:nodes=600``).
         stream: Randomness of generated data sets; real data do not use it.
     """
+    if kind_of(name) is not None:
+        return load_own_nodes(name)
     if name.partition(":")[0].lower() in GENERATORS:
         return generate(name, stream)
     entry = find(name)
@@ -114,6 +118,8 @@ def load_nodes(name: str, stream: Stream) -> Loaded:
 
 def canonical_name(name: str) -> str:
     """The name results carry: registry spelling; a generator with the parameters that differ from their defaults."""
+    if kind_of(name) is not None:
+        return name
     return canonical(name) if name.partition(":")[0].lower() in GENERATORS else find(name).name
 
 

@@ -22,6 +22,8 @@ from isthmus.data.graph_set import GraphSetData
 from isthmus.data.graphset_partition import GraphPartitioner, parse_graph_partition
 from isthmus.data.graphset_split import parse_graph_split
 from isthmus.data.graphsets import GRAPH_SETS, SETTINGS, find_graphs, load_graphs
+from isthmus.data.own_dataset import kind_of, load_own, task_of_own
+from isthmus.data.own_graph import OwnGraphs
 from isthmus.data.partition import FALLBACK_CLIENTS, check_owners, client_ids
 from isthmus.data.split import unseen_classes
 from isthmus.errors import ConfigError, DataError, unknown
@@ -55,12 +57,16 @@ class GraphScenario:
 
 def task_of(dataset: str) -> str:
     """``graph`` for names this module knows, ``node`` for the rest."""
+    if kind_of(dataset) is not None:
+        return task_of_own(dataset)
     name = dataset.partition(":")[0].lower().replace("_", "-")
     return "graph" if name in SETTINGS or name in GRAPH_SETS or name in GRAPH_GENERATORS else "node"
 
 
 def dataset_name(dataset: str) -> str:
     """The name results carry, of either kind of task; an unknown one is answered with all there are."""
+    if kind_of(dataset) is not None:
+        return dataset
     if task_of(dataset) == "graph":
         return dataset.lower()
     try:
@@ -85,6 +91,8 @@ def build_graph_scenario(
         split: ``fedstar`` or ``stratified:80/10/10``.
         seed: Of all draws of the scenario.
     """
+    if kind_of(dataset) is not None:
+        return _own_graph_scenario(dataset, partition, clients, split, seed)
     setting = SETTINGS.get(dataset.lower())
     partition = partition or ("by-dataset" if setting else "random-equal")
     rule = parse_graph_partition(partition)
@@ -147,6 +155,41 @@ def build_graph_scenario(
         source=" + ".join(sorted(sources)),
         parts=parts,
         titles=titles,
+        statistics={client: describe_graphs(part) for client, part in parts.items()},
+    )
+
+
+def _own_graph_scenario(
+    dataset: str, partition: str | None, clients: int | None, split: str, seed: int
+) -> GraphScenario:
+    """Own sets of graphs: every owner is a client."""
+    own = load_own(dataset)
+    assert isinstance(own, OwnGraphs)
+    if partition not in (None, "owner") or clients not in (None, len(own.parts)):
+        raise ConfigError(f"own sets of graphs have their owners, {len(own.parts)}: leave partition and clients out")
+    splitter = parse_graph_split(split)
+    parts = {}
+    for owner, data in own.parts.items():
+        if data.num_graphs < 3:
+            raise DataError(f"{owner} has {data.num_graphs} graphs, too few for train, val and test: at least 3")
+        train, val, test = splitter.draw(data.y.numpy(), Stream(seed, ("split", owner)))
+        parts[owner] = replace(data, train=train, val=val, test=test)
+    return graph_scenario_of(parts, dataset=dataset, partition="owner", split=split, seed=seed, source=own.source)
+
+
+def graph_scenario_of(
+    parts: Mapping[str, GraphSetData], *, dataset: str, partition: str, split: str, seed: int, source: str
+) -> GraphScenario:
+    """A scenario of owners whose graphs are given, split already."""
+    return GraphScenario(
+        dataset=dataset,
+        partition=partition,
+        clients=len(parts),
+        split=split,
+        seed=seed,
+        source=source,
+        parts=dict(parts),
+        titles={client: client for client in parts},
         statistics={client: describe_graphs(part) for client, part in parts.items()},
     )
 

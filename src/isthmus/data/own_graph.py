@@ -92,7 +92,7 @@ def from_pyg(thing: object, source: str = "own data") -> Loaded | OwnGraphs:
         num_classes=max(int(y.max()) + 1, 2) if y.numel() else 2,
     )
     owner, names = _owner(getattr(thing, "owner", None), y.numel())
-    return Loaded(data, source, _public(thing, y.numel()), owner, owner_names=names)
+    return Loaded(data, source, _public(thing, y.numel()), owner, owner_names=names, columns=_columns(thing, y.numel()))
 
 
 def _features(thing: object, what: str) -> Tensor:
@@ -141,6 +141,18 @@ def _public(thing: object, count: int) -> PublicSplits | None:
     if any(mask.shape[1] not in (1, splits) for mask in masks.values()):
         raise DataError("train_mask, val_mask and test_mask have different numbers of splits")
     return PublicSplits(**{part: mask.expand(-1, splits).contiguous() for part, mask in masks.items()})
+
+
+def _columns(thing: object, count: int) -> dict[str, object]:
+    """Everything else that has one value per node."""
+    known = {"x", "y", "edge_index", "owner", *(f"{part}_mask" for part in PARTS)}
+    names = [name for name in thing.keys() if name not in known] if hasattr(thing, "keys") else []  # noqa: SIM118
+    values = {name: getattr(thing, name) for name in names}
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, Tensor | list | tuple | np.ndarray) and len(value) == count and np.ndim(value) == 1
+    }
 
 
 def mask_of(mask: object, count: int, what: str) -> Tensor:

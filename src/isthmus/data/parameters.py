@@ -56,7 +56,8 @@ def parse_form(what: str, text: str, classes: Mapping[str, type[FormT]]) -> Form
         text: ``name`` or ``name:rest``.
         classes: By an example of the form of each; the name is what precedes the colon.
     """
-    kind, colon, rest = text.strip().lower().partition(":")
+    kind, colon, rest = text.strip().partition(":")
+    kind = kind.lower()
     named = {example.partition(":")[0]: cls for example, cls in classes.items()}
     if kind not in named:
         raise unknown(what, text, classes)

@@ -12,7 +12,8 @@ a client, or -1 for a node that takes no part. A new one needs nothing but its c
     dirichlet       label skew: the shares of a class over clients are drawn from Dirichlet(alpha)
     shards          label skew: nodes sorted by class, cut into shards, a few shards per client (FedAvg)
     ego             balls around K random centres; nodes in no ball are left out
-    owner           as the data say themselves (generated banks)
+    owner           as the data say themselves (generated banks, own data with ``owner``)
+    column          own data: a column names the owner, ``column:NAME``
     list            given lists of nodes: ``list:FOLDER`` with one text file of row numbers per client
     fedspray        the lists FedSpray published (PubMed, WikiCS, Physics, Flickr), from the mirror
 """
@@ -29,7 +30,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from isthmus.data import communities, store
+from isthmus.data import communities, given, store
+from isthmus.data.own_graph import owners_of
 from isthmus.data.parameters import need, parse_object
 from isthmus.data.whole_graph import Loaded
 from isthmus.errors import ConfigError, DataError, unknown
@@ -50,6 +52,10 @@ class Partitioner(Protocol):
     def natural_clients(self, graph: Loaded) -> int | None:
         """The number of clients the rule brings itself, or None where the caller says."""
         return None
+
+    def names(self, graph: Loaded) -> tuple[str, ...]:
+        """What the clients are called, sorted; empty where they have numbers only."""
+        return ()
 
 
 PARTITIONS: Registry[type[Partitioner]] = Registry("partition", "isthmus.data")
@@ -230,12 +236,59 @@ class OwnerPartition(Partitioner):
     def assign(self, graph: Loaded, clients: int, stream: Stream) -> Tensor:
         return self._owner(graph)
 
+    def names(self, graph: Loaded) -> tuple[str, ...]:
+        return graph.owner_names
+
     def _owner(self, graph: Loaded) -> Tensor:
         if graph.owner is None:
             raise ConfigError(
                 "partition owner needs data that name an owner for every node (such as banks): use another partition"
             )
         return graph.owner
+
+
+class _GivenOwners(Partitioner):
+    """Base of rules that know the owner of every node of own data."""
+
+    def owners(self, graph: Loaded) -> tuple[Tensor, tuple[str, ...]]:
+        """Index of each node's owner, and the owners' names where they have some."""
+        raise NotImplementedError
+
+    def natural_clients(self, graph: Loaded) -> int | None:
+        return int(self.owners(graph)[0].max()) + 1
+
+    def assign(self, graph: Loaded, clients: int, stream: Stream) -> Tensor:
+        return self.owners(graph)[0]
+
+    def names(self, graph: Loaded) -> tuple[str, ...]:
+        return self.owners(graph)[1]
+
+
+@PARTITIONS.register("column")
+@dataclass(frozen=True)
+class ColumnPartition(_GivenOwners):
+    """Own data: a column (``column:NAME``) names the owner of every node."""
+
+    name: str = ""
+
+    def owners(self, graph: Loaded) -> tuple[Tensor, tuple[str, ...]]:
+        if self.name not in graph.columns:
+            raise unknown("column of the data", self.name, graph.columns)
+        return owners_of(graph.columns[self.name], graph.data.num_nodes)
+
+
+@PARTITIONS.register("owners")
+@dataclass(frozen=True)
+class HandedOwners(_GivenOwners):
+    """Owners handed over from Python: ``isthmus.run(..., partition=owner)``."""
+
+    contents: str = ""
+
+    def owners(self, graph: Loaded) -> tuple[Tensor, tuple[str, ...]]:
+        kept = given.recall(f"{given.OWNERS}:{self.contents}", tuple)
+        if len(kept[0]) != graph.data.num_nodes:
+            raise DataError(f"partition gives {len(kept[0])} owners to {graph.data.num_nodes} nodes: one per node")
+        return kept
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ def scenario_of(
         raise DataError(
             f"{clients} clients cannot share {graph.data.num_nodes} nodes: use at most as many clients as nodes"
         )
-    owner = partitioner.assign(graph, clients, Stream(seed, ("partition",)))
+    owner, names = partitioner.assign(graph, clients, Stream(seed, ("partition",))), partitioner.names(graph)
     check_owners(owner, clients, partition)
     kept = torch.nonzero(owner >= 0).flatten()
     if kept.numel() < owner.numel():
@@ -123,7 +123,7 @@ def scenario_of(
     masks = splitter.draw(graph, owner, Stream(seed, ("split",)))
     check_masks(masks, split)
     whole = replace(graph.data, train=masks.train, val=masks.val, test=masks.test)
-    parts = split_graph(whole, owner, client_ids(clients))
+    parts = split_graph(whole, owner, names or client_ids(clients))
     return Scenario(
         dataset=dataset,
         partition=partition,

@@ -16,15 +16,20 @@ file of its own.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import ClassVar, Protocol, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from isthmus.data import given
 from isthmus.data.graph_set import GraphSetData
 from isthmus.data.node_data import NodeData
+from isthmus.data.own_graph import mask_of
 from isthmus.data.parameters import parse_form
 from isthmus.data.whole_graph import Loaded
 from isthmus.errors import ConfigError, DataError
@@ -200,6 +205,56 @@ class PublicSplit:
 
     def __str__(self) -> str:
         return "public" if self.number is None else f"public:{self.number}"
+
+
+@SPLITS.register("masks:FILE")
+@dataclass(frozen=True)
+class MasksSplit:
+    """Given masks: ``masks:FILE.npz`` with boolean arrays train, val and test, or handed over from Python."""
+
+    where: str
+
+    @classmethod
+    def parse(cls, rest: str | None) -> Self:
+        if not rest:
+            raise ConfigError("split masks: name the file, e.g. masks:split.npz with arrays train, val and test")
+        return cls(rest)
+
+    def draw(self, graph: Loaded, owner: Tensor, stream: Stream) -> Masks:
+        name = f"{given.MASKS}:{self.where}"
+        found = given.recall(name, dict) if given.is_given(given.MASKS, name) else read_masks(Path(self.where))
+        count = graph.data.num_nodes if graph.kept is None else graph.kept[1]
+        masks = {part: mask_of(found.get(part), count, f"mask {part}")[:, 0] for part in ("train", "val", "test")}
+        if graph.kept is not None:
+            masks = {part: mask[graph.kept[0]] for part, mask in masks.items()}
+        return Masks(**{part: mask & (graph.data.y >= 0) for part, mask in masks.items()})
+
+    def __str__(self) -> str:
+        return f"masks:{self.where}"
+
+
+def given_masks(split: object) -> dict[str, Tensor]:
+    """Masks handed over from Python: a mapping with train, val and test, or the three in this order."""
+    parts = ("train", "val", "test")
+    if isinstance(split, Mapping) and set(parts) <= set(split):
+        found = [split[part] for part in parts]
+    elif isinstance(split, tuple | list) and len(split) == len(parts):
+        found = list(split)
+    else:
+        raise ConfigError("split takes a text such as 10/10/80, or masks: {'train': ..., 'val': ..., 'test': ...}")
+    count = len(found[0])
+    return {part: mask_of(mask, count, f"mask {part}")[:, 0] for part, mask in zip(parts, found, strict=True)}
+
+
+def read_masks(path: Path) -> dict[str, Tensor]:
+    """Boolean arrays train, val and test of an ``.npz`` file."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: torch.from_numpy(arrays[name]) for name in ("train", "val", "test")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{path} holds no masks ({error}): save boolean arrays train, val and test with numpy.savez"
+        ) from None
 
 
 def parse_split(text: str) -> Split:

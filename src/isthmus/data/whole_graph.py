@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 import torch
@@ -40,6 +41,8 @@ class Loaded:
         owner: Who owns each node where the data say so themselves (n,), else None.
         name: Name in the registry, if it has one.
         owner_names: What the owners are called, sorted; empty where they have numbers only.
+        columns: Further values of own data, one per node, which ``--partition column:NAME`` can name.
+        kept: Rows of the original graph that are left, and how many it had, where a partition left nodes out.
     """
 
     data: NodeData
@@ -48,6 +51,8 @@ class Loaded:
     owner: Tensor | None = None
     name: str = ""
     owner_names: tuple[str, ...] = ()
+    columns: Mapping[str, object] = field(default_factory=dict)
+    kept: tuple[Tensor, int] | None = None
 
     def restricted(self, keep: Tensor) -> Loaded:
         """The subgraph induced by the rows ``keep`` (ascending), renumbered from 0."""
@@ -65,7 +70,8 @@ class Loaded:
             test=self.data.test[keep],
         )
         owner = None if self.owner is None else self.owner[keep]
-        return replace(self, data=data, public=None if self.public is None else self.public.rows(keep), owner=owner)
+        public = None if self.public is None else self.public.rows(keep)
+        return replace(self, data=data, public=public, owner=owner, kept=(keep, self.data.num_nodes))
 
 
 class MaskFields(TypedDict):

@@ -17,6 +17,8 @@ from typing import Any, Literal
 import tomli_w
 
 from isthmus.data.graphscenario import dataset_name, task_of
+from isthmus.data.own_dataset import contents_of, kind_of, load_own
+from isthmus.data.whole_graph import Loaded
 from isthmus.errors import ConfigError, unknown
 from isthmus.experiments.config_values import coerce, flat, keys_of, plain, read_toml
 from isthmus.experiments.presets import Preset, load_preset
@@ -47,6 +49,9 @@ class RunConfig:
         profile: ``paper``: as published; ``reference``: as the paper's code does it.
         clients: Number of clients; default: that of the partition where it has one, else 10.
         undirected: Use every directed edge in both directions; otherwise as in the data set.
+        data_hash: SHA-256 of own data, resolved; a run is continued with the same data only.
+        link: How owners of tables find the edges between them: ``psi`` (private set intersection), ``plain`` (items
+            compared in the clear, for one process), ``none``; ``auto`` is plain in one process, else psi.
         rounds: Rounds of the main phase.
         metric: Score by which validation selects a round.
         selection: Round whose model is kept and scored: the last, or the best on validation.
@@ -76,6 +81,8 @@ class RunConfig:
     split: str | None = None
     seed: int = 0
     undirected: bool = False
+    data_hash: str | None = None
+    link: Literal["auto", "psi", "plain", "none"] = "auto"
     rounds: int = 100
     preset: str = "fedstruct"
     profile: Literal["paper", "reference"] = "paper"
@@ -201,6 +208,7 @@ def resolve(
             typed[key] = coerce(value, allowed[key][1], key)
     if "dataset" not in typed:
         raise ConfigError("no data set given: use --dataset NAME (isthmus datasets lists them)")
+    typed = _own_data(typed)
     task = task_of(typed["dataset"])
     entry.check_task(task)
     preset = load_preset(typed.get("preset", entry.preset or BASELINE_PRESETS[task]))
@@ -217,6 +225,16 @@ def resolve(
             f"{method} needs to see single clients' messages, so secure_sum cannot protect it: leave it out"
         )
     return Settings(run, config, preset.score)
+
+
+def _own_data(typed: dict[str, Any]) -> dict[str, Any]:
+    """What own data settle: their contents, and owners and masks where they have some."""
+    dataset = typed["dataset"]
+    found = {"data_hash": contents_of(dataset)}
+    if kind_of(dataset) in ("memory", "file") and isinstance(own := load_own(dataset), Loaded):
+        found |= {"partition": "owner"} if own.owner is not None else {}
+        found |= {"split": "public"} if own.public is not None else {}
+    return found | {key: value for key, value in typed.items() if key != "data_hash"}
 
 
 def _method_config(entry: Method, values: Mapping[str, Any]) -> Any:

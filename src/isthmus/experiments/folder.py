@@ -209,7 +209,7 @@ class RunFolder:
     @property
     def begun(self) -> bool:
         """True once a round was committed."""
-        return bool(self._segments())
+        return any(step > 0 for step in self._segments())  # segment 0 holds the preparation of tables
 
     def metrics(self) -> list[dict[str, Any]]:
         """Evaluated rounds, up to an incomplete line (a process killed while writing leaves one at the end)."""

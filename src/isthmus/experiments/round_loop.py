@@ -33,6 +33,7 @@ from isthmus.federation.transcript import Transcript
 from isthmus.methods.evaluation import Detail
 from isthmus.methods.registry import Phase
 from isthmus.metrics.registry import parse_metric
+from isthmus.preparation import LINKING, SCALING
 from isthmus.records import Record, make_record
 from isthmus.seeds import Stream
 
@@ -95,7 +96,7 @@ class RoundLoop:
         self.round_seconds: list[float] = []
         self._tags: dict[int, Record] = {}
         self._entries: list[tuple[int, list[Entry]]] = []  # the ledger, without a folder
-        self._setup_phases = frozenset(phase.name for phase in self.method.phases if phase.setup)
+        self._setup_phases = frozenset({SCALING, LINKING, *(phase.name for phase in self.method.phases if phase.setup)})
         self._last_checkpoint = time.monotonic()
         self._checkpoint_cost = 0.0
         self._started = time.monotonic()
@@ -136,6 +137,15 @@ class RoundLoop:
             steps += [before + round for round in range(1, rounds + 1) if self.evaluates(phase, round)]
             before += rounds
         return [step for step in steps if step <= until]
+
+    def note_preparation(self, entries: Sequence[Entry]) -> None:
+        """Enter the messages by which owners of tables prepared their data, before the first round."""
+        self.sheet.add(entries)
+        self.totals.add(entries, self._setup_phases)
+        if self.folder is not None:
+            self.folder.append_round(0, entries, None)
+        else:
+            self._entries.append((0, list(entries)))
 
     # -- rounds ------------------------------------------------------------------------------------
 

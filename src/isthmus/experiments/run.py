@@ -8,12 +8,15 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from isthmus.data import given
+from isthmus.data.own_graph import owners_of, remember
+from isthmus.data.split import given_masks as masks_of
 from isthmus.errors import ConfigError, RunError
 from isthmus.experiments.callbacks import Callback, TensorBoard
 from isthmus.experiments.config import Settings, resolve, settings_from_toml
@@ -54,8 +57,36 @@ def run(
         >>> result["rounds"]
         2
     """
-    resolved = resolve(method, settings, set, Path(config) if config is not None else None)
+    resolved = resolve(method, by_name(settings), set, Path(config) if config is not None else None)
     return start(resolved, Path(out) if out is not None else None, callbacks)
+
+
+def by_name(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as text: own data, owners and masks given as objects are kept under a name made from their contents."""
+    named = dict(settings)
+    dataset, partition, split = (named.get(key) for key in ("dataset", "partition", "split"))
+    if isinstance(dataset, os.PathLike):
+        named["dataset"] = os.fspath(dataset)
+    elif dataset is not None and not isinstance(dataset, str):
+        named["dataset"] = dataset.dataset if isinstance(dataset, Tables) else remember(dataset)
+    if partition is not None and not isinstance(partition, str):
+        owner, names = owners_of(partition)
+        named["partition"] = given.keep(given.OWNERS, given.digest(owner, names), (owner, names))
+    if split is not None and not isinstance(split, str):
+        masks = masks_of(split)
+        named["split"] = given.keep(given.MASKS, given.digest(*masks.values()), masks)
+    return named
+
+
+@dataclass(frozen=True)
+class Tables:
+    """A folder of tables as a data set: ``isthmus.run("fedavg", dataset=isthmus.Tables("banks"))``."""
+
+    folder: str | os.PathLike[str]
+
+    @property
+    def dataset(self) -> str:
+        return str(Path(self.folder).absolute())
 
 
 def start(settings: Settings, out: Path | None = None, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
@@ -73,8 +104,16 @@ def start(settings: Settings, out: Path | None = None, callbacks: Sequence[Callb
             return simulated.play(folder, resumed=False)
 
 
-def resume(path: str | os.PathLike[str], callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
-    """Continue a run from its newest checkpoint; of a finished run the result is returned again."""
+def resume(path: str | os.PathLike[str], callbacks: Sequence[Callback] = (), **given_again: Any) -> dict[str, Any]:
+    """Continue a run from its newest checkpoint; of a finished run the result is returned again.
+
+    Args:
+        path: The run folder.
+        given_again: ``dataset``, ``partition`` and ``split`` that were handed over as objects when the run began.
+    """
+    if given_again.keys() - {"dataset", "partition", "split"}:
+        raise ConfigError("resume takes dataset, partition and split again, nothing else: settings of a run stay")
+    by_name(given_again)
     folder = RunFolder.open(Path(path))
     try:
         finished = folder.result()
@@ -156,6 +195,9 @@ class RunDriver:
                     logger.warning("differential privacy: %s", self.privacy["warning"])
                 if resumed:
                     loop.restore()
+                entries = getattr(self.scenario, "entries", ())
+                if entries and loop.at.step == 0 and not any(folder.ledger(0)):
+                    loop.note_preparation(entries)
                 for callback in self.callbacks:
                     callback.on_start(self.settings, folder.path, loop.at.step, loop.steps)
                 loop.play()

@@ -13,10 +13,11 @@ from isthmus.data.graphscenario import GraphScenario, build_graph_scenario, task
 from isthmus.data.graphset_partition import GRAPH_PARTITIONS
 from isthmus.data.graphset_split import GRAPH_SPLITS
 from isthmus.data.node_data import NodeData
+from isthmus.data.own_dataset import contents_of, kind_of
 from isthmus.data.partition import PARTITIONS
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.data.split import SPLITS
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, DataError
 from isthmus.experiments.config import Settings
 from isthmus.federation.interface import View
 from isthmus.metrics.gain import subgraph_leakage
@@ -28,6 +29,8 @@ AnyData = NodeData | GraphSetData
 def scenario_of(settings: Settings) -> AnyScenario:
     """Load, partition and split as the settings say."""
     run = settings.run
+    if run.data_hash is not None and contents_of(run.dataset) != run.data_hash:
+        raise DataError(f"{run.dataset} holds other data than this run began with: undo the change, or start a new run")
     return build(
         dataset=run.dataset,
         partition=run.partition,
@@ -35,13 +38,40 @@ def scenario_of(settings: Settings) -> AnyScenario:
         split=run.split,
         seed=run.seed,
         undirected=run.undirected,
+        secure_sum=run.secure_sum,
+        link=run.link,
     )
 
 
 def build(
-    *, dataset: str, partition: str | None, clients: int | None, split: str | None, seed: int, undirected: bool = False
+    *,
+    dataset: str,
+    partition: str | None,
+    clients: int | None,
+    split: str | None,
+    seed: int,
+    undirected: bool = False,
+    secure_sum: bool = False,
+    link: str = "auto",
 ) -> AnyScenario:
     """A scenario of either kind of task; None means the task's default."""
+    kind = kind_of(dataset)
+    if kind == "site tables":
+        raise ConfigError("dataset tables means what each organisation has: give a folder of their folders instead")
+    if kind == "tables":
+        from isthmus.experiments.tables import tables_scenario
+
+        if undirected:
+            raise ConfigError("whether edges have a direction stands in schema.toml: leave undirected out")
+        return tables_scenario(
+            dataset,
+            partition=partition,
+            clients=clients,
+            split=split,
+            seed=seed,
+            secure=secure_sum,
+            link="plain" if link == "auto" else link,
+        )
     task = task_of(dataset)
     _check_task(task, partition, split)
     if task == "graph":
@@ -166,7 +196,8 @@ def report_statistics(scenario: AnyScenario) -> dict[str, Any]:
 
 def owner_of(scenario: Scenario) -> Tensor:
     """Number of the client that owns each node of the whole graph."""
+    order = torch.argsort(scenario.whole.node_id)
     owner = torch.empty(scenario.whole.num_nodes, dtype=torch.int64)
     for number, data in enumerate(scenario.parts.values()):
-        owner[data.node_id] = number
+        owner[order[torch.searchsorted(scenario.whole.node_id[order], data.node_id)]] = number
     return owner

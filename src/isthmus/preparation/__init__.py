@@ -5,3 +5,6 @@ rounds.py     the server's side: the order of the steps
 linking.py    ids under a common key, and the edges two owners both list
 prepared.py   from tables and what was agreed to the data a method is given
 """
+
+SCALING, LINKING = "scaling", "linking"
+"""Phases, as the ledger names them."""

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus.data.tables.owner import OwnerTables
+from isthmus.data.tables.owner import LINK_KEY_BYTES, OwnerTables
 from isthmus.errors import DataError
 
-KEY_BYTES = 32
+KEY_BYTES = LINK_KEY_BYTES
 ITEM_BYTES = 16
 Ints = NDArray[np.int64]
 
@@ -79,3 +79,11 @@ class LinkCounts:
     @property
     def only_here(self) -> int:
         return self.listed - self.agreed
+
+
+def read_key(tables: Mapping[str, OwnerTables]) -> bytes | None:
+    """The link key owners were given outside the federation: the same ``link.key`` in every folder, or none."""
+    keys = {owned.link_key for owned in tables.values()}
+    if len(keys) > 1:
+        raise DataError("owners have different link.key files, or only some have one: give all the same, or none")
+    return keys.pop()

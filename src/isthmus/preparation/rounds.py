@@ -13,7 +13,6 @@ from isthmus.preparation.messages import Agreed, Known, Partners
 from isthmus.preparation.owner import OwnerClient
 
 TABLE = RoleTable({"client": Role(OwnerClient)})
-SCALING, LINKING = "scaling", "linking"
 
 
 def agree_on_scaling(federation: Federation, schema: Schema) -> scaling.Scaling:

@@ -11,11 +11,3 @@ assemble.py     the parts of a federation that lies in one place (simulation)
 check.py        what is wrong with a folder, and a summary that gives nothing away
 describe.py     a draft of ``schema.toml`` from the files
 """
-
-from isthmus.errors import ConfigError
-
-try:
-    import polars  # noqa: F401
-    import pyarrow  # noqa: F401
-except ImportError:
-    raise ConfigError("reading tables needs polars and pyarrow: pip install 'isthmus[tables]'") from None

@@ -44,6 +44,12 @@ def owner_folders(folder: Path) -> dict[str, Path]:
     return found
 
 
+def first_schema(folder: Path) -> Schema:
+    """The schema of a folder, or of the first owner of a folder of folders."""
+    apart = owner_folders(folder)
+    return read_schema(next(iter(apart.values())) if apart else folder)
+
+
 def check_folder(folder: Path, *, against: Path | None = None, seed: int = 0) -> list[Checked]:
     """Check one owner's folder, all owners of a shared folder, or a folder of folders."""
     apart = owner_folders(folder)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import polars as pl
-
+from isthmus.data.tables.frames import pl
 from isthmus.data.tables.reader import ENDINGS, Problems, Table, columns_of
 from isthmus.errors import DataError
 

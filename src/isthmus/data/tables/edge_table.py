@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
+from isthmus.data.tables.frames import pl
 from isthmus.data.tables.reader import Problems, Table, find_file
 from isthmus.data.tables.schema import EdgeFeature, EdgeTable, Schema
 

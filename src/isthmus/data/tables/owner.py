@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from isthmus.data.tables.edge_table import OwnerEdges, read_edges
+from isthmus.data.tables.frames import pl
 from isthmus.data.tables.reader import Problem, Problems, Table, find_file
 from isthmus.data.tables.schema import Feature, Labels, Schema, SplitRule, read_schema
 from isthmus.errors import DataError
 from isthmus.seeds import Stream
 
 PARTS = ("train", "val", "test")
+LINK_KEY, LINK_KEY_BYTES = "link.key", 32
 Raw = NDArray[np.float64]
 
 
@@ -38,6 +39,7 @@ class OwnerTables:
         graph: Graph of every node in a graph task (n,), else None.
         graph_ids: Ids of the graphs.
         problems: Warnings met on the way.
+        link_key: What ``link.key`` of the folder holds, where there is one.
     """
 
     owner: str
@@ -50,6 +52,7 @@ class OwnerTables:
     graph: NDArray[np.int64] | None
     graph_ids: pl.Series | None
     problems: Problems
+    link_key: bytes | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -111,7 +114,21 @@ def read_owner(
         present = values[~np.isnan(values)]
         if len(present) and (present == present[0]).all() and len(values) > 1:
             found.warnings.append(Problem(table.path.name, "has one value only, so it tells nothing", name))
-    return OwnerTables(owner, schema, ids, features, y, part, edges, graph, graph_ids, found)
+    key = _link_key(folder)
+    return OwnerTables(owner, schema, ids, features, y, part, edges, graph, graph_ids, found, key)
+
+
+def _link_key(folder: Path) -> bytes | None:
+    path = folder / LINK_KEY
+    if not path.exists():
+        return None
+    try:
+        key = bytes.fromhex(path.read_text().strip())
+    except (OSError, ValueError, UnicodeDecodeError):
+        key = b""
+    if len(key) != LINK_KEY_BYTES:
+        raise DataError(f"{path.name} must hold {LINK_KEY_BYTES} bytes as {2 * LINK_KEY_BYTES} hexadecimal digits")
+    return key
 
 
 def owners_in(folder: Path, schema: Schema) -> list[str]:

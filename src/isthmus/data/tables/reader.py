@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
+from isthmus.data.tables.frames import arrow_csv, pl, pyarrow
 from isthmus.errors import DataError, unknown
 
 ENDINGS = (".csv", ".parquet")
@@ -258,9 +258,6 @@ def _header(path: Path) -> tuple[list[str], str]:
 
 
 def _read_csv(path: Path, columns: list[str]) -> pl.DataFrame:
-    import pyarrow
-    from pyarrow import csv as arrow_csv
-
     names, delimiter = _header(path)
 
     def read(*, threads: bool) -> Any:

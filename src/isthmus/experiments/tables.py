@@ -1,0 +1,166 @@
+"""Tables of several owners in one process: read, prepared as between organisations, and put together as a scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from isthmus.data.graph_set import GraphSetData
+from isthmus.data.graphscenario import GraphScenario, graph_scenario_of
+from isthmus.data.node_data import NodeData
+from isthmus.data.own_dataset import tables_folder
+from isthmus.data.scenario import Scenario
+from isthmus.data.statistics import describe
+from isthmus.data.tables.check import owner_folders
+from isthmus.data.tables.owner import OwnerTables, owners_in, read_owner
+from isthmus.data.tables.schema import FILE, differences, read_schema
+from isthmus.errors import ConfigError, DataError
+from isthmus.federation.engines.local import LocalEngine
+from isthmus.federation.ledger import Entry
+from isthmus.federation.session import Session
+from isthmus.preparation import LINKING, SCALING
+from isthmus.preparation.linking import KEY_BYTES, LinkCounts, read_key
+from isthmus.preparation.owner import OwnerClient, PreparationConfig
+from isthmus.preparation.prepared import prepared
+from isthmus.preparation.rounds import TABLE, agree_on_scaling, link_owners
+from isthmus.seeds import Stream
+
+PARTITION, SPLIT, SOURCE = "owner", "schema", "own tables"
+"""What results say of tables: owners are those of the tables, the split is in ``schema.toml``."""
+
+
+@dataclass(frozen=True)
+class PreparedTables:
+    """All owners' data, the messages it took, and what each owner learnt of its links."""
+
+    parts: Mapping[str, NodeData | GraphSetData]
+    entries: tuple[Entry, ...]
+    links: Mapping[str, Mapping[str, LinkCounts]]
+
+
+@dataclass(frozen=True)
+class TablesScenario(Scenario):
+    """A scenario of tables. ``entries`` are the messages of its preparation."""
+
+    entries: tuple[Entry, ...] = ()
+
+
+@dataclass(frozen=True)
+class GraphTablesScenario(GraphScenario):
+    """The same for sets of graphs."""
+
+    entries: tuple[Entry, ...] = ()
+
+
+def read_owners(folder: Path, seed: int) -> dict[str, OwnerTables]:
+    """Every owner's tables: a folder of folders, or one folder with an owner column."""
+    apart = owner_folders(folder)
+    if not apart:
+        schema = read_schema(folder)
+        if schema.owner is None:
+            raise DataError(
+                f"{folder} holds one owner's tables: give a folder of such folders, or name the owner column in {FILE}"
+            )
+        return {name: read_owner(folder, name, seed=seed, only=name) for name in owners_in(folder, schema)}
+    schemas = {owner: read_schema(path) for owner, path in apart.items()}
+    first, *others = schemas
+    for owner in others:
+        if schemas[owner].hash != schemas[first].hash:
+            found = differences(schemas[owner], schemas[first]) or ["its bytes differ: copy the file"]
+            raise DataError(f"{owner} and {first} have different schemas: {'; '.join(found)}")
+    return {owner: read_owner(path, owner, seed=seed) for owner, path in apart.items()}
+
+
+def prepare(tables: Mapping[str, OwnerTables], *, seed: int, secure: bool, link: str) -> PreparedTables:
+    """Agree on scaling and on edges between owners, by the messages organisations would exchange."""
+    # In one process the key protects nothing; drawn from the seed, it makes runs repeatable.
+    key = read_key(tables) or Stream(seed, ("link key",)).numpy().bytes(KEY_BYTES)
+    engine = LocalEngine(tables, TABLE, PreparationConfig(link=link, key=key), Stream(seed, ("preparation",)))  # type: ignore[arg-type]
+    session = Session(engine, TABLE, seed=seed, secure=secure)
+    session.clock.begin(SCALING, 1, 1)
+    agree_on_scaling(session, next(iter(tables.values())).schema)
+    session.clock.begin(LINKING, 1, 2)
+    if len(tables) > 1 and link != "none":
+        link_owners(session)
+    else:
+        for name in tables:
+            owner = engine.party(name).client
+            owner.state = replace(owner.state, key=key, partners=tuple(tables))
+    clients: dict[str, OwnerClient] = {name: engine.party(name).client for name in tables}  # type: ignore[misc]
+    return PreparedTables(
+        {name: prepared(tables[name], client.state) for name, client in clients.items()},
+        tuple(session.ledger.take()),
+        {name: client.counts() for name, client in clients.items()},
+    )
+
+
+def tables_scenario(
+    dataset: str,
+    *,
+    partition: str | None,
+    clients: int | None,
+    split: str | None,
+    seed: int,
+    secure: bool = False,
+    link: str = "plain",
+) -> TablesScenario | GraphTablesScenario:
+    """A folder of tables as a scenario."""
+    if partition not in (None, PARTITION):
+        raise ConfigError(f"tables have their owners: leave --partition {partition} out")
+    if split not in (None, SPLIT):
+        raise ConfigError(f"the split of tables stands in {FILE}: leave --split {split} out and write it there")
+    tables = read_owners(tables_folder(dataset), seed)
+    if clients not in (None, len(tables)):
+        raise ConfigError(f"{dataset} holds the tables of {len(tables)} owners, not {clients}: leave the number out")
+    ready = prepare(tables, seed=seed, secure=secure, link=link)
+    if isinstance(next(iter(ready.parts.values())), GraphSetData):
+        parts = {name: part for name, part in ready.parts.items() if isinstance(part, GraphSetData)}
+        made = graph_scenario_of(parts, dataset=dataset, partition=PARTITION, split=SPLIT, seed=seed, source=SOURCE)
+        return GraphTablesScenario(**vars(made), entries=ready.entries)
+    nodes = {name: part for name, part in ready.parts.items() if isinstance(part, NodeData)}
+    whole = union(list(nodes.values()))
+    owner = torch.repeat_interleave(torch.arange(len(nodes)), torch.tensor([part.num_nodes for part in nodes.values()]))
+    for part in ("train", "val", "test"):
+        if not bool(getattr(whole, part).any()):
+            raise DataError(f"the split in {FILE} leaves no {part} rows at any owner")
+    return TablesScenario(
+        dataset=dataset,
+        partition=PARTITION,
+        clients=len(nodes),
+        split=SPLIT,
+        seed=seed,
+        source=SOURCE,
+        parts=nodes,
+        whole=whole,
+        statistics=describe(whole, owner, nodes),
+        original_id=torch.arange(whole.num_nodes),
+        entries=ready.entries,
+    )
+
+
+def union(parts: Sequence[NodeData]) -> NodeData:
+    """All owners' nodes one after the other, with all edges; ids are the owners' keyed ones."""
+    begin = torch.tensor([0, *(part.num_nodes for part in parts)]).cumsum(0)
+    ids = torch.cat([part.node_id for part in parts])
+    order = torch.argsort(ids)
+    arcs = []
+    for part, shift in zip(parts, begin.tolist(), strict=False):
+        arcs.append(part.edge_index + shift)
+        if part.cross is not None:
+            out = part.cross.outgoing  # the owner of the source lists the arc once
+            target = order[torch.searchsorted(ids[order], part.cross.other[out])]
+            arcs.append(torch.stack([part.cross.own[out] + shift, target]))
+    first = parts[0]
+    return NodeData(
+        x=torch.cat([part.x for part in parts]),
+        edge_index=torch.cat(arcs, dim=1),
+        y=torch.cat([part.y for part in parts]),
+        train=torch.cat([part.train for part in parts]),
+        val=torch.cat([part.val for part in parts]),
+        test=torch.cat([part.test for part in parts]),
+        node_id=ids,
+        num_classes=first.num_classes,
+    )
