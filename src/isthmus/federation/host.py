@@ -24,12 +24,12 @@ from torch import Tensor
 from isthmus.errors import ConfigError, DataError, IsthmusError, ProtocolError, RunError, unknown
 from isthmus.federation import codec
 from isthmus.federation.codec import LIMITS, Limits
+from isthmus.federation.engine import Export
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.interface import Stacked
 from isthmus.federation.messages import ClientId, Message
 from isthmus.federation.party import Invocation, Outcome
 from isthmus.federation.roles import RoleTable
-from isthmus.federation.session import Export
 from isthmus.federation.wire import Frame, decode_calls, encode_outcomes
 from isthmus.records import Record
 from isthmus.seeds import Stream
@@ -53,7 +53,7 @@ class Order(Record):
 
 @dataclass(frozen=True)
 class Exported(Record):
-    """An :class:`~isthmus.federation.session.Export` that travels."""
+    """An :class:`~isthmus.federation.engine.Export` that travels."""
 
     values: int
     weights: Mapping[str, Tensor] | None
