@@ -208,8 +208,8 @@ def check_finite(handler: str, replies: Replies[Any]) -> None:
 
 
 def measured(message: Message) -> tuple[int, Mapping[str, int]]:
-    """Bytes of a message and what kinds they carry. Of sealed mail its sender says so; changed on the way, it could not
-    be opened.
+    """Bytes of a message and what kinds they carry. Of sealed mail its sender says so; changed in transit, it could
+    not be opened.
     """
     if not isinstance(message, Sealed):
         return codec.measure(message)

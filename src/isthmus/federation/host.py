@@ -1,11 +1,10 @@
 """Parties at another place than the server, driven by bytes.
 
-A :class:`PartyHost` is the far end of an engine with a wall between processes: a ray actor with many simulated clients,
-or an organisation's site with its one client (and that client's devices). It is the local engine behind a codec, so
-what happens to a call is
-what happens on one machine: allow-list, sequences answered from memory, tags, rollback. It is built from data, a
-method's roles and its config; whoever builds it decides whether the data was handed over (a simulation) or loaded where
-it lies (an organisation).
+A :class:`PartyHost` is the far end of an engine whose parties are in other processes: a ray actor with many simulated
+clients, or an organisation's site with its one client (and that client's devices). It is the local engine behind a
+codec, so what happens to a call is what happens on one machine: allow-list, sequences answered from memory, tags,
+rollback. It is built from data, a method's roles and its config; whoever builds it decides whether the data was handed
+over (a simulation) or loaded where it lies (an organisation).
 
 Two kinds of frames reach it (:meth:`PartyHost.handle`): ``call`` (see `wire`) and ``order``, one of a fixed list of
 operations that carry no message. Whatever arrives, it answers with a frame: an error is a line in the answer, never an
@@ -114,7 +113,7 @@ class PartyHost(LocalEngine):
         }
 
     def handle(self, kind: str, frame: Frame) -> Frame:
-        """The one door: ``call`` gives outcomes (or an :class:`Answer` with the reason of refusal), ``order`` an
+        """The one entry point: ``call`` gives outcomes (or an :class:`Answer` with the reason of refusal), ``order`` an
         :class:`Answer`.
         """
         try:

@@ -49,7 +49,7 @@ from isthmus.tensors import Weights, get_weights, num_values, scaled
 
 @dataclass(frozen=True)
 class FedAvgConfig(WeightedConfig):
-    """Knobs of FedAvg.
+    """Settings of FedAvg.
 
     Args:
         fraction: Share C of the clients drawn in a round, in (0, 1].

@@ -19,7 +19,7 @@ from isthmus.nn.graph_models import GraphModel
 
 @dataclass(frozen=True)
 class FedPerConfig(FedAvgConfig):
-    """Knobs of FedPer.
+    """Settings of FedPer.
 
     Args:
         personal_layers: How many layers, from the output back, stay with the client (K_P).

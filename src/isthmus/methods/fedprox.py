@@ -24,7 +24,7 @@ from isthmus.tensors import Weights
 
 @dataclass(frozen=True)
 class FedProxConfig(FedAvgConfig):
-    """Knobs of FedProx.
+    """Settings of FedProx.
 
     Args:
         mu: Weight of the proximal term; 0 is FedAvg.

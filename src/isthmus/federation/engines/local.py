@@ -1,6 +1,6 @@
 """Everything in one process. The default engine.
 
-Parties are isolated by copying every message at the wall; with ``wire=True`` each message also goes through the full
+Parties are isolated by copying every message between them; with ``wire=True`` each message also goes through the full
 wire codec, with the same bits as a result. With ``cohort=True`` clients whose class offers it are trained together.
 """
 

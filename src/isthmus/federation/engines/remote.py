@@ -31,7 +31,7 @@ EXPORTED = 16
 
 
 class RemoteEngine(ABC):
-    """Parties behind walls.
+    """Parties in other processes, or at other organisations.
 
     Args:
         places: Which clients live where.
