@@ -156,7 +156,7 @@ class Settings:
 
     @property
     def method(self) -> Method:
-        return get_method(self.run.method)
+        return get_method(self.run.method).configured(self.method_config)
 
     def to_toml(self) -> str:
         """The resolved config as it stands in ``config.toml``; reading it back gives the same settings."""

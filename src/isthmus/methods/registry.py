@@ -11,7 +11,7 @@ import importlib
 import logging
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -75,6 +75,8 @@ class Method:
             result["facts"]``, values as JSON has them; ``summary`` is a line for people, printed with the result.
             ``scenario`` is the whole scenario in a simulation, for what only an onlooker can know (which edges were
             lost), and None between organisations.
+        roles_with: ``(config) -> roles`` of a method whose handlers depend on its config, so that a party accepts only
+            those its run needs; ``roles`` are then those of the default config.
     """
 
     name: str
@@ -95,12 +97,17 @@ class Method:
     shared_values: Callable[[Any], int] | None = None
     privacy: Callable[[Any, Any, int, int, bool], Mapping[str, Any] | None] | None = None
     facts: Callable[[Any, Any, Any], Mapping[str, Any]] | None = None
+    roles_with: Callable[[Any], Mapping[str, Role]] | None = None
     table: RoleTable = field(init=False)
 
     def __post_init__(self) -> None:
         if "client" not in self.roles:
             raise ConfigError(f"method {self.name!r} must define the role 'client'")
         object.__setattr__(self, "table", RoleTable(self.roles))
+
+    def configured(self, config: Any) -> Method:
+        """The method with the roles of a run with this config."""
+        return self if self.roles_with is None else replace(self, roles=self.roles_with(config))
 
     def check_task(self, task: str) -> None:
         """Refuse data of the other kind, before anything else about them is looked at."""
