@@ -70,12 +70,12 @@ def bench_epochs(dataset: str, rounds: int) -> None:
             finally:
                 sealing = time.process_time() - begin
 
-        Hardened.setup = clocked  # type: ignore[method-assign]
+        Hardened.setup = clocked
         begin = time.process_time()
         try:
             experiment.loop.play(until=1)
         finally:
-            Hardened.setup = exchange_keys  # type: ignore[method-assign]
+            Hardened.setup = exchange_keys
         once = time.process_time() - begin - sealing
         experiment.loop.play(until=2)  # compiles
         epochs = []

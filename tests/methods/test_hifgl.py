@@ -34,9 +34,8 @@ from isthmus.federation.ledger import differences
 from isthmus.federation.party import Invocation, Turn
 from isthmus.methods.hifgl.facts import owners, releases
 from isthmus.methods.hifgl.hardened import HardenedDevices, ShareRows
-from isthmus.methods.hifgl.layers import propagation
+from isthmus.methods.hifgl.layers import neighbourhood, propagation
 from isthmus.methods.hifgl.messages import Pass
-from isthmus.methods.hifgl.neighbours import neighbourhood
 from isthmus.privacy.dp import zcdp_epsilon, zcdp_sigma
 from isthmus.tensors import max_difference
 from isthmus.testing import check_method
@@ -232,6 +231,16 @@ def test_fedper_keeps_last_layers_and_stays_exact() -> None:
     driver.session.clock.begin("evaluation", 1, 3)
     scores = driver.experiment.loop.method.evaluate(driver.state, driver.session, driver.config)
     assert sum(each.parts["test"].total for each in scores.values()) == int(scenario.whole.test.sum())
+
+
+def test_a_model_can_be_scored_before_its_first_round() -> None:
+    scenario = small()
+    driver = Driver(scenario)
+    driver.session.clock.begin("evaluation", 1, 1)
+    scores = driver.experiment.loop.method.evaluate(driver.state, driver.session, driver.config)
+    expected = dense_logits("gcn", scenario.whole, driver.state.weights).argmax(1)
+    right = int((expected == scenario.whole.y)[scenario.whole.test].sum())
+    assert sum(each.parts["test"].correct for each in scores.values()) == right
 
 
 def test_silos_own_their_models() -> None:

@@ -164,9 +164,11 @@ def test_c_differences_of_shares(published: Recorded, hardened: Recorded) -> Non
 
 
 def test_d_the_silo_reads_degrees(published: Recorded, hardened: Recorded) -> None:
-    silo: Any = published.experiment.engine.party(FIRST).client
+    source: Any = published.experiment.engine.party(
+        f"{SECOND}/devices"
+    ).client  # was given the silo's masks by the silo
     (sums,) = [published.config.from_wire(m.rows) for s, m in published.sent(FIRST, CodedSums)][:1]
-    masks = published.config.from_wire(silo.state.masks)[:, :WIDTH]
+    masks = published.config.from_wire(source.state.masks[FIRST])[:, :WIDTH]
     read = [degree_from_sums(published.sums.code, sums[:, u], masks) for u in range(sums.shape[1])]
     assert read == published.where(FIRST).neighbours.tolist()
 

@@ -41,12 +41,11 @@ from isthmus.methods import fedavg
 from isthmus.methods.evaluation import Evaluation, tally
 from isthmus.methods.fedavg import FedAvgConfig, Update
 from isthmus.methods.hifgl.algorithm import ModelPass
-from isthmus.methods.hifgl.devices import run_through
-from isthmus.methods.hifgl.layers import numpy_type, propagation, residuals
-from isthmus.methods.hifgl.neighbours import neighbourhood
+from isthmus.methods.hifgl.config import Form
+from isthmus.methods.hifgl.layers import dropout_masks, neighbourhood, numpy_type, propagation, residuals
+from isthmus.methods.hifgl.parties import run_through
 from isthmus.methods.registry import Log, Method, Phase, register
 from isthmus.methods.training import Deployed, ModelState, NoisyState, Size, WeightedClient, total_samples
-from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.kernels import spmm
 from isthmus.nn.optim import stepped
 from isthmus.privacy.dp import Mechanism, noise_warning
@@ -144,7 +143,7 @@ class FedPerGNNClient(WeightedClient[ConfigT], Generic[ConfigT]):
     def setup(self) -> None:
         super().setup()
         data = self.data
-        kind: Any = numpy_type(self.config.dtype)
+        kind = numpy_type(self.config.dtype)
         where = neighbourhood(data, self.party, inside=False)
         self.graph = propagation("gcn", where, 0).to(self.config.dtype)
         x = from_torch_csr(data.x) if data.x.layout == torch.sparse_csr else sp.csr_matrix(data.x.numpy())
@@ -196,9 +195,8 @@ class FedPerGNNClient(WeightedClient[ConfigT], Generic[ConfigT]):
             raise ProtocolError(
                 f"{self.party} wanted {self.wanted.size} rows, was sent {tuple(rows.shape)}: repeat the round"
             )
-        model = ModelPass(
-            "gcn", self.graph, ("cached", "aggregate"), weights, self.own, first_sums=self.own, masks=masks
-        )
+        forms: tuple[Form, ...] = ("cached", "aggregate")
+        model = ModelPass(self.graph, forms, weights, self.own, first_sums=self.own, masks=masks)
         run_through(model.forward(), [spmm(self.outer, rows.to(self.config.dtype).contiguous())])
         return model
 
@@ -214,41 +212,31 @@ class FedPerGNNClient(WeightedClient[ConfigT], Generic[ConfigT]):
     def local_update(self, common: Expanded) -> Update:
         """FedAvg's local epochs on the expanded graph; what leaves is clipped and noisy if asked for."""
         self.state = replace(self.state, weights={**self.state.weights, **common.weights})
-        masks, weight = self._dropout(), 1.0 / max(1, self.data.num_train)
-        nothing = torch.zeros(self.data.num_nodes, common.rows.shape[1], dtype=self.config.dtype)
-        for _ in range(self.config.local_epochs):
+        config, rows, weight = self.config, self.data.num_nodes, 1.0 / max(1, self.data.num_train)
+        masks = dropout_masks(self.stream("dropout"), rows, config.hidden, config.dropout, config.dtype)
+        nothing = torch.zeros(rows, common.rows.shape[1], dtype=config.dtype)
+        for _ in range(config.local_epochs):
             model = self._forward(self.state.weights, common.rows, masks)
             delta, _ = residuals(model.logits, self.data.y, self.data.train, weight)
             run_through(model.backward(delta), [nothing])  # foreign values are constants: no gradient returns
-            self.state = self._stepped(model.gradients)
-        weights: Weights = {name: self.state.weights[name] for name in common.weights}
-        if self.config.clip:
-            assert isinstance(self.state, NoisyState)
-            update = {name: weights[name] - received for name, received in common.weights.items()}
-            release = self.config.mechanism.release_update(
-                update, secret=self.state.secret, purpose=self.stream("noise").path
+            weights, optimizer = stepped(
+                self.state.weights,
+                model.gradients,
+                self.state.optimizer,
+                optimizer=config.optimizer,
+                lr=config.lr,
+                weight_decay=config.weight_decay,
             )
-            weights = {name: received + release.weights[name] for name, received in common.weights.items()}
+            self.state = replace(self.state, weights=weights, optimizer=optimizer)
+        shared: Weights = {name: self.state.weights[name] for name in common.weights}
+        if config.clip:
+            assert isinstance(self.state, NoisyState)
+            update = {name: shared[name] - received for name, received in common.weights.items()}
+            purpose = self.stream("noise").path
+            release = config.mechanism.release_update(update, secret=self.state.secret, purpose=purpose)
+            shared = {name: received + release.weights[name] for name, received in common.weights.items()}
         share = self.samples() / common.total
-        return Update(scaled(weights, share), share)
-
-    def _dropout(self) -> list[Tensor]:
-        if self.config.dropout == 0.0:
-            return []
-        source, rows = DropoutSource([self.stream("dropout").torch()]), self.data.num_nodes
-        return [source.mask([rows], rows, self.config.hidden[0], self.config.dropout, self.config.dtype)]
-
-    def _stepped(self, gradients: Weights) -> ModelState:
-        config = self.config
-        weights, optimizer = stepped(
-            self.state.weights,
-            gradients,
-            self.state.optimizer,
-            optimizer=config.optimizer,
-            lr=config.lr,
-            weight_decay=config.weight_decay,
-        )
-        return replace(self.state, weights=weights, optimizer=optimizer)
+        return Update(scaled(shared, share), share)
 
     @handler
     def score(self, common: Expanded) -> Evaluation:

@@ -7,7 +7,7 @@ KDD 2024. Algorithm 1 from top to bottom: the server's rounds, then a pass at th
     theta, theta_i                 ServerState.weights, SiloState.weights
     W_l, b_l                       weights ``layers.<l - 1>.weight``, ``.bias``; GraphSAGE: ``.neighbour``, ``.root``
     h_u^(l-1)                      ModelPass.inputs[l]       h_u^(0): raw features
-    c_vu = 1 / (sqrt|N_u| |N_v|)   Propagation               factor ``target`` at u, ``source`` at v, matrix A of all c
+    c_vu = 1 / sqrt(|N_u| |N_v|)   Propagation               factor ``target`` at u, ``source`` at v; A: matrix of all c
     s_u^(l) = sum_v c_vu h_v       ModelPass.sums[l]
     p_u^(l) = s_u W_l + b_l        ModelPass.outputs[l]
     dl / dp_u^(l)                  ModelPass.deltas[l]       delta of spec 11.4
@@ -15,16 +15,13 @@ KDD 2024. Algorithm 1 from top to bottom: the server's rounds, then a pass at th
     rho                            `learning_rate`
 
 # Differs from the paper: the exact gradient returns through the messages (Algorithm 1 treats them as constants, which
-leaves all but the last layer untrained); gradients are summed over devices before their silo sees them, since a single
+leaves all but the last layer untrained); sums are decoded in every layer, before W, bias and relu (a coded value cannot
+pass through relu, spec 11.1); gradients are summed over devices before their silo sees them, since a single
 one reveals the device's input (spec 11.5); GCN has self-loops, as in all methods here, so |N| counts the device itself;
 by default shares are spread over several holders, so that nobody can open a message (``secmp=hardened``; ``published``
 is the printed protocol, for comparison and for attacks).
 
-What remains visible (hardened): the two ends of an edge know each other; a device learns the sum over its neighbours,
-once for raw features and in every round for hidden ones; holders learn a power of two above each device's number of
-neighbours; a silo learns the sum of its devices' gradients and how many are labelled; the server learns sums over silos
-(with ``secure_sum=true`` nothing else of their updates).
-A device that cheats could pad its own sums and so single out a neighbour: parties are honest but curious.
+Parties are honest but curious. What each of them still sees is in docs/methods/hifgl.md.
 """
 
 from __future__ import annotations
@@ -45,10 +42,9 @@ from isthmus.federation.roles import handler
 from isthmus.graph.normalise import to_torch_csr
 from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.hifgl.config import Form, HiFGLConfig
-from isthmus.methods.hifgl.devices import DeviceGroup, DeviceStateT, Exchanges, run_through
-from isthmus.methods.hifgl.layers import Matrix, Propagation, dense, multiply, multiply_transposed, residuals
+from isthmus.methods.hifgl.layers import Matrix, Propagation, dense, dropout_masks, multiply, multiply_t, residuals
 from isthmus.methods.hifgl.messages import Common, DeviceGradients, Down, Pass, Update
-from isthmus.methods.hifgl.silo import SiloParty, SiloStateT
+from isthmus.methods.hifgl.parties import DeviceGroup, DeviceStateT, Exchanges, SiloParty, SiloStateT, run_through
 from isthmus.methods.registry import Log
 from isthmus.nn.optim import OptimizerState, fresh_state, stepped
 from isthmus.records import Record
@@ -111,12 +107,8 @@ class SecMP(abc.ABC):
     def message_bytes(self, width: int) -> int:
         """Of one message over one edge."""
 
-    def holder_bytes(self, width: int) -> int:
-        """Of the sums that share holders return to one device in an exchange."""
-        return 0
-
     def key_bytes(self) -> int:
-        """Of the sealed keys of one edge, once."""
+        """Of the sealed keys of one edge, once, where there are share holders."""
         return 0
 
     def check(self, silos: Sequence[str]) -> None:  # noqa: B027 -- most protocols run with any number of silos
@@ -126,9 +118,7 @@ class SecMP(abc.ABC):
 def init(view: View, common: Stream, secmp: SecMP) -> ServerState:
     """theta^(0), the same everywhere."""
     if not view.alike:
-        raise ConfigError(
-            "hifgl classifies nodes of one graph: clients must have the same features and classes; try fedavg"
-        )
+        raise ConfigError("hifgl learns one graph: clients must have the same features and classes; try fedavg")
     config = secmp.config
     secmp.check(view.clients)
     weights = get_weights(config.build(view.num_features, view.num_classes, common.child("init")))
@@ -222,7 +212,6 @@ class ModelPass:
     the sums over neighbours that SecMP formed.
 
     Args:
-        kind: ``gcn`` or ``sage``.
         forms: How each layer is computed, see `LayerPlan`.
         x: Features, dense or CSR.
         first_sums: s^(1) where it is ``cached``.
@@ -231,7 +220,6 @@ class ModelPass:
 
     def __init__(
         self,
-        kind: str,
         graph: Propagation,
         forms: Sequence[Form],
         weights: Weights,
@@ -241,7 +229,7 @@ class ModelPass:
         masks: Sequence[Tensor] = (),
     ) -> None:
         self.graph, self.forms, self.weights, self.masks = graph, forms, weights, masks
-        self.first_sums, self.sage = first_sums, kind == "sage"
+        self.first_sums, self.sage = first_sums, "layers.0.root" in weights
         self.matrix = "neighbour" if self.sage else "weight"
         self.inputs: dict[int, Matrix] = {1: x}
         self.sums: dict[int, Matrix] = {}
@@ -288,17 +276,17 @@ class ModelPass:
             below: Tensor | None = None
             if self.forms[layer - 1] == "project":
                 through = self.graph.backward(delta, (yield self.graph.target * delta))  # A^T delta
-                gradient = multiply_transposed(h, through)  # grad W = h^T A^T delta
+                gradient = multiply_t(h, through)  # grad W = h^T A^T delta
                 below = multiply(through, weight.T) if layer > 1 else None
             else:
-                gradient = multiply_transposed(self.sums[layer], delta)  # grad W = s^T delta
+                gradient = multiply_t(self.sums[layer], delta)  # grad W = s^T delta
                 if layer > 1:
                     e = multiply(delta, weight.T)  # e_u = delta_u W^T
                     below = self.graph.backward(e, (yield self.graph.target * e))  # eps_v = sum_u c_vu e_u
             self.gradients[f"{name}.{self.matrix}"] = gradient
             self.gradients[f"{name}.bias"] = delta.sum(0)  # grad b = sum_u delta_u
             if self.sage:
-                self.gradients[f"{name}.root"] = multiply_transposed(h, delta)
+                self.gradients[f"{name}.root"] = multiply_t(h, delta)
             if below is None:
                 return
             if self.sage:
@@ -331,15 +319,16 @@ class Devices(DeviceGroup[DeviceStateT]):
     def take(self, down: Down) -> None:
         """Begin a pass with theta of the round's start."""
         self.scratch.weight = down.weight
-        masks = self.dropout_masks() if down.training else ()
+        config, count = self.config, self.where.count
+        share = config.dropout if down.training else 0.0
+        masks = dropout_masks(self.stream("dropout"), count, config.hidden, share, config.dtype)
         model = self._model(down.weights, masks)
         self.start(self._train(model) if down.training else model.forward())
 
     def _model(self, weights: Weights, masks: Sequence[Tensor]) -> ModelPass:
-        first_sums = self.first_sums(self.state.first_sums)
-        model = ModelPass(
-            self.config.kind, self.graph, self.plan.forms, weights, self.x, first_sums=first_sums, masks=masks
-        )
+        stored = self.state.first_sums
+        first_sums = None if stored is None else self.first_sums(stored, self.config.dtype)
+        model = ModelPass(self.graph, self.plan.forms, weights, self.x, first_sums=first_sums, masks=masks)
         self.scratch.model = model
         return model
 

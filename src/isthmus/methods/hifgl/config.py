@@ -136,10 +136,9 @@ class HiFGLConfig:
         if self.backbone not in KINDS:
             raise unknown("backbone of hifgl", self.backbone, KINDS)
         for name in (*_POSITIVE, *_COUNTS):
-            if not getattr(self, name) >= 1 if name in _COUNTS else not getattr(self, name) > 0.0:
-                raise ConfigError(
-                    f"{name} must be {'at least 1' if name in _COUNTS else 'above 0'}, got {getattr(self, name)}"
-                )
+            value, least = getattr(self, name), "at least 1" if name in _COUNTS else "above 0"
+            if not (value >= 1 if name in _COUNTS else value > 0.0):
+                raise ConfigError(f"{name} must be {least}, got {value}")
         for name in ("weight_decay", "mu", "message_noise", "personal_layers"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
@@ -147,12 +146,11 @@ class HiFGLConfig:
             raise ConfigError(f"dp_delta must lie in (0, 1), got {self.dp_delta}")
         if self.mode == "cross-device" and self.threshold > 1:
             raise ConfigError(
-                f"cross-device has two share holders, the device and the server: threshold must be 1, got "
-                f"{self.threshold}"
+                f"cross-device has two share holders, device and server: set threshold=1, got {self.threshold}"
             )
         if self.mode != "hierarchical" and self.secmp == "published":
             raise ConfigError(
-                "the published protocol needs devices, silos and server: use mode=hierarchical, or secmp=hardened"
+                "secmp=published needs devices, silos and server: set mode=hierarchical or secmp=hardened"
             )
         if self.mode == "cross-device" and self.algorithm != "fedsgd":
             object.__setattr__(self, "algorithm", "fedsgd")  # there is no silo that could step
@@ -168,12 +166,10 @@ class HiFGLConfig:
         return torch.float64 if self.precision == "float64" else torch.float32
 
     @cached_property
-    def format(self) -> FixedPoint:
-        return FixedPoint(Field(self.prime), self.fraction_bits, self.bound, self.max_degree)
-
-    @cached_property
     def sums(self) -> SecretSums:
-        return SecretSums(self.format, self.threshold)
+        """The arithmetic of shares."""
+        format = FixedPoint(Field(self.prime), self.fraction_bits, self.bound, self.max_degree)
+        return SecretSums(format, self.threshold)
 
     @property
     def mechanism(self) -> Mechanism:
@@ -213,9 +209,7 @@ class HiFGLConfig:
         return LayerPlan(sizes, tuple(forms), self.columns)
 
     def _raw_once(self, features: int, width: int) -> bool:
-        """The cost model: raw features once, or a projected forward, backward and evaluation exchange in every
-        round.
-        """
+        """The cost model: raw features once, or three projected exchanges (forward, backward, evaluation) per round."""
         return self.first_layer == "raw" or (self.first_layer == "auto" and features <= 3 * width * self.horizon)
 
     # -- wire --------------------------------------------------------------------------------------

@@ -97,23 +97,19 @@ def cost(secmp: SecMP, plan: LayerPlan, degree: Tensor) -> dict[str, Any]:
     """
     config, keys = secmp.config, secmp.key_bytes()
     edges, slots, nodes = int(degree.sum()), int(bucket(degree.numpy()).sum()), int(degree.numel())
-    message_round, message_setup = (
-        sum(secmp.message_bytes(width) for width in widths) for widths in (plan.widths, plan.raw)
-    )
-    holder_round, holder_setup = (
-        sum(secmp.holder_bytes(width) for width in widths) for widths in (plan.widths, plan.raw)
-    )
+    in_round, in_setup = (sum(map(secmp.message_bytes, widths)) for widths in (plan.widths, plan.raw))
+    holders = config.threshold if keys else 0  # each returns as much to a device as one message
     matrices = 2 if config.kind == "sage" else 1
     parameters = sum((matrices * inner + 1) * outer for inner, outer in plan.sizes)
     model = parameters * config.dtype.itemsize
     return {
         "directed_edges": edges,
         "slots": slots if keys else None,
-        "device_device_round": edges * message_round,
-        "holder_device_round": nodes * holder_round,
+        "device_device_round": edges * in_round,
+        "holder_device_round": nodes * holders * in_round,
         "model_device_round": 2 * nodes * model,  # the model down, a gradient up
         "server_silo_round": 0 if config.mode == "cross-device" else 2 * model,  # of each silo
-        "device_device_setup": edges * (message_setup + keys),
+        "device_device_setup": edges * (in_setup + keys),
         "device_holder_setup": slots * keys,
-        "holder_device_setup": nodes * holder_setup,
+        "holder_device_setup": nodes * holders * in_setup,
     }

@@ -6,7 +6,6 @@ Steps 1 to 5 below are those of the spec; the arithmetic is `isthmus.privacy.sec
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,9 +30,8 @@ from isthmus.federation.messages import (
 from isthmus.federation.roles import handler
 from isthmus.methods.hifgl.algorithm import Devices, Lines, SecMP, ServerState, Silo
 from isthmus.methods.hifgl.config import HiFGLConfig
-from isthmus.methods.hifgl.devices import DeviceState
 from isthmus.methods.hifgl.messages import Pass
-from isthmus.methods.hifgl.silo import SiloState
+from isthmus.methods.hifgl.parties import DeviceState, SiloState
 from isthmus.privacy.anonymous_seal import BOX_OVERHEAD, BoxHolder, Bytes, fresh_keys, seal_boxes
 from isthmus.privacy.chacha import KEY_BYTES
 from isthmus.privacy.secmp import deal_slots
@@ -70,9 +68,7 @@ class EdgeKeys(Message):
 
 @dataclass(frozen=True)
 class SlotBoxes(Message):
-    """devices -> holders, once: sealed keys under random pseudonyms, shuffled and padded to powers of two
-    (``sizes``).
-    """
+    """devices -> holders, once: sealed keys under pseudonyms, shuffled and padded to powers of two (``sizes``)."""
 
     sizes: Count[Tensor]
     boxes: Ciphertext[Tensor]
@@ -101,17 +97,14 @@ def share_holders(config: HiFGLConfig, silo: str, silos: Sequence[str]) -> tuple
     """
     ordered = sorted(silos)
     at = ordered.index(silo)
-    own = {"hierarchical": [silo, SERVER], "cross-silo": [SERVER], "cross-device": [SERVER]}[config.mode]
-    others = [] if config.mode == "cross-device" else [*ordered[at + 1 :], *ordered[:at]]
-    return tuple([*own, *others][: config.threshold])
+    first = [silo, SERVER] if config.mode == "hierarchical" else [SERVER]
+    return tuple([*first, *ordered[at + 1 :], *ordered[:at]][: config.threshold])
 
 
 def holder_roles(config: HiFGLConfig) -> tuple[str, ...]:
     """Roles of the share holders."""
-    if config.mode == "cross-device":
-        return ("server",)
-    first, second = ("client", "server") if config.mode == "hierarchical" else ("server", "client")
-    return (first, second) if config.threshold > 1 else (first,)
+    roles = ("client", "server") if config.mode == "hierarchical" else ("server", "client")
+    return roles[: config.threshold]
 
 
 def box_context(holder: str) -> bytes:
@@ -123,10 +116,8 @@ def open_slots(box: BoxHolder, mail: Mapping[PartyId, SlotBoxes]) -> tuple[dict[
     keys, sizes = dict[str, Tensor](), dict[str, Tensor]()
     for devices, sent in sorted(mail.items()):
         if int(sent.sizes.sum()) != sent.boxes.shape[0] or (sent.sizes.numel() and int(sent.sizes.min()) < 1):
-            raise ProtocolError(
-                f"{devices} passed on {sent.boxes.shape[0]} boxes for {int(sent.sizes.sum())} slots: repeat the "
-                "exchange of keys"
-            )
+            passed = f"{devices} passed on {sent.boxes.shape[0]} boxes for {int(sent.sizes.sum())} slots"
+            raise ProtocolError(f"{passed}: repeat the exchange of keys")
         keys[client_of(devices)] = torch.from_numpy(box.open(sent.boxes.numpy()))
         sizes[client_of(devices)] = sent.sizes
     return keys, sizes
@@ -136,13 +127,11 @@ def held_sums(
     config: HiFGLConfig, keys: Mapping[str, Tensor], sizes: Mapping[str, Tensor], order: Pass
 ) -> dict[PartyId, HeldSums]:
     """Step 4, at a holder: its shares summed by pseudonym, for those they belong to. Nothing is decoded."""
-    nonce = order.exchange.nonce()
-    return {
-        address(silo, "device"): HeldSums(
-            config.to_wire(config.sums.held(keys[silo].numpy(), sizes[silo].numpy(), order.width, nonce))
-        )
-        for silo in keys
-    }
+    mail, nonce = dict[PartyId, HeldSums](), order.exchange.nonce()
+    for silo in keys:
+        sums = config.sums.held(keys[silo].numpy(), sizes[silo].numpy(), order.width, nonce)
+        mail[address(silo, "device")] = HeldSums(config.to_wire(sums))
+    return mail
 
 
 # -- parties ---------------------------------------------------------------------------------------
@@ -169,8 +158,7 @@ class HardenedDeviceState(DeviceState):
 class HardenedDevices(Devices[HardenedDeviceState]):
     """Hold share 1 of what their neighbours send, and open sums."""
 
-    def initial_state(self) -> HardenedDeviceState:
-        return HardenedDeviceState(secrets.token_bytes(32))
+    state_type = HardenedDeviceState
 
     # -- keys, once
 
@@ -199,22 +187,14 @@ class HardenedDevices(Devices[HardenedDeviceState]):
     @handler
     def take_keys(self, mail: Mapping[PartyId, EdgeKeys]) -> None:
         """Boxes for the holders, from all neighbours; both ends must know the same edges."""
-        boxes, peers = [], {address(peer, "device"): pair for peer, pair in self.where.pairs.items()}
-        for peer, pair in peers.items():
-            sent = mail.get(peer)
-            ids = (pair.sender_id, pair.receiver_id)
-            if sent is None or not all(map(np.array_equal, (sent.source.numpy(), sent.target.numpy()), ids)):
-                raise DataError(
-                    f"{self.party} and {peer} do not agree on the edges between them: both ends must list an edge; "
-                    "make the edge lists symmetric"
-                )
-            boxes.append(sent.boxes)
-        if strangers := sorted(set(mail) - set(peers)):
-            raise DataError(
-                f"{', '.join(strangers)} sent keys for edges that {self.party} does not list: make the edge lists "
-                "symmetric"
-            )
-        self.scratch.boxes = boxes
+        pairs = {address(peer, "device"): pair for peer, pair in self.where.pairs.items()}
+        for peer in sorted(pairs.keys() | mail.keys()):
+            pair, sent = pairs.get(peer), mail.get(peer)
+            listed = None if pair is None else (pair.sender_id.tolist(), pair.receiver_id.tolist())
+            if listed != (None if sent is None else (sent.source.tolist(), sent.target.tolist())):
+                wrong = f"{self.party} and {peer} do not agree on the edges between them"
+                raise DataError(f"{wrong}: both ends must list an edge; make the edge lists symmetric")
+        self.scratch.boxes = [mail[peer].boxes for peer in pairs]
 
     @handler
     def forward_boxes(self) -> Mapping[PartyId, SlotBoxes]:
@@ -276,10 +256,8 @@ class HardenedDevices(Devices[HardenedDeviceState]):
         order, sums, handle = self.scratch.awaited, self.config.sums, self.state.handle
         for holder, sent in mail.items():
             if sent.rows.shape != (self.where.count, order.width + 1):
-                raise ProtocolError(
-                    f"{holder} sent {self.party} sums of shape {tuple(sent.rows.shape)} in layer {order.layer}: repeat "
-                    "the round"
-                )
+                wrong = f"{holder} sent {self.party} sums of shape {tuple(sent.rows.shape)} in layer {order.layer}"
+                raise ProtocolError(f"{wrong}: repeat the round")
             self.scratch.held[holder] = sums.field.check(self.config.from_wire(sent.rows[handle]), "sums of shares")
         if set(self.scratch.held) >= set(self.state.holders):
             others = [self.scratch.held[holder] for holder in self.state.holders]
@@ -302,8 +280,7 @@ class HardenedSiloState(SiloState):
 class HardenedSilo(Silo[HardenedSiloState]):
     """A share holder: adds up shares, opens nothing."""
 
-    def initial_state(self) -> HardenedSiloState:
-        return HardenedSiloState(*self.initial_model())
+    state_type = HardenedSiloState
 
     @handler
     def announce(self) -> HolderKey:
@@ -376,9 +353,6 @@ class Hardened(SecMP):
 
     def message_bytes(self, width: int) -> int:
         return (width + 1) * self.config.element_bytes  # one more element to check sums by
-
-    def holder_bytes(self, width: int) -> int:
-        return self.config.threshold * self.message_bytes(width)
 
     def key_bytes(self) -> int:
         return self.config.threshold * (KEY_BYTES + BOX_OVERHEAD)

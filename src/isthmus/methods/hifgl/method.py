@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from isthmus.federation.ledger import Disclosure
+from isthmus.federation.messages import Message
 from isthmus.federation.roles import Role
 from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.hifgl import algorithm, facts
-from isthmus.methods.hifgl.algorithm import Lines, SecMP
+from isthmus.methods.hifgl.algorithm import SecMP
 from isthmus.methods.hifgl.config import HiFGLConfig
 from isthmus.methods.hifgl.hardened import Hardened
 from isthmus.methods.hifgl.messages import Common, DeviceGradients, Down, Labelled, Sizes, Update
+from isthmus.methods.hifgl.parties import register_of
 from isthmus.methods.hifgl.plain import Plain
 from isthmus.methods.hifgl.published import Published
-from isthmus.methods.hifgl.silo import register_of
 from isthmus.methods.registry import Method, Phase, register
 from isthmus.tensors import num_values
 
@@ -37,33 +38,28 @@ def sheet(config: HiFGLConfig) -> tuple[Disclosure, ...]:
     exchange = secmp.lines()
     never_raw = config.first_layer == "project" and 1 not in config.personal
     setup = (*secmp.setup_lines(), *(() if never_raw else exchange))
-    clear: dict[str, Lines]
-    summed: dict[str, Lines]
     if config.mode == "cross-device":
         model = ("server", "device", Down)
-        clear = {
-            "setup": setup,
-            "train": (model, *exchange),
-            "evaluation": (("server", "client", Common), model, *exchange, ("device", "server", Evaluation)),
-        }
-        summed = {"setup": (("device", "server", Labelled),), "train": (("device", "server", DeviceGradients),)}
-    else:
-        models = ("server", "client", Common), ("client", "device", Down)
-        scores = ("device", "client", Evaluation), ("client", "server", Evaluation)
-        clear = {
-            "setup": (("device", "client", Labelled), *setup),
-            "train": (*models, *exchange, ("device", "client", DeviceGradients)),
-            "evaluation": (*models, *exchange, *scores),
-        }
-        summed = {"setup": (("client", "server", Sizes),), "train": (("client", "server", Update),)}
-    return tuple(
-        line
-        for phase in clear
-        for line in (
-            *(Disclosure(phase, *line) for line in clear[phase]),
-            *(Disclosure(phase, *line, "summed") for line in summed.get(phase, ())),
+        return (
+            Disclosure("setup", "device", "server", Labelled, "summed"),
+            *_clear("setup", *setup),
+            *_clear("train", model, *exchange),
+            Disclosure("train", "device", "server", DeviceGradients, "summed"),
+            *_clear("evaluation", ("server", "client", Common), model, *exchange, ("device", "server", Evaluation)),
         )
+    models = ("server", "client", Common), ("client", "device", Down)
+    scores = ("device", "client", Evaluation), ("client", "server", Evaluation)
+    return (
+        *_clear("setup", ("device", "client", Labelled), *setup),
+        Disclosure("setup", "client", "server", Sizes, "summed"),
+        *_clear("train", *models, *exchange, ("device", "client", DeviceGradients)),
+        Disclosure("train", "client", "server", Update, "summed"),
+        *_clear("evaluation", *models, *exchange, *scores),
     )
+
+
+def _clear(phase: str, *lines: tuple[str, str, type[Message]]) -> tuple[Disclosure, ...]:
+    return tuple(Disclosure(phase, *line) for line in lines)
 
 
 METHOD = register(

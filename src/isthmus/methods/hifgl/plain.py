@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,9 +12,8 @@ from isthmus.federation.interface import Federation
 from isthmus.federation.messages import Embedding, Message, PartyId, address
 from isthmus.federation.roles import handler
 from isthmus.methods.hifgl.algorithm import Devices, Lines, SecMP, ServerState, Silo
-from isthmus.methods.hifgl.devices import DeviceState
 from isthmus.methods.hifgl.messages import Pass
-from isthmus.methods.hifgl.silo import SiloState
+from isthmus.methods.hifgl.parties import DeviceState
 
 
 @dataclass(frozen=True)
@@ -26,9 +24,6 @@ class PlainRows(Message):
 
 
 class PlainDevices(Devices[DeviceState]):
-    def initial_state(self) -> DeviceState:
-        return DeviceState(secrets.token_bytes(32))
-
     @handler
     def send_plain(self, order: Pass) -> Mapping[PartyId, PlainRows]:
         values, mail = self.message(order), dict[PartyId, PlainRows]()
@@ -48,13 +43,8 @@ class PlainDevices(Devices[DeviceState]):
         self.receive(total)
 
 
-class PlainSilo(Silo[SiloState]):
-    def initial_state(self) -> SiloState:
-        return SiloState(*self.initial_model())
-
-
 class Plain(SecMP):
-    devices, silo = PlainDevices, PlainSilo
+    devices, silo = PlainDevices, Silo
 
     def sum_over_neighbours(self, state: ServerState, federation: Federation, order: Pass) -> None:
         federation.tier("device").exchange(PlainDevices.send_plain, PlainDevices.add_plain, order)

@@ -6,7 +6,6 @@ them, and its silo decodes the sums.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -18,9 +17,8 @@ from isthmus.federation.interface import Federation
 from isthmus.federation.messages import Embedding, Identifier, Message, PartyId, Share, address
 from isthmus.federation.roles import handler
 from isthmus.methods.hifgl.algorithm import Devices, Lines, SecMP, ServerState, Silo
-from isthmus.methods.hifgl.devices import DeviceState
 from isthmus.methods.hifgl.messages import Pass
-from isthmus.methods.hifgl.silo import SiloState
+from isthmus.methods.hifgl.parties import DeviceState, SiloState
 from isthmus.privacy.secmp import PublicMasks, gather
 
 
@@ -66,16 +64,8 @@ class PublishedDeviceState(DeviceState):
     masks: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class PublishedSiloState(SiloState):
-    """``masks``: those of its own mu, (T, D)."""
-
-    masks: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
-
-
 class PublishedDevices(Devices[PublishedDeviceState]):
-    def initial_state(self) -> PublishedDeviceState:
-        return PublishedDeviceState(secrets.token_bytes(32))
+    state_type = PublishedDeviceState
 
     @handler
     def ask_masks(self) -> Mapping[PartyId, MaskRequest]:
@@ -91,7 +81,7 @@ class PublishedDevices(Devices[PublishedDeviceState]):
     def send_coded(self, order: Pass) -> Mapping[PartyId, CodedRows]:
         """Step 1: encode, all shares to the target."""
         config, mail = self.config, dict[PartyId, CodedRows]()
-        encoded = config.format.encode(self.message(order).double().numpy())
+        encoded = config.sums.format.encode(self.message(order).double().numpy())
         self.scratch.clipped += encoded.clipped
         for peer, pair in self.where.pairs.items():
             times = pair.against if order.backward else pair.along
@@ -120,19 +110,17 @@ class PublishedDevices(Devices[PublishedDeviceState]):
         self.receive(sent.rows)
 
 
-class PublishedSilo(Silo[PublishedSiloState]):
-    def initial_state(self) -> PublishedSiloState:
-        config, plan = self.config, self.config.plan(self.register.num_features, self.register.num_classes)
-        masks = config.sums.field.random((config.threshold, max([config.columns, *plan.widths])))
-        return PublishedSiloState(*self.initial_model(), masks=config.to_wire(masks))
-
+class PublishedSilo(Silo[SiloState]):
     @handler
     def note_requests(self, mail: Mapping[PartyId, MaskRequest]) -> None:
         self.scratch.asked = sorted(mail)
 
     @handler
     def give_masks(self) -> Mapping[PartyId, Masks]:
-        return {devices: Masks(self.state.masks) for devices in self.scratch.asked}
+        """mu, drawn once and the same for all."""
+        config, plan = self.config, self.config.plan(self.data.num_features, self.data.num_classes)
+        masks = config.sums.field.random((config.threshold, max([config.columns, *plan.widths])))
+        return {devices: Masks(config.to_wire(masks)) for devices in self.scratch.asked}
 
     @handler
     def decode_sums(self, mail: Mapping[PartyId, CodedSums]) -> None:
