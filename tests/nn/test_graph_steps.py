@@ -11,10 +11,11 @@ from graph_helpers import graph_set
 from isthmus.data.embeddings import structure_embedding
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.graph_batch import Batch, pack_graphs
-from isthmus.nn.graph_models import GraphModel, build_graph_model
+from isthmus.nn.graph_models import GraphModel
 from isthmus.nn.graph_steps import _bend, gradients, written_out
 from isthmus.nn.graph_train import _by_autograd
 from isthmus.nn.loss import get_loss
+from isthmus.nn.registry import build_graph_model
 from isthmus.nn.two_channel import TwoChannel
 from isthmus.seeds import Stream
 from isthmus.tensors import get_weights, max_difference

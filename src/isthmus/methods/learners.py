@@ -30,7 +30,7 @@ from isthmus.nn.graph_train import (
 )
 from isthmus.nn.inputs import Inputs, build_inputs
 from isthmus.nn.optim import OptimizerState
-from isthmus.nn.options import ALIASES
+from isthmus.nn.registry import find_architecture
 from isthmus.nn.train import ExtraGradient, TrainResult, gradients, predict, train_locally
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights
@@ -273,10 +273,7 @@ class NodeBatchLearner:
 
 def dropout_source(config: Hyper, streams: Collection[Streams]) -> DropoutSource | None:
     """One generator per client, from its own stream; None where nothing is dropped."""
-    if config.dropout == 0.0 and ALIASES.get(config.backbone, config.backbone) not in (
-        "gat",
-        "gprgnn",
-    ):  # these two drop elsewhere too
+    if config.dropout == 0.0 and not find_architecture(config.backbone).own_dropout:
         return None
     return DropoutSource([each("dropout").torch() for each in streams])
 

@@ -22,11 +22,11 @@ from isthmus.nn.backbone import Backbone
 from isthmus.nn.buffers import Workspace
 from isthmus.nn.cohort import stack_states, stack_weights, unstack_states, unstack_weights
 from isthmus.nn.dropout import DropoutSource
-from isthmus.nn.graph_models import GraphModel, build_graph_model
+from isthmus.nn.graph_models import GraphModel
 from isthmus.nn.inputs import stack_inputs
 from isthmus.nn.layers import uniform01_
 from isthmus.nn.optim import OptimizerState, fresh_state
-from isthmus.nn.registry import build_backbone
+from isthmus.nn.registry import build_backbone, build_graph_model
 from isthmus.nn.train import ExtraGradient, predict, train_locally
 from isthmus.privacy.dp import Mechanism
 from isthmus.records import Record

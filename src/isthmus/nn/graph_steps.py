@@ -23,28 +23,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from isthmus.nn.architectures.gcn import GCNConv
+from isthmus.nn.architectures.gin import GINConv
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.graph_batch import Batch, Csr, Features, sum_rows, times, transposed_times
-from isthmus.nn.graph_models import GINConv, GraphModel
+from isthmus.nn.graph_models import GraphModel
 from isthmus.nn.inputs import Inputs
 from isthmus.nn.kernels import Array, compiled, split
 from isthmus.nn.loss import Loss
 from isthmus.nn.two_channel import TwoChannel
 from isthmus.tensors import Weights
 
+SUM, NORMALISED = GINConv.propagation, GCNConv.propagation
 _ROWS = 64
 
 
 def written_out(model: GraphModel, batch: Batch) -> bool:
     """Whether `gradients` knows this model on this batch."""
-    if not all(type(conv) is GINConv for conv in model.convs) or model.linear or type(model).forward not in _FORWARDS:
+    if not all(type(conv) is GINConv for conv in model.convs) or type(model).forward not in _FORWARDS:
         return False
     if isinstance(model, TwoChannel):
-        if not model.pooled or model.structure_conv != "gcn":
+        if not model.pooled or not all(type(conv) is GCNConv for conv in model.structure.convs):
             return False
-        if batch.rows("s", "sum") is None or batch.rows("s", "gcn") is None:
+        if batch.rows("s", SUM) is None or batch.rows("s", NORMALISED) is None:
             return False
-    return batch.rows("x", "sum") is not None
+    return batch.rows("x", SUM) is not None
 
 
 _FORWARDS = (GraphModel.forward, TwoChannel.forward)
@@ -102,10 +105,10 @@ def _first(weights: Weights, batch: Batch, dropout: DropoutSource | None, rate: 
     weight = weights["convs.0.inner.weight"]
     pre = _stacked(weights, "pre")
     width = pre.shape[1]
-    z = _product(batch.rows("x", "sum"), pre @ weight[:width])
+    z = _product(batch.rows("x", SUM), pre @ weight[:width])
     if two:
         embed = _stacked(weights, "structure.embed")
-        rows = batch.rows("s", "sum")
+        rows = batch.rows("s", SUM)
         if isinstance(rows, Tensor):
             z.addmm_(rows, embed @ weight[width:])
         else:
@@ -113,7 +116,7 @@ def _first(weights: Weights, batch: Batch, dropout: DropoutSource | None, rate: 
     out = _empty(z, _wide(weights, 0, two))
     _perceptron(weights, 0, z, out, dropout, rate)
     if two:
-        near = _product(batch.rows("s", "gcn"), embed @ weights["structure.convs.0.weight"])
+        near = _product(batch.rows("s", NORMALISED), embed @ weights["structure.convs.0.weight"])
         _bend(near, weights["structure.convs.0.bias"], out)
     return _Layer(None, z, out, None)
 
@@ -121,14 +124,14 @@ def _first(weights: Weights, batch: Batch, dropout: DropoutSource | None, rate: 
 def _later(
     weights: Weights, i: int, before: Tensor, batch: Batch, dropout: DropoutSource | None, rate: float, two: bool
 ) -> _Layer:
-    summed = times(batch.pair("sum").forward, before)  # P [h | g]
+    summed = times(batch.pair(SUM).forward, before)  # P [h | g]
     z = summed @ weights[f"convs.{i}.inner.weight"]
     out = _empty(z, _wide(weights, i, two))
     _perceptron(weights, i, z, out, dropout, rate)
     near = None
     if two:
         half = weights[f"structure.convs.{i}.weight"].shape[0]
-        near = _columns_times(batch.pair("gcn").forward, before, before.shape[1] - half, half)  # Q g
+        near = _columns_times(batch.pair(NORMALISED).forward, before, before.shape[1] - half, half)  # Q g
         _bend(near @ weights[f"structure.convs.{i}.weight"], weights[f"structure.convs.{i}.bias"], out)
     return _Layer(summed, z, out, near)
 
@@ -164,14 +167,14 @@ def _later_back(
     assert layer.summed is not None
     inner = _perceptron_back(weights, grads, i, layer, grad, scale)
     grads[f"convs.{i}.inner.weight"] = layer.summed.T @ inner
-    back = times(batch.pair("sum").backward, inner @ weights[f"convs.{i}.inner.weight"].T)
+    back = times(batch.pair(SUM).backward, inner @ weights[f"convs.{i}.inner.weight"].T)
     if two:
         assert layer.near is not None
         name = f"structure.convs.{i}"
         bent, grads[f"{name}.bias"] = _bend_back(grad, layer.out, weights[f"{name}.weight"].shape[1])
         grads[f"{name}.weight"] = layer.near.T @ bent
         half = layer.near.shape[1]
-        _add_columns(batch.pair("gcn").backward, bent @ weights[f"{name}.weight"].T, back, before.shape[1] - half)
+        _add_columns(batch.pair(NORMALISED).backward, bent @ weights[f"{name}.weight"].T, back, before.shape[1] - half)
     return back
 
 
@@ -182,16 +185,16 @@ def _first_back(
     weight = weights["convs.0.inner.weight"]
     pre = _stacked(weights, "pre")
     width = pre.shape[1]
-    small = _product_back(batch.rows("x", "sum"), inner, pre.shape[0])
+    small = _product_back(batch.rows("x", SUM), inner, pre.shape[0])
     parts = [pre.T @ small]
     _split_stacked(grads, "pre", small @ weight[:width].T)
     if two:
         embed, name = _stacked(weights, "structure.embed"), "structure.convs.0"
-        small = _product_back(batch.rows("s", "sum"), inner, embed.shape[0])
+        small = _product_back(batch.rows("s", SUM), inner, embed.shape[0])
         parts.append(embed.T @ small)
         embed_grad = small @ weight[width:].T
         bent, grads[f"{name}.bias"] = _bend_back(grad, layer.out, weights[f"{name}.weight"].shape[1])
-        small = _product_back(batch.rows("s", "gcn"), bent, embed.shape[0])
+        small = _product_back(batch.rows("s", NORMALISED), bent, embed.shape[0])
         grads[f"{name}.weight"] = embed.T @ small
         _split_stacked(grads, "structure.embed", embed_grad + small @ weights[f"{name}.weight"].T)
     grads["convs.0.inner.weight"] = torch.cat(parts)

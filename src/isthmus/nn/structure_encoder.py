@@ -31,11 +31,11 @@ import torch
 from torch import Tensor
 
 from isthmus.graph.normalise import from_torch_csr
+from isthmus.nn.dense import add_bias, bias_grad, matmul, matmul_grads
 from isthmus.nn.first_layer_input import Operand, build_operand, stack_operands
 from isthmus.nn.fused_optimizer import StepPlan, StepTensors, step_dense
 from isthmus.nn.inputs import Nodes
 from isthmus.nn.kernels import activate, activate_grad
-from isthmus.nn.layers import add_bias, bias_grad, matmul, matmul_grads
 from isthmus.nn.optim import OptimizerState, step_plan
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights

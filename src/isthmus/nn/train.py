@@ -21,15 +21,14 @@ from torch import Tensor
 from torch.func import functional_call
 
 from isthmus.errors import ConfigError, ProtocolError
-from isthmus.nn.backbone import Backbone, add_up
+from isthmus.nn.backbone import Backbone
 from isthmus.nn.buffers import Workspace, empty
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.first_layer_input import Norm
 from isthmus.nn.fused_optimizer import StepTensors
 from isthmus.nn.inputs import Inputs
-from isthmus.nn.kernels import activate, activate_grad
-from isthmus.nn.layers import Layer, add_bias, bias_grad
 from isthmus.nn.loss import Loss, get_loss
+from isthmus.nn.manual_gradients import Gradients, has_manual_gradient, manual_gradients
 from isthmus.nn.optim import OptimizerState, fresh_state, step_plan, take_step
 from isthmus.tensors import Weights, check_same_names
 
@@ -230,43 +229,9 @@ def _upstream(
     """
     norm = _norm(model, weights)
     products = {name: operand.forward(weights[name], norm) for name, operand in inputs.first.items()}
-    backward = _by_hand if all(layer.written_out for _, layer in model.later) else _by_autograd
+    backward = manual_gradients if has_manual_gradient(model) else _by_autograd
     grads, product_grads, client_loss = backward(model, weights, products, inputs, loss, dropout)
     return {name: grad for name, grad in grads.items() if name in trained}, product_grads, client_loss
-
-
-def _by_hand(
-    model: Backbone,
-    weights: Weights,
-    products: Mapping[str, Tensor],
-    inputs: Inputs,
-    loss: Loss,
-    dropout: DropoutSource | None,
-) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-    """The chain rule over layers that know their own gradients. Same arithmetic as ``Backbone.forward``."""
-    rate = 0.0 if dropout is None else model.dropout
-    z = add_bias(add_up(list(products.values())), weights["layers.0.bias"])
-    passed: list[tuple[str, Layer, dict[str, Tensor], Tensor, Tensor | None, int]] = []
-    for i, (prefix, layer) in enumerate(model.later, start=1):
-        mask = None
-        if layer is not model.head or model.activate_head:
-            if dropout is not None and rate:
-                level = inputs.level(i - 1)
-                mask = dropout.mask(inputs.rows[level], inputs.padded[level], z.shape[-1], rate, z.dtype)
-            activate(z, mask)
-        own = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
-        level = inputs.level(i)
-        passed.append((prefix, layer, own, z, mask, level))
-        z = layer.run(own, z, inputs, level)
-    client_loss, grad = loss.value_and_grad(z, inputs)
-    grads: dict[str, Tensor] = {}
-    for prefix, layer, own, h, mask, level in reversed(passed):
-        grad, found = layer.run_grads(own, h, grad, inputs, level)
-        grads |= {prefix + name: tensor for name, tensor in found.items()}
-        if layer is not model.head or model.activate_head:
-            activate_grad(grad, h, mask)
-    grads["layers.0.bias"] = bias_grad(grad, weights["layers.0.bias"])
-    return grads, dict.fromkeys(products, grad), client_loss
 
 
 def _by_autograd(
@@ -276,8 +241,8 @@ def _by_autograd(
     inputs: Inputs,
     loss: Loss,
     dropout: DropoutSource | None,
-) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-    """The same for any backbone."""
+) -> Gradients:
+    """The plain definition, for any backbone: `Backbone.forward` from its first products on."""
     products = {name: product.requires_grad_() for name, product in products.items()}
     outside = {*products, *model.norm_names}
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in weights.items() if name not in outside}
