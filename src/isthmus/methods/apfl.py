@@ -93,7 +93,7 @@ class APFLClient(WeightedClient[APFLConfig]):
         config, state = self.config, self.state
         assert isinstance(state, APFLState)
         shared, private, alpha = {**state.shared, **common.weights}, dict(state.private), state.alpha
-        shared_state, private_state = state.optimizer, _copied(state.private_optimizer)
+        shared_state, private_state = state.optimizer, state.private_optimizer.copy()
         # Same masks for both: w goes where FedAvg's goes, and with alpha = 1 v goes where Local's goes.
         shared_dropout, private_dropout = (dropout_source(config, [self.stream]) for _ in range(2))
         plans = step_plan(
@@ -147,13 +147,6 @@ def apfl_round(state: ServerState, federation: Federation, config: APFLConfig) -
     """The server averages w; alphas and private models are none of its business."""
     total = federation.sum(APFLClient.local_update, Broadcast(state.weights, state.total))
     return replace(state, round=state.round + 1, weights=total.weights), {}
-
-
-def _copied(state: OptimizerState) -> OptimizerState:
-    first, second = (
-        {name: tensor.clone() for name, tensor in moments.items()} for moments in (state.first, state.second)
-    )
-    return OptimizerState(state.steps, first, second)
 
 
 METHOD = register(

@@ -330,7 +330,7 @@ class FedGGRClient(WeightedClient[FedGGRConfig]):
     def _train_encoder(self, weights: Weights, epochs: int) -> None:
         config = self.config
         encoder, moments, _ = train_autoencoder(
-            weights, self.state.encoder_optimizer, self.task, epochs=epochs, lr=config.encoder_lr, dtype=config.dtype
+            weights, self.state.encoder_optimizer, self.task, epochs=epochs, lr=config.encoder_lr
         )
         self.state = replace(self.state, encoder=encoder, encoder_optimizer=moments)
 

@@ -188,7 +188,7 @@ class FedLitClient(WeightedClient[FedLitConfig]):
         config, data = self.config, self.data
         weights = {name: tensor.clone() for name, tensor in common.weights.items()}
         state, centroids, types = self.state, common.centres, torch.zeros(self.inputs.edges.shape[1], dtype=torch.int64)
-        moments = OptimizerState(state.optimizer.steps, _clone(state.optimizer.first), _clone(state.optimizer.second))
+        moments = state.optimizer.copy()
         plans = step_plan(
             config.optimizer, moments.steps, config.local_epochs, config.lr, config.weight_decay, config.dtype
         )
@@ -308,10 +308,6 @@ def most_alike(told: Mapping[str, Tensor]) -> Tensor:
 def evaluate(state: ServerState, federation: Federation, config: FedLitConfig) -> Replies[Evaluation]:
     """Every client scores the common model on its own nodes, with its own types of edges."""
     return federation.call(FedLitClient.deploy, Deployed(state.weights))
-
-
-def _clone(weights: Weights) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in weights.items()}
 
 
 METHOD = register(

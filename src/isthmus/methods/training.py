@@ -365,12 +365,12 @@ class ModelCohort(Cohort[Any]):
 
     def load(self) -> None:
         self.weights = stack_weights([client.state.weights for client in self.clients])
-        self.optimizer = _copied(stack_states([client.state.optimizer for client in self.clients]))
+        self.optimizer = stack_states([client.state.optimizer for client in self.clients]).copy()
 
     def store(self) -> None:
         weights = unstack_weights(self.weights)
         for client, own, optimizer in zip(self.clients, weights, unstack_states(self.optimizer), strict=True):
-            client.state = ModelState(_clone(own), _copied(optimizer))
+            client.state = ModelState(_clone(own), optimizer.copy())
 
     def dropout(self) -> DropoutSource | None:
         """Every client's own generator of this call."""
@@ -459,7 +459,3 @@ class _StackedEvaluation:
 
 def _clone(weights: Weights) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in weights.items()}
-
-
-def _copied(state: OptimizerState) -> OptimizerState:
-    return OptimizerState(state.steps, _clone(state.first), _clone(state.second))
