@@ -36,9 +36,10 @@ from isthmus.errors import DataError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import SimulatedRun
 from isthmus.federation import codec
+from isthmus.federation.engine import Engine
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.party import Invocation
-from isthmus.federation.session import Engine, Session
+from isthmus.federation.session import Session
 from isthmus.seeds import Stream
 
 SIZES = (1, 10, 50)

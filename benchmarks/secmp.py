@@ -24,7 +24,7 @@ import torch
 from isthmus.data.scenario import build_scenario
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import SimulatedRun
-from isthmus.methods import hifgl
+from isthmus.methods.hifgl.hardened import Hardened
 from isthmus.privacy.anonymous_seal import BoxHolder, fresh_keys, seal_boxes
 from isthmus.privacy.field import P61, Field
 from isthmus.privacy.fixedpoint import FixedPoint
@@ -60,7 +60,7 @@ def bench_epochs(dataset: str, rounds: int) -> None:
         }
         experiment = SimulatedRun(resolve("hifgl", flags), scenario)
         sealing = 0.0
-        exchange_keys = hifgl.exchange_keys
+        exchange_keys = Hardened.setup
 
         def clocked(*arguments: Any, inner: Any = exchange_keys) -> Any:
             nonlocal sealing
@@ -70,12 +70,12 @@ def bench_epochs(dataset: str, rounds: int) -> None:
             finally:
                 sealing = time.process_time() - begin
 
-        hifgl.exchange_keys = clocked
+        Hardened.setup = clocked
         begin = time.process_time()
         try:
             experiment.loop.play(until=1)
         finally:
-            hifgl.exchange_keys = exchange_keys
+            Hardened.setup = exchange_keys
         once = time.process_time() - begin - sealing
         experiment.loop.play(until=2)  # compiles
         epochs = []

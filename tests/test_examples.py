@@ -16,7 +16,9 @@ from isthmus.errors import ConfigError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import SimulatedRun
 from isthmus.experiments.scenarios import scenario_of
+from isthmus.federation.interface import View
 from isthmus.methods.registry import METHODS
+from isthmus.seeds import Stream
 from isthmus.tensors import Weights, max_difference, num_values, weighted_mean
 from isthmus.testing import check_method
 
@@ -88,6 +90,14 @@ def test_what_follows_from_the_weights_in_the_state_need_not_be_written() -> Non
     assert result.settings.method.shared_values(result.loop.state) == num_values(result.loop.state.weights) > 0
     alone = play("gossip", rounds=1)
     assert alone.settings.method.shared_values(alone.loop.state) == 0
+
+
+def test_one_common_model_needs_clients_with_the_same_features_and_classes() -> None:
+    different = View(("a", "b"), num_features=1, num_classes=2, task="graph", alike=False)
+    for name in EXAMPLES:
+        method = METHODS[name]
+        with pytest.raises(ConfigError, match="try fedavg"):
+            method.init(different, method.config(), Stream(0))
 
 
 # -- FedMedian -------------------------------------------------------------------------------------

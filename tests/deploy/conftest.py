@@ -1,8 +1,19 @@
-"""Startup kits of a small federation, made once: the provisioner takes a second."""
+"""One torch thread, and the startup kits of a small federation, made once."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -69,14 +69,6 @@ class SitePerClient(RemoteEngine):
     def revive(self) -> None: ...
     def close(self) -> None: ...
     def keep_tags(self, store: Callable[[PartyId], Store]) -> None: ...
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 WITH_MAIL = [

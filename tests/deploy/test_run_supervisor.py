@@ -15,7 +15,6 @@ from isthmus.deploy import run_supervisor
 from isthmus.deploy.run_status import HEARTBEAT, STOPPED, RunFailure
 from isthmus.deploy.run_supervisor import MAX_FRUITLESS, RunSupervisor
 from isthmus.errors import ConfigError, RunError
-from isthmus.federation.interface import Failure, QuorumError
 
 
 class FakeServer:
@@ -205,19 +204,3 @@ def test_waits_for_an_unreachable_server(tmp_path: Path) -> None:
     server.jobs = [unreachable]
     supervisor.finish(["r"])
     assert len(server.submitted) == 1 and not server.aborted
-
-
-@pytest.mark.parametrize(
-    ("error", "again"),
-    [
-        (QuorumError("train", {"a": Failure("unavailable")}, 1, 2), True),
-        (QuorumError("train", {"a": Failure("handler")}, 1, 2), False),
-        (ConfigError("x"), False),
-        (RunError("diverged"), False),
-        (MemoryError(), True),
-    ],
-)
-def test_which_failures_are_worth_another_attempt(tmp_path: Path, error: Exception, again: bool) -> None:
-    RunFailure.of(error).write(tmp_path)
-    found = RunFailure.read(tmp_path)
-    assert found is not None and found.again is again

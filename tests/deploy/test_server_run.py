@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from in_process_sites import InProcessTransport, federation, organisation, run_in_process, settings_of
 
 from isthmus.deploy import server_run
@@ -20,6 +18,7 @@ from isthmus.deploy.handshake import BEGIN, BeginRun, JoinReply
 from isthmus.deploy.run_status import RunFailure, committed_rounds
 from isthmus.deploy.site_runtime import SiteRuntime
 from isthmus.errors import ConfigError, DataError
+from isthmus.experiments.config import Settings
 from isthmus.experiments.folder import NO_RUN
 from isthmus.experiments.result import versions
 from isthmus.experiments.run import start
@@ -28,13 +27,6 @@ from isthmus.federation.codec import Limits
 from isthmus.federation.host import Answer, Order
 from isthmus.federation.interface import QuorumError
 from isthmus.federation.wire import pack, unpack
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def models(folder: Path) -> dict[str, str]:
@@ -63,14 +55,20 @@ def test_bit_equal_to_a_local_run_and_models_stay_at_the_sites(tmp_path: Path) -
     assert json.loads((folder.path / "scenario.json").read_text())["sizes"].keys() == {"client-0", "client-1"}
 
 
-def test_a_lost_site_needs_another_attempt_with_the_same_result(tmp_path: Path) -> None:
-    expected = local(tmp_path, rounds=4)
+def interrupted_run(folder: Path, requests: int) -> tuple[Settings, InProcessTransport]:
+    """A run whose sites are lost after so many requests, in the middle of a round."""
     settings = settings_of(rounds=4)
     settings = replace(settings, run=replace(settings.run, checkpoint_every=1))
-    transport = federation(tmp_path)
-    transport.fail_after = 30  # in the middle of a round
+    transport = federation(folder)
+    transport.fail_after = requests
     with pytest.raises(QuorumError):
-        run_in_process(tmp_path, transport, settings)
+        run_in_process(folder, transport, settings)
+    return settings, transport
+
+
+def test_a_lost_site_needs_another_attempt_with_the_same_result(tmp_path: Path) -> None:
+    expected = local(tmp_path, rounds=4)
+    settings, transport = interrupted_run(tmp_path, 30)
     failure = RunFailure.read(tmp_path / "runs" / "r")
     assert failure is not None and failure.again
     assert 0 < committed_rounds(tmp_path / "runs" / "r") < 5
@@ -79,12 +77,7 @@ def test_a_lost_site_needs_another_attempt_with_the_same_result(tmp_path: Path) 
 
 
 def test_checkpoints_of_another_run_of_the_same_name_are_refused(tmp_path: Path) -> None:
-    settings = settings_of(rounds=4)
-    settings = replace(settings, run=replace(settings.run, checkpoint_every=1))
-    transport = federation(tmp_path)
-    transport.fail_after = 31
-    with pytest.raises(QuorumError):
-        run_in_process(tmp_path, transport, settings)
+    settings, transport = interrupted_run(tmp_path, 31)
     (tmp_path / "runs" / "r" / "run-id").write_text("00" * 16)
     with pytest.raises(DataError, match="is of another run"):
         run_in_process(tmp_path, transport.restarted(), settings, attempt=1)
@@ -92,12 +85,7 @@ def test_checkpoints_of_another_run_of_the_same_name_are_refused(tmp_path: Path)
 
 def test_an_incomplete_checkpoint_is_skipped(tmp_path: Path) -> None:
     expected = local(tmp_path, rounds=4)
-    settings = settings_of(rounds=4)
-    settings = replace(settings, run=replace(settings.run, checkpoint_every=1))
-    transport = federation(tmp_path)
-    transport.fail_after = 31
-    with pytest.raises(QuorumError):
-        run_in_process(tmp_path, transport, settings)
+    settings, transport = interrupted_run(tmp_path, 31)
     newest = max((tmp_path / "bank-1" / "state" / "r" / "checkpoints" / "client-1").glob("*.tag"))
     newest.write_bytes(newest.read_bytes()[:-7])
     run_in_process(tmp_path, transport.restarted(), settings, attempt=1)

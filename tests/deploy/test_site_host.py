@@ -318,10 +318,10 @@ def test_outcomes_report_their_size(scenario: Scenario) -> None:
     answer = engine.hosts["site-client-0"].handle("call", encode_calls([call]))
     outcome = decode_outcomes(answer, [call], TABLE)["client-0"]
     assert isinstance(outcome, tuple)
-    from isthmus.federation.session import _measured
+    from isthmus.federation.bookkeeping import measured
 
     sealed = next(parcel.content for parcel in outcome if parcel.receiver == "client-1")
     assert isinstance(sealed, Sealed)
-    _measured(sealed)
+    measured(sealed)
     with pytest.raises(ProtocolError, match="another size"):
-        _measured(replace(sealed, size=1))
+        measured(replace(sealed, size=1))

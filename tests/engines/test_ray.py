@@ -212,7 +212,7 @@ def test_what_goes_wrong_in_an_actor_is_told(cluster: Cluster) -> None:
     with SimulatedRun(settings, scenario, engine=partial(RayEngine, cluster=cluster, actors=2)) as simulated:
         bad = Invocation("client-0", "client", "local_update", Turn(0, "train", 1, 1), 1)  # its message is missing
         outcome: Any = simulated.engine.dispatch([bad], None)
-        assert "deals in Broadcast" in str(outcome["client-0"].cause)
+        assert "expects Broadcast" in str(outcome["client-0"].cause)
         good = Invocation("client-1", "client", "size", Turn(0, "train", 1, 1), 1)
         late: Any = simulated.engine.dispatch([good], 0.0)
         assert late["client-1"].kind == "timeout" or late["client-1"].__class__.__name__ == "Size"

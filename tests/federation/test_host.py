@@ -183,7 +183,7 @@ def test_texts_of_errors_leave_only_where_they_may() -> None:
         assert found.kind == "protocol"
         return str(found.cause or "")
 
-    assert "deals in Broadcast" in outcome(True)
+    assert "expects Broadcast" in outcome(True)
     assert outcome(False) == ""
 
 

@@ -201,9 +201,9 @@ def test_the_ledger_says_masked_and_counts_what_masks_cost(scenario: Scenario) -
     rows = [entry for entry in entries if entry.message == "Rows"]
     assert {entry.protection for entry in rows} == {"masked"} and {entry.channel for entry in rows} == {"up", "peer"}
     assert sum(len(entry.bytes) for entry in rows) == 16
-    house = {entry.message: entry for entry in entries if entry.message != "Rows"}
-    assert set(house) == {"SumKey", "SumKeys", MailPlan.__name__, MailOrders.__name__} and all(
-        entry.total for entry in house.values()
+    framework = {entry.message: entry for entry in entries if entry.message != "Rows"}
+    assert set(framework) == {"SumKey", "SumKeys", MailPlan.__name__, MailOrders.__name__} and all(
+        entry.total for entry in framework.values()
     )
 
 

@@ -283,9 +283,9 @@ def test_parts_nobody_refers_to_are_refused() -> None:
     [
         {"parties": ["b"]},
         {"parties": []},
-        {"house": []},
-        {"house": ["MailPlan"]},
-        {"house": ["Reply"]},
+        {"stand_in": []},
+        {"stand_in": ["MailPlan"]},
+        {"stand_in": ["Reply"]},
         {"reply": [-1]},
         {"reply": [1.0]},
         {"failed": ["b"], "failures": ["crashed", "", ""]},

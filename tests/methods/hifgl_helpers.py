@@ -15,10 +15,10 @@ from isthmus.experiments.config import resolve
 from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.faults import Fault
-from isthmus.methods import hifgl
-from isthmus.methods.hifgl import ServerState
-from isthmus.methods.hifgl_messages import Common, Down
-from isthmus.methods.hifgl_parties import Devices, Silo, devices_of
+from isthmus.federation.messages import address
+from isthmus.methods.hifgl.algorithm import Devices, ServerState, Silo, setup_round, train_round
+from isthmus.methods.hifgl.messages import Common, Down, Pass
+from isthmus.methods.hifgl.method import protocol
 from isthmus.tensors import Weights
 
 SMALL = "csbm:nodes=48,classes=3,features=9,degree=4"
@@ -53,37 +53,40 @@ class Driver:
         self.session = self.experiment.loop.session
         self.state: Any = self.experiment.loop.state
         self.session.clock.begin("setup", 1, 1)
-        self.state, _ = hifgl.setup_round(self.state, self.session, self.config)
+        self.secmp = protocol(self.config)
+        self.state, _ = setup_round(self.state, self.session, self.secmp)
 
     @property
     def silos(self) -> tuple[str, ...]:
         return self.session.clients
 
-    def devices(self, silo: str) -> Devices:
-        client: Any = self.experiment.engine.party(devices_of(silo)).client
+    def devices(self, silo: str) -> Devices[Any]:
+        client: Any = self.experiment.engine.party(address(silo, "device")).client
         assert isinstance(client, Devices)
         return client
 
-    def silo(self, silo: str) -> Silo:
+    def silo(self, silo: str) -> Silo[Any]:
         client: Any = self.experiment.engine.party(silo).client
         assert isinstance(client, Silo)
         return client
 
     def differentiate(self) -> None:
         """Forward and backward with the server's weights; gradients stay at the devices."""
-        session, state, config = self.session, self.state, self.config
+        session, state, config, round = self.session, self.state, self.config, self.state.round + 1
         session.clock.begin("train", state.round + 1, state.round + 2)
         if config.mode == "cross-device":
             session.tier("device").call(Devices.take, Down(state.weights, 1.0, True))
         else:
             session.call(Silo.begin, Common(state.weights, state.labelled, state.silos, len(self.silos), config.lr))
             session.exchange(Silo.hand_down, Devices.take_model)
-        hifgl.forward(state, session, config, state.round + 1)
-        hifgl.backward(state, session, config, state.round + 1)
+        plan = config.plan(state.features, state.classes)
+        for backward, widths in ((False, plan.forward), (True, plan.backward)):
+            for layer, width in widths.items():
+                self.secmp.sum_over_neighbours(state, session, Pass(round, layer, backward, False, 0, width))
 
     def round(self) -> ServerState:
         self.session.clock.begin("train", self.state.round + 1, self.state.round + 2)
-        self.state, self.log = hifgl.train_round(self.state, self.session, self.config)
+        self.state, self.log = train_round(self.state, self.session, self.secmp)
         return self.state
 
     def logits(self) -> Tensor:
@@ -91,13 +94,13 @@ class Driver:
         out = torch.zeros(sum(self.devices(silo).where.count for silo in self.silos), 3, dtype=torch.float64)
         for silo in self.silos:
             devices = self.devices(silo)
-            out[devices.data.node_id] = devices.scratch.tape.logits.double()
+            out[devices.data.node_id] = devices.scratch.model.logits.double()
         return out
 
     def gradients(self) -> dict[str, Tensor]:
         """Sum over all devices."""
-        tapes = [self.devices(silo).scratch.tape for silo in self.silos]
-        return {name: torch.stack([tape.gradients[name] for tape in tapes]).sum(0) for name in tapes[0].gradients}
+        models = [self.devices(silo).scratch.model for silo in self.silos]
+        return {name: torch.stack([model.gradients[name] for model in models]).sum(0) for name in models[0].gradients}
 
 
 def matrix_of(kind: str, data: NodeData) -> Tensor:

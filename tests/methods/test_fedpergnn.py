@@ -65,7 +65,7 @@ def test_with_the_whole_graphs_hidden_values_layer_two_is_central() -> None:
         )
         rows = (hidden / degree.sqrt()[:, None])[torch.from_numpy(party.wanted)]
         expected = dense_logits("gcn", scenario.whole, weights)[part.node_id]
-        torch.testing.assert_close(party._tape(weights, rows).logits, expected, atol=1e-6, rtol=0)
+        torch.testing.assert_close(party._forward(weights, rows).logits, expected, atol=1e-6, rtol=0)
 
 
 def test_foreign_neighbours_are_constants_and_reach_layer_two() -> None:

@@ -9,7 +9,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hifgl_helpers import (
@@ -24,17 +23,19 @@ from hifgl_helpers import (
 )
 
 import isthmus
+from isthmus.cli.main import main
 from isthmus.data.scenario import build_scenario
 from isthmus.errors import ConfigError, DataError, RunError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.faults import Fault, FaultyEngine
+from isthmus.federation.interface import Failure
 from isthmus.federation.ledger import differences
-from isthmus.methods.hifgl import SHEETS
-from isthmus.methods.hifgl_facts import releases
-from isthmus.methods.hifgl_layers import neighbourhood, scales
-from isthmus.methods.hifgl_messages import Pass, ShareRows
-from isthmus.methods.hifgl_parties import Devices, Silo, devices_of
+from isthmus.federation.party import Invocation, Turn
+from isthmus.methods.hifgl.facts import owners, releases
+from isthmus.methods.hifgl.hardened import HardenedDevices, ShareRows
+from isthmus.methods.hifgl.layers import neighbourhood, propagation
+from isthmus.methods.hifgl.messages import Pass
 from isthmus.privacy.dp import zcdp_epsilon, zcdp_sigma
 from isthmus.tensors import max_difference
 from isthmus.testing import check_method
@@ -96,12 +97,12 @@ def test_cross_silo_passes_inner_edges_in_the_clear_and_drops_only_foreign_ones(
     driver.differentiate()
     for silo, part in scenario.parts.items():  # nobody hears a foreign neighbour: every silo is alone
         alone = replace(part, edge_index=part.edge_index)
-        found = driver.devices(silo).scratch.tape.logits
-        h1 = driver.devices(silo).scratch.tape.outputs[1]
+        found = driver.devices(silo).scratch.model.logits
+        h1 = driver.devices(silo).scratch.model.outputs[1]
         assert torch.isfinite(found).all() and h1.shape[0] == part.num_nodes
         expected = matrix_of("sage", alone) @ part.x.to_dense().double() if backbone == "sage" else None
         if expected is not None:
-            first = driver.devices(silo).state.first["sums"]
+            first = driver.devices(silo).state.first_sums
             torch.testing.assert_close(first.to_dense().double(), expected, atol=1e-6, rtol=0)
 
 
@@ -117,6 +118,16 @@ def test_messages_taken_for_constants_leave_the_first_layer_untrained() -> None:
     assert float(torch.autograd.grad(exact, first, retain_graph=True)[0].abs().max()) > 0
     constant = silo_balanced_loss(adjacency @ hidden.detach() @ weights["layers.1.weight"], scenario)
     assert not constant.requires_grad
+
+
+@pytest.mark.parametrize("secmp", ["hardened", "published", "plain"])
+def test_a_first_layer_that_widens_its_input_can_be_projected(secmp: str) -> None:
+    """Projected messages are as wide as the output, also where the raw features would be narrower."""
+    scenario = small()
+    driver = Driver(scenario, secmp=secmp, hidden=(20,), first_layer="project")
+    driver.differentiate()
+    expected = dense_logits("gcn", scenario.whole, driver.state.weights)
+    assert float((driver.logits() - expected).abs().max()) < 2e-5
 
 
 # -- rounds (properties 12, 13, 23) ----------------------------------------------------------------
@@ -208,7 +219,9 @@ def test_further_local_steps_use_the_messages_of_the_rounds_start() -> None:
 def test_fedper_keeps_last_layers_and_stays_exact() -> None:
     scenario = small()
     driver = Driver(scenario, algorithm="fedper", optimizer="sgd", lr=0.5)
-    assert set(driver.state.weights) == {"layers.0.weight", "layers.0.bias"} and driver.devices("client-0").ways == (
+    assert set(driver.state.weights) == {"layers.0.weight", "layers.0.bias"} and driver.devices(
+        "client-0"
+    ).plan.forms == (
         "cached",
         "aggregate",
     )
@@ -220,6 +233,16 @@ def test_fedper_keeps_last_layers_and_stays_exact() -> None:
     assert sum(each.parts["test"].total for each in scores.values()) == int(scenario.whole.test.sum())
 
 
+def test_a_model_can_be_scored_before_its_first_round() -> None:
+    scenario = small()
+    driver = Driver(scenario)
+    driver.session.clock.begin("evaluation", 1, 1)
+    scores = driver.experiment.loop.method.evaluate(driver.state, driver.session, driver.config)
+    expected = dense_logits("gcn", scenario.whole, driver.state.weights).argmax(1)
+    right = int((expected == scenario.whole.y)[scenario.whole.test].sum())
+    assert sum(each.parts["test"].correct for each in scores.values()) == right
+
+
 def test_silos_own_their_models() -> None:
     driver = Driver(small())
     driver.round()
@@ -228,8 +251,8 @@ def test_silos_own_their_models() -> None:
     one.state.weights["layers.0.weight"].add_(1.0)
     assert torch.equal(other.state.weights["layers.0.weight"], before)
     assert torch.equal(
-        driver.devices("client-0").scratch.tape.weights["layers.0.weight"],
-        driver.devices("client-1").scratch.tape.weights["layers.0.weight"],
+        driver.devices("client-0").scratch.model.weights["layers.0.weight"],
+        driver.devices("client-1").scratch.model.weights["layers.0.weight"],
     )
 
 
@@ -275,7 +298,7 @@ def test_scales_multiply_to_the_gcn_weights_and_a_message_knows_only_its_source(
     matrix = matrix_of("gcn", scenario.whole)
     source, target, own = (torch.zeros(48, dtype=torch.float64) for _ in range(3))
     for silo, part in scenario.parts.items():
-        factors = scales("gcn", neighbourhood(part, silo), 0)
+        factors = propagation("gcn", neighbourhood(part, silo), 0)
         source[part.node_id], target[part.node_id], own[part.node_id] = (
             f.flatten() for f in (factors.source, factors.target, factors.own)
         )
@@ -292,7 +315,7 @@ def test_scales_multiply_to_the_gcn_weights_and_a_message_knows_only_its_source(
         driver.differentiate()
         owner = next(silo for silo, part in each.parts.items() if 0 in part.node_id.tolist())
         devices = driver.devices(owner)
-        sent.append(devices.scratch.tape.message(1)[devices.data.node_id.tolist().index(0)])
+        sent.append(next(devices.scratch.model.forward())[devices.data.node_id.tolist().index(0)])
     assert torch.equal(*sent) and part.num_nodes
 
 
@@ -311,22 +334,26 @@ def test_devices_with_few_neighbours_drop_what_they_hear(backbone: str) -> None:
     for silo in driver.silos:
         devices = driver.devices(silo)
         leaves = [row for row, node in enumerate(devices.data.node_id.tolist()) if node in (1, 2, 3)]
-        for layer, returned in devices.scratch.tape.returned.items():
-            assert not returned[leaves].any(), layer
+        arrived = torch.ones(devices.where.count, 1, dtype=torch.float64)
+        assert not devices.graph.backward(torch.zeros_like(arrived), arrived)[leaves].any()
     allowed = Driver(star, backbone=backbone, one_neighbour="drop", k_min=1)
     allowed.differentiate()
     expected = dense_logits(backbone, star.whole, driver.state.weights)
     assert float((allowed.logits() - expected).abs().max()) < 1e-5
 
 
+def raw_messages(driver: Driver, silo: str) -> torch.Tensor:
+    """What the devices of a silo sent in setup."""
+    return next(driver.devices(silo).raw_feature_sums(Pass(0, 1, False, False, 0, 9)))
+
+
 def test_noise_at_the_source_and_what_it_is_worth() -> None:
     scenario = small()
     driver = Driver(scenario, one_neighbour="dp", message_clip=0.5, message_noise=0.0)
     for silo in driver.silos:
-        devices = driver.devices(silo)
-        assert float(devices.scratch.raw.norm(dim=1).max()) <= 0.5 + 1e-9
+        assert float(raw_messages(driver, silo).norm(dim=1).max()) <= 0.5 + 1e-9
     noisy = Driver(scenario, one_neighbour="dp", message_clip=0.5, message_noise=4.0)
-    raw = torch.cat([noisy.devices(silo).scratch.raw for silo in noisy.silos])
+    raw = torch.cat([raw_messages(noisy, silo) for silo in noisy.silos])
     assert float(raw.std()) == pytest.approx(2.0, rel=0.2)
     experiment = experiment_of(scenario, one_neighbour="dp", message_noise=4.0, rounds=10)
     assert experiment.privacy is not None
@@ -368,11 +395,48 @@ def test_a_silo_is_built_from_identities_and_never_sent_a_value_of_a_device() ->
 # ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("secmp", ["hardened", "published", "plain"])
-def test_the_sheet_of_every_protocol_is_what_a_run_shows(secmp: str) -> None:
-    experiment = experiment_of(small(), secmp=secmp, rounds=2)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"secmp": "hardened"},
+        {"secmp": "hardened", "first_layer": "project"},
+        {"secmp": "hardened", "threshold": 2},
+        {"secmp": "hardened", "mode": "cross-silo"},
+        {"secmp": "hardened", "mode": "cross-silo", "threshold": 2},
+        {"secmp": "hardened", "mode": "cross-device"},
+        {"secmp": "published"},
+        {"secmp": "plain"},
+        {"secmp": "plain", "mode": "cross-device"},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_the_sheet_of_these_settings_is_what_a_run_shows(settings: dict[str, Any]) -> None:
+    experiment = experiment_of(small(), rounds=2, **settings)
     experiment.loop.play()
-    assert differences(experiment.loop.sheet, SHEETS[secmp]) == []
+    sheet = experiment.settings.method.discloses_with(experiment.settings.method_config)
+    assert differences(experiment.loop.sheet, sheet) == []
+
+
+def test_disclose_shows_the_protocol_of_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(*flags: str) -> set[str]:
+        assert main(["disclose", "hifgl", *flags]) == 0
+        words = set(capsys.readouterr().out.split())
+        return words & {"ShareRows", "CodedSums", "PlainRows"}
+
+    assert shown() == {"ShareRows"}
+    assert shown("--set", "secmp=plain") == {"PlainRows"} and shown("--set", "secmp=published") == {"CodedSums"}
+
+
+@pytest.mark.parametrize(
+    "secmp, own", [("hardened", "send_shares"), ("published", "send_coded"), ("plain", "send_plain")]
+)
+def test_parties_accept_only_handlers_of_the_protocol_in_use(secmp: str, own: str) -> None:
+    handlers = experiment_of(small(), secmp=secmp).settings.method.table.handlers["device"]
+    assert {name for name in handlers if name.startswith("send_")} == {own}
+    devices: Any = experiment_of(small(), secmp=secmp).engine.party("client-0/devices")
+    foreign = "send_plain" if secmp != "plain" else "send_shares"
+    answer = devices.invoke(Invocation("client-0/devices", "device", foreign, Turn(0, "train", 1, 1), 1))
+    assert isinstance(answer, Failure) and answer.kind == "protocol"
 
 
 @pytest.mark.parametrize(
@@ -394,6 +458,23 @@ def test_bytes_between_devices_are_those_of_the_cost_model(secmp: str, threshold
     told = driver.experiment.loop.method.facts(driver.state, driver.config, scenario)  # type: ignore[misc]
     assert told["cost"]["device_device_round"] == scenario.whole.edge_index.shape[1] * 2 * per_edge
     assert told["forward_widths"] == [3] and told["backward_widths"] == [3] and 0 < told["eps_p"] <= 1
+
+
+def test_owners_are_found_by_id_whatever_the_ids_are() -> None:
+    scenario = small()
+    renamed = torch.randperm(48, generator=torch.Generator().manual_seed(0)) * 2**56 + 12345
+    parts = {silo: replace(part, node_id=renamed[part.node_id]) for silo, part in scenario.parts.items()}
+    other = replace(scenario, whole=replace(scenario.whole, node_id=renamed), parts=parts)
+    assert torch.equal(owners(other), owners(scenario))
+    for number, part in enumerate(scenario.parts.values()):
+        assert (owners(scenario)[part.node_id] == number).all()
+
+
+def test_clipped_values_are_counted_once_however_many_local_steps() -> None:
+    once, thrice = (Driver(small(), bound=0.25, first_layer="project", local_epochs=epochs) for epochs in (1, 3))
+    once.round()
+    thrice.round()
+    assert once.log["clipped"] == thrice.log["clipped"] > 0
 
 
 def test_accuracy_is_pooled_and_permuted_test_labels_do_not_change_the_chosen_round() -> None:
@@ -454,18 +535,16 @@ def test_silo_updates_behind_masks() -> None:
 
 
 def test_cost_model() -> None:
-    def ways(**settings: Any) -> tuple[str, ...]:
+    def forms(**settings: Any) -> tuple[str, ...]:
         config: Any = resolve("hifgl", {"dataset": "cora", **settings}).method_config
-        return config.ways(settings.pop("features", 1433), 7)
+        found: tuple[str, ...] = config.plan(1433, 7).forms
+        return found
 
-    assert ways() == ("cached", "project") and ways(horizon=5) == ("project", "project")
-    assert ways(first_layer="project") == ("project", "project") and ways(hidden=(4, 64)) == (
-        "project",
-        "aggregate",
-        "project",
-    )
-    assert ways(hidden=()) == ("project",)  # 1433 raw numbers against 3 * 7 in each of 50 rounds
-    assert ways(hidden=(), horizon=100) == ("cached",)
+    assert forms() == ("cached", "project") and forms(horizon=5) == ("project", "project")
+    assert forms(first_layer="project") == ("project", "project")
+    assert forms(hidden=(4, 64)) == ("project", "aggregate", "project")
+    assert forms(hidden=()) == ("project",)  # 1433 raw numbers against 3 * 7 in each of 50 rounds
+    assert forms(hidden=(), horizon=100) == ("cached",)
 
 
 # -- bad input -------------------------------------------------------------------------------------
@@ -536,10 +615,10 @@ def test_edges_known_to_one_end_only_are_refused() -> None:
 def test_a_device_that_drops_out_and_shares_that_were_changed_lose_the_round_not_the_sum(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    send = Devices.send_shares
+    send = HardenedDevices.send_shares
 
     def tampering(change: Any) -> None:
-        def send_shares(self: Devices, order: Pass) -> Any:
+        def send_shares(self: HardenedDevices, order: Pass) -> Any:
             mail = send(self, order)
             if order.layer == 2 and self.party == "client-0/devices":
                 peer = next(peer for peer in sorted(mail) if peer != self.party)
@@ -547,7 +626,7 @@ def test_a_device_that_drops_out_and_shares_that_were_changed_lose_the_round_not
             return mail
 
         send_shares.__annotations__ = send.__annotations__
-        monkeypatch.setattr(Devices, "send_shares", _like(send, send_shares))
+        monkeypatch.setattr(HardenedDevices, "send_shares", _like(send, send_shares))
 
     for change, words in (
         (lambda sent: ShareRows(sent.rows[:-1]), "a device dropped out"),
@@ -558,7 +637,7 @@ def test_a_device_that_drops_out_and_shares_that_were_changed_lose_the_round_not
         tampering(change)
         with pytest.raises(RunError, match=words):
             driver.round()
-        monkeypatch.setattr(Devices, "send_shares", send)
+        monkeypatch.setattr(HardenedDevices, "send_shares", send)
 
 
 @pytest.mark.parametrize(
@@ -584,15 +663,12 @@ def _like(original: Any, replacement: Any) -> Any:
     return handler(replacement)
 
 
-def test_a_missing_holder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_holder_is_named() -> None:
     driver = Driver(small(), threshold=2)
     silo = driver.silo("client-1")
     silo.state = replace(silo.state, keys={}, sizes={})
-    with pytest.raises(RunError, match="share holders client-1, server"):
+    with pytest.raises(RunError, match="no sums of the share holders client-1 in layer 2: repeat"):
         driver.round()
-    assert (
-        isinstance(silo, Silo) and devices_of("a") == "a/devices" and np.isfinite(driver.state.labelled) and monkeypatch
-    )
 
 
 def test_from_the_command_line_to_a_result(tmp_path: Path) -> None:

@@ -18,18 +18,10 @@ from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.messages import Message
 from isthmus.federation.transcript import received
-from isthmus.methods.hifgl import METHOD
-from isthmus.methods.hifgl_layers import Tape
-from isthmus.methods.hifgl_messages import (
-    CodedRows,
-    CodedSums,
-    EdgeKeys,
-    HeldSums,
-    MaskRequest,
-    Masks,
-    ShareRows,
-    SlotBoxes,
-)
+from isthmus.methods.hifgl.algorithm import ModelPass
+from isthmus.methods.hifgl.hardened import EdgeKeys, HeldSums, ShareRows, SlotBoxes
+from isthmus.methods.hifgl.layers import dense
+from isthmus.methods.hifgl.published import CodedRows, CodedSums, MaskRequest, Masks
 from isthmus.privacy.anonymous_seal import BoxHolder
 from isthmus.privacy.attacks.gradients import inputs_from_linear_gradient
 from isthmus.privacy.attacks.labels import labels_from_signs
@@ -45,7 +37,7 @@ from isthmus.privacy.chacha import expand
 from isthmus.privacy.field import P61
 from isthmus.privacy.flatten import template_of_leaves
 from isthmus.privacy.masks import SumParty, SumRoster, SumTag, unmask_total
-from isthmus.privacy.secmp import Exchange, SecretSums
+from isthmus.privacy.secmp import Exchange
 
 FIRST, SECOND = "client-0", "client-1"
 WIDTH = 64
@@ -68,16 +60,16 @@ class Recorded:
         self.folder = folder
         self.experiment.play(RunFolder.create(folder, self.experiment.settings.to_toml(), {}), resumed=False)
         config: Any = self.experiment.settings.method_config
-        self.sums = SecretSums(config.format, config.threshold)
-        self.config = config
+        self.config, self.sums = config, config.sums
+        self.table = self.experiment.settings.method.table
 
     def sent(self, party: str, kind: type[Message], phase: str = "setup") -> list[tuple[str, Any]]:
         """(sender, message) of one type, in order."""
-        lines = received(self.folder, party, METHOD.table)
+        lines = received(self.folder, party, self.table)
         return [(line.sender, message) for line, message in lines if isinstance(message, kind) and line.phase == phase]
 
     def kinds(self, party: str) -> set[type[Message]]:
-        return {type(message) for _, message in received(self.folder, party, METHOD.table)}
+        return {type(message) for _, message in received(self.folder, party, self.table)}
 
     def where(self, silo: str) -> Any:
         client: Any = self.experiment.engine.party(f"{silo}/devices").client
@@ -86,8 +78,7 @@ class Recorded:
     def raw(self, silo: str) -> np.ndarray:
         """Encoded first-layer messages of a silo's devices: what attackers are after."""
         client: Any = self.experiment.engine.party(f"{silo}/devices").client
-        x = torch.from_numpy(client.x.toarray()) if not isinstance(client.x, torch.Tensor) else client.x
-        values: np.ndarray = self.sums.format.encode((client.factors.source * x).double().numpy()).values
+        values: np.ndarray = self.sums.format.encode((client.graph.source * dense(client.x)).double().numpy()).values
         return values
 
 
@@ -173,9 +164,11 @@ def test_c_differences_of_shares(published: Recorded, hardened: Recorded) -> Non
 
 
 def test_d_the_silo_reads_degrees(published: Recorded, hardened: Recorded) -> None:
-    silo: Any = published.experiment.engine.party(FIRST).client
+    source: Any = published.experiment.engine.party(
+        f"{SECOND}/devices"
+    ).client  # was given the silo's masks by the silo
     (sums,) = [published.config.from_wire(m.rows) for s, m in published.sent(FIRST, CodedSums)][:1]
-    masks = published.config.from_wire(silo.state.masks)[:, :WIDTH]
+    masks = published.config.from_wire(source.state.masks[FIRST])[:, :WIDTH]
     read = [degree_from_sums(published.sums.code, sums[:, u], masks) for u in range(sums.shape[1])]
     assert read == published.where(FIRST).neighbours.tolist()
 
@@ -242,7 +235,7 @@ def test_keys_of_a_run_are_all_different(hardened: Recorded) -> None:
     keys = []
     for silo in ("client-0", "client-1", "client-2"):
         client: Any = hardened.experiment.engine.party(f"{silo}/devices").client
-        keys += [part.reshape(-1, 32) for part in (*client.state.keys.values(), client.state.padding)]
+        keys += [part.reshape(-1, 32) for part in (client.state.keys, client.state.padding)]
         holder: Any = hardened.experiment.engine.party(silo).client
         assert holder.state.keys[silo].shape[0] == int(holder.state.sizes[silo].sum())
     everything = torch.cat(keys)
@@ -254,10 +247,10 @@ def test_keys_of_a_run_are_all_different(hardened: Recorded) -> None:
 
 def device_gradients(driver: Driver, silo: str) -> list[dict[str, torch.Tensor]]:
     """What every labelled device of a silo would send by itself: its own rows of the pass."""
-    tape: Tape = driver.devices(silo).scratch.tape
-    first = torch.from_numpy(tape.sums[1].toarray()) if not isinstance(tape.sums[1], torch.Tensor) else tape.sums[1]
+    model: ModelPass = driver.devices(silo).scratch.model
+    first = dense(model.sums[1])
     return [
-        {"weight": torch.outer(first[u], tape.deltas[1][u]), "bias": tape.deltas[1][u], "out": tape.deltas[2][u]}
+        {"weight": torch.outer(first[u], model.deltas[1][u]), "bias": model.deltas[1][u], "out": model.deltas[2][u]}
         for u in range(first.shape[0])
     ]
 
@@ -265,9 +258,9 @@ def device_gradients(driver: Driver, silo: str) -> list[dict[str, torch.Tensor]]
 def test_a_single_devices_gradient_is_its_input_and_a_masked_one_is_noise() -> None:
     driver = Driver(small(), secmp="hardened", hidden=(40,))
     driver.differentiate()
-    tape: Tape = driver.devices(FIRST).scratch.tape
+    model: ModelPass = driver.devices(FIRST).scratch.model
     singles = device_gradients(driver, FIRST)
-    inputs = torch.from_numpy(tape.sums[1].toarray()) if not isinstance(tape.sums[1], torch.Tensor) else tape.sums[1]
+    inputs = dense(model.sums[1])
     labelled = [u for u in range(len(singles)) if bool(singles[u]["bias"].abs().max() > 0)]
     for u in labelled[:5]:  # s = grad W / grad b: the sum of its neighbours' raw features, and its own
         found = inputs_from_linear_gradient(singles[u]["weight"].T.numpy(), singles[u]["bias"].numpy())
@@ -284,7 +277,7 @@ def test_a_single_devices_gradient_is_its_input_and_a_masked_one_is_noise() -> N
     assert uniformity(np.concatenate(list(masked.values()))) > 1e-6
     total: Any = unmask_total(masked, roster, tag, template_of_leaves(leaves[0]))
     for name, tensor in (("weight", total[0]), ("bias", total[1])):
-        torch.testing.assert_close(tensor, tape.gradients[f"layers.0.{name}"], atol=1e-6, rtol=0)
+        torch.testing.assert_close(tensor, model.gradients[f"layers.0.{name}"], atol=1e-6, rtol=0)
     found = inputs_from_linear_gradient(total[0].T.numpy(), total[1].numpy())
     assert not found.exact and all(found.score(inputs[u].numpy(), "silo").recall < 0.9 for u in labelled)
     pair = inputs_from_linear_gradient(

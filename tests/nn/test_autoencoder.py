@@ -62,7 +62,7 @@ def test_training_lowers_the_loss_and_leaves_its_arguments_alone() -> None:
     kept = {name: tensor.clone() for name, tensor in first.items()}
     state = fresh_state("adam", first)
     before = float(reconstruction_loss(first, task))
-    trained, _, _ = train_autoencoder(first, state, task, epochs=60, lr=0.01, dtype=torch.float32)
+    trained, _, _ = train_autoencoder(first, state, task, epochs=60, lr=0.01)
     assert float(reconstruction_loss(trained, task)) < 0.8 * before
     assert all(torch.equal(first[name], kept[name]) for name in first) and not any(
         bool(t.any()) for t in state.first.values()
@@ -73,10 +73,10 @@ def test_steps_in_two_calls_equal_steps_in_one() -> None:
     data, _ = nodes(sparse=True)
     task = FeatureTask.of(data)
     first = first_autoencoder(9, 8, 6, Stream(1))
-    once, _, _ = train_autoencoder(first, fresh_state("adam", first), task, epochs=4, lr=0.01, dtype=torch.float32)
+    once, _, _ = train_autoencoder(first, fresh_state("adam", first), task, epochs=4, lr=0.01)
     weights, state = first, fresh_state("adam", first)
     for _ in range(2):
-        weights, state, _ = train_autoencoder(weights, state, task, epochs=2, lr=0.01, dtype=torch.float32)
+        weights, state, _ = train_autoencoder(weights, state, task, epochs=2, lr=0.01)
     assert all(torch.equal(once[name], weights[name]) for name in once)
 
 

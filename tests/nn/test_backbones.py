@@ -160,7 +160,8 @@ def test_groups_cover_every_parameter_once_in_order() -> None:
 def test_names() -> None:
     assert {"gcn", "mlp", "sage"} <= set(backbones())
     options = {"num_features": 3, "num_classes": 2, "stream": Stream(0)}
-    assert type(build_backbone("graphsage", **options)) is type(build_backbone("sage", **options))
+    assert build_backbone("graphsage", **options).architecture == build_backbone("sage", **options).architecture
+    assert build_backbone("graphsage", **options).architecture != build_backbone("gcn", **options).architecture
     with pytest.raises(ConfigError, match="did you mean 'gcn'"):
         build_backbone("gcnn", **options)
     with pytest.raises(ConfigError, match="dropout"):

@@ -15,10 +15,13 @@ from torch_geometric.utils import to_dense_adj
 
 from isthmus.data.graph_set import GraphSetData
 from isthmus.errors import ConfigError
-from isthmus.graph.normalise import to_torch_csr
+from isthmus.graph.normalise import gcn_norm, mean_norm, to_torch_csr
 from isthmus.nn import graph_batch
+from isthmus.nn.architectures.gin import sum_with_itself
 from isthmus.nn.graph_batch import batches, pack_graphs
 from isthmus.seeds import Stream
+
+STEPS = {"sum": sum_with_itself, "gcn": gcn_norm, "mean": mean_norm}
 
 
 def dense_step(name: str, edge_index: Tensor, nodes: int) -> Tensor:
@@ -68,12 +71,12 @@ def test_batch_equals_its_graphs(seed: int, graphs: list[int], step: str, undire
 
     generator = Stream(seed).torch()
     h = torch.randn(batch.num_nodes, 5, dtype=torch.float64, generator=generator)
-    torch.testing.assert_close(batch.propagate(step, h), matrix @ h, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(batch.pair(STEPS[step]) @ h, matrix @ h, rtol=1e-6, atol=1e-6)
     pooled = [part.sum(0) for part in torch.split(h, [SIZES[g] for g in graphs])]
     torch.testing.assert_close(batch.pool(h), torch.stack(pooled) if pooled else h.new_zeros(0, 5))
     weight = torch.randn(7, 4, dtype=torch.float64, generator=generator)
     torch.testing.assert_close(batch.affine("x", weight), rows @ weight)
-    torch.testing.assert_close(batch.affine("x", weight, step), matrix @ rows @ weight, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(batch.affine("x", weight, STEPS[step]), matrix @ rows @ weight, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("one_hot", [True, False])
@@ -85,20 +88,20 @@ def test_gradients(step: str, undirected: bool, one_hot: bool) -> None:
     batch = pack.batch(torch.tensor([4, 0, 5, 1]))
     generator = Stream(1).torch()
     h = torch.randn(batch.num_nodes, 2, dtype=torch.float64, generator=generator, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda t: batch.propagate(step, t), (h,))
+    assert torch.autograd.gradcheck(lambda t: batch.pair(STEPS[step]) @ t, (h,))
     assert torch.autograd.gradcheck(batch.pool, (h,))
     weight = torch.randn(data.num_features + 1, 2, dtype=torch.float64, generator=generator, requires_grad=True)
     assert torch.autograd.gradcheck(lambda w: batch.affine("x", w), (weight,))
-    assert torch.autograd.gradcheck(lambda w: batch.affine("x", w, step), (weight,))
+    assert torch.autograd.gradcheck(lambda w: batch.affine("x", w, STEPS[step]), (weight,))
 
 
 def test_symmetric_matrices_are_kept_once() -> None:
     undirected, directed = (pack_graphs(graph_set(1, undirected=flag)) for flag in (True, False))
-    for name in ("sum", "gcn"):
-        assert undirected.step(name).forward is undirected.step(name).backward
-        assert directed.step(name).forward is not directed.step(name).backward
-        assert undirected.step(name) is undirected.step(name)  # normalised once
-    assert undirected.step("mean").forward is not undirected.step("mean").backward
+    for step in (sum_with_itself, gcn_norm):
+        assert undirected.pair(step).forward is undirected.pair(step).backward
+        assert directed.pair(step).forward is not directed.pair(step).backward
+        assert undirected.pair(step) is undirected.pair(step)  # normalised once
+    assert undirected.pair(mean_norm).forward is not undirected.pair(mean_norm).backward
 
 
 @pytest.mark.parametrize("undirected", [True, False])
@@ -106,9 +109,9 @@ def test_symmetric_matrices_are_kept_once() -> None:
 def test_normalising_by_stretches_changes_nothing(monkeypatch: pytest.MonkeyPatch, step: str, undirected: bool) -> None:
     # The first graphs are without edges: the stretch they are in is symmetric, later ones need not be.
     data = graph_set(2, undirected=undirected, without_edges=(0, 1, 2))
-    whole = pack_graphs(data).step(step)
+    whole = pack_graphs(data).pair(STEPS[step])
     monkeypatch.setattr(graph_batch, "_ARCS_AT_ONCE", 3)
-    pieces = pack_graphs(data).step(step)
+    pieces = pack_graphs(data).pair(STEPS[step])
     for a, b in ((whole.forward, pieces.forward), (whole.backward, pieces.backward)):
         assert (a.indptr == b.indptr).all() and (a.indices == b.indices).all() and (a.data == b.data).all()
 
@@ -128,18 +131,18 @@ def test_products_are_multiplied_out_only_where_that_is_less_work() -> None:
     }
     clique = replace(graph_set(0, sizes=(nodes,)), **pieces)
     pack = pack_graphs(clique, dtype=torch.float64)
-    assert pack.rows("x", "sum") is None
+    assert pack.rows("x", sum_with_itself) is None
     weight = torch.randn(301, 2, dtype=torch.float64, generator=Stream(0).torch(), requires_grad=True)
-    found = pack.batch(torch.tensor([0])).affine("x", weight, "sum")
+    found = pack.batch(torch.tensor([0])).affine("x", weight, sum_with_itself)
     expected = torch.ones(nodes, nodes, dtype=torch.float64) @ expected_rows(clique, [0]) @ weight
     torch.testing.assert_close(found, expected)
     grads = [torch.autograd.grad(out.square().sum(), weight)[0] for out in (found, expected)]
     torch.testing.assert_close(*grads)
-    assert pack_graphs(graph_set(0, one_hot=True)).rows("x", "sum") is not None
+    assert pack_graphs(graph_set(0, one_hot=True)).rows("x", sum_with_itself) is not None
     # Full rows of few columns have as many terms, but their product is as narrow as they are: COLLAB's structure
     # embedding.
     narrow = replace(clique, x=torch.rand(nodes, 16, generator=Stream(1).torch()))
-    product = pack_graphs(narrow, dtype=torch.float64).rows("x", "sum")
+    product = pack_graphs(narrow, dtype=torch.float64).rows("x", sum_with_itself)
     assert isinstance(product, torch.Tensor)
     torch.testing.assert_close(product, torch.ones(nodes, nodes, dtype=torch.float64) @ expected_rows(narrow, [0]))
 
@@ -153,8 +156,6 @@ def test_more_inputs() -> None:
     torch.testing.assert_close(batch.affine("s", weight), structure @ weight[:3] + weight[3])
     with pytest.raises(ConfigError, match="did you mean 's'"):
         batch.affine("ss", weight)
-    with pytest.raises(ConfigError, match="propagation"):
-        batch.propagate("max", structure)
     with pytest.raises(ConfigError, match="2 rows"):
         pack_graphs(data, extra={"s": structure[:2]})
 

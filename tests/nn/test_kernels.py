@@ -19,13 +19,14 @@ from isthmus.nn import (
     kernels,
     stack_inputs,
     stack_weights,
-    train,
     train_locally,
 )
 from isthmus.nn.fused_optimizer import StepTensors, step_rows
 from isthmus.nn.loss import get_loss, losses
+from isthmus.nn.manual_gradients import has_manual_gradient, manual_gradients
 from isthmus.nn.optim import fresh_state, step_plan, take_step
 from isthmus.nn.sparse import block_diagonal, canonical
+from isthmus.nn.train import autograd_gradients
 from isthmus.seeds import Stream
 from isthmus.tensors import equal_weights, get_weights, max_difference
 
@@ -99,9 +100,10 @@ def test_chain_rule_by_hand_equals_autograd(
     inputs = stack_inputs([build_inputs(data, backbone, data.train, dtype=torch.float64) for data in uneven_clients()])
     weights = stack_weights([jittered(backbone, k) for k in range(6)])
     norm = (weights["input_norm.gamma"], weights["input_norm.beta"]) if input_norm else None
+    assert has_manual_gradient(backbone)
     for name in losses():
         found = []
-        for way in (train._by_hand, train._by_autograd):
+        for way in (manual_gradients, autograd_gradients):
             source = DropoutSource([Stream(k).torch() for k in range(6)])
             products = {term: op.forward(weights[term], norm) for term, op in inputs.first.items()}
             found.append(way(backbone, weights, products, inputs, get_loss(name), source))

@@ -27,7 +27,7 @@ from isthmus.nn import (
     stack_weights,
     train_locally,
 )
-from isthmus.nn.gat import _Attention
+from isthmus.nn.architectures.gat import _Attention
 from isthmus.seeds import Stream
 from isthmus.tensors import equal_weights, get_weights, max_difference
 
@@ -110,7 +110,12 @@ class Reference(nn.Module):
                 }
             elif self.kind == "gin":
                 one, two = layer.nn[0], layer.nn[2]
-                parts = {"weight": one.weight, "bias": one.bias, "outer": two.weight, "outer_bias": two.bias}
+                parts = {
+                    "inner.weight": one.weight,
+                    "inner.bias": one.bias,
+                    "outer.weight": two.weight,
+                    "outer.bias": two.bias,
+                }
             elif self.kind == "sgc":
                 parts = {"weight": layer.lin.weight, "bias": layer.lin.bias}
             else:

@@ -8,12 +8,15 @@ set, is ignored and made anew.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import logging
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,8 +24,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from isthmus.data import store
+from isthmus.errors import DataError
 
 log = logging.getLogger(__name__)
+
+CountsT = TypeVar("CountsT")
 
 VERSION = 2  # of the conversion: raise it when converted files of older versions must not be used
 SPARSE_BELOW = 0.15  # density under which CSR products beat dense ones (measured on bag-of-words features)
@@ -55,6 +61,46 @@ def unpack(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
     size = [int(value) for value in tensors[f"{name}.size"]]
     parts = (tensors[f"{name}.crow"], tensors[f"{name}.col"], tensors[f"{name}.values"])
     return torch.sparse_csr_tensor(*parts, size=size, check_invariants=True)
+
+
+def converted(
+    name: str,
+    key: str,
+    published: CountsT,
+    count: Callable[[Mapping[str, Tensor]], CountsT],
+    read: Callable[[], tuple[dict[str, Tensor], str]],
+) -> tuple[dict[str, Tensor], str]:
+    """Tensors and source of a data set: from the cache, else read now, counted and kept.
+
+    Args:
+        published: What the publisher says the data set has; other counts are refused.
+        count: The same of some tensors.
+        read: From the raw files. A source with a comma names a variant, which is not kept under the name of the
+            published files: these may turn up later.
+    """
+    if (cached := read_cached(name, key)) is not None and count(cached[0]) == published:
+        return cached
+    tensors, source = read()
+    if count(tensors) != published:
+        raise DataError(
+            f"{name} ({source}) has {count(tensors)}, published are {published}: replace the files, they are not it"
+        )
+    if "," not in source:
+        write_cached(name, key, tensors, source)
+    return tensors, source
+
+
+@contextlib.contextmanager
+def pyg_reading(title: str) -> Iterator[None]:
+    """Around PyG's reading of raw files: its progress lines are dropped, its errors name the data set."""
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    # What parsers raise on files of another format.
+    except (ValueError, KeyError, IndexError, OSError, RuntimeError) as error:
+        raise DataError(
+            f"the raw files of {title} cannot be read ({type(error).__name__}: {error}): replace them"
+        ) from error
 
 
 def read_cached(name: str, key: str) -> tuple[dict[str, Tensor], str] | None:

@@ -27,8 +27,6 @@ Besides these there are generated data sets (`isthmus.data.generators`) and data
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,7 +43,7 @@ from isthmus.data.graphsets import GRAPH_SETS, SETTINGS
 from isthmus.data.node_data import NodeData
 from isthmus.data.own_dataset import kind_of, load_own_nodes
 from isthmus.data.whole_graph import Loaded, PublicSplits, empty_masks
-from isthmus.errors import ConfigError, DataError, unknown
+from isthmus.errors import ConfigError, unknown
 from isthmus.graph.normalise import to_torch_csr
 from isthmus.registry import Registry
 from isthmus.seeds import Stream
@@ -102,18 +100,8 @@ def load_nodes(name: str, stream: Stream) -> Loaded:
     if name.partition(":")[0].lower() in GENERATORS:
         return generate(name, stream)
     entry = find(name)
-    key = entry.raw.key()
-    if (cached := cache_format.read_cached(entry.name, key)) is not None and _counts(cached[0]) == entry.counts:
-        return _loaded(entry.name, *cached)
-    tensors, source = _parse(entry)
-    if _counts(tensors) != entry.counts:
-        raise DataError(
-            f"{entry.name} ({source}) has {_counts(tensors)}, published are {entry.counts}: replace the files, they "
-            "are not it"
-        )
-    if "," not in source:  # a variant is not kept under the name of the published files, which may turn up later
-        cache_format.write_cached(entry.name, key, tensors, source)
-    return _loaded(entry.name, tensors, source)
+    found = cache_format.converted(entry.name, entry.raw.key(), entry.counts, _counts, lambda: _parse(entry))
+    return _loaded(entry.name, *found)
 
 
 def canonical_name(name: str) -> str:
@@ -161,19 +149,8 @@ def read_pyg(root: Path, name: str, *arguments: str) -> dict[str, Tensor]:
     import torch_geometric.datasets
 
     options: dict[str, Any] = {"is_undirected": True} if name == "WikiCS" else {}
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):  # PyG reports "Processing..." there
-            data = getattr(torch_geometric.datasets, name)(str(root), *arguments, **options)[0]
-    except (
-        ValueError,
-        KeyError,
-        IndexError,
-        OSError,
-        RuntimeError,
-    ) as error:  # what parsers raise on files of another format
-        raise DataError(
-            f"the raw files of {name} cannot be read ({type(error).__name__}: {error}): replace them"
-        ) from error
+    with cache_format.pyg_reading(name):
+        data = getattr(torch_geometric.datasets, name)(str(root), *arguments, **options)[0]
     tensors = {
         **cache_format.pack("x", cache_format.sparsify(data.x)),
         "edge_index": data.edge_index.contiguous(),

@@ -26,7 +26,6 @@ and for the Letter sets the two coordinates. Other node attributes and edge labe
 from __future__ import annotations
 
 import contextlib
-import io
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -84,15 +83,7 @@ def load_graphs(name: str) -> tuple[GraphSetData, str]:
     """A named set of graphs and where it came from; all masks False."""
     entry = find_graphs(name)
     key = entry.raws[0].key()
-    if (cached := cache_format.read_cached(entry.name, key)) is not None and _counts(cached[0]) == entry.counts:
-        return _graphs(cached[0]), cached[1]
-    tensors, source = _read(entry)
-    if _counts(tensors) != entry.counts:
-        raise DataError(
-            f"{entry.name} ({source}) has {_counts(tensors)}, published are {entry.counts}: replace the files, they "
-            "are not it"
-        )
-    cache_format.write_cached(entry.name, key, tensors, source)
+    tensors, source = cache_format.converted(entry.name, key, entry.counts, _counts, lambda: _read(entry))
     return _graphs(tensors), source
 
 
@@ -120,19 +111,8 @@ def read_tu(root: Path, title: str, features: str) -> dict[str, Tensor]:
     """Let PyG's class read a staged root."""
     from torch_geometric.datasets import TUDataset
 
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):  # PyG reports "Processing..." there
-            dataset: Any = TUDataset(str(root), title, use_node_attr=features == "attribute")
-    except (
-        ValueError,
-        KeyError,
-        IndexError,
-        OSError,
-        RuntimeError,
-    ) as error:  # what parsers raise on files of another format
-        raise DataError(
-            f"the raw files of {title} cannot be read ({type(error).__name__}: {error}): replace them"
-        ) from error
+    with cache_format.pyg_reading(title):
+        dataset: Any = TUDataset(str(root), title, use_node_attr=features == "attribute")
     data, slices = dataset._data, dataset.slices
     sizes = slices["x"].diff() if data.x is not None else torch.tensor(data._num_nodes)
     graphs = sizes.numel()

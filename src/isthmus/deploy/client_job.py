@@ -45,5 +45,5 @@ class ClientJob:
 
     @collab.publish  # type: ignore[untyped-decorator]
     def ping(self) -> bool:
-        """Shows that the site is alive, also while it works."""
+        """Answered at once, also while another request is handled: shows that this process is alive."""
         return True

@@ -43,6 +43,7 @@ from isthmus.errors import ConfigError, RunError, unknown
 from isthmus.experiments.callbacks import Callback
 from isthmus.experiments.config import Settings, read_file, resolve, settings_from_toml
 from isthmus.experiments.folder import RunFolder
+from isthmus.experiments.scenarios import DEFAULTS
 
 CONFIG, SERVER_PID = "federation.toml", "server.pid"
 STOP_TIMEOUT = 15.0
@@ -142,10 +143,10 @@ class FederationFolder:
             raise ConfigError("execution=cohort, transcript and nvflare.sites are for simulations: leave them out")
         if run.clients is None:
             raise ConfigError(f"{file} does not say how many clients: add clients = {len(self.config.organisations)}")
-        defaults = {"node": ("random", "10/10/80"), "graph": (run.partition, "fedstar")}[task_of(run.dataset)]
+        partition, split = DEFAULTS[task_of(run.dataset)]
         return replace(
             settings,
-            run=replace(run, execution="each", partition=run.partition or defaults[0], split=run.split or defaults[1]),
+            run=replace(run, execution="each", partition=run.partition or partition, split=run.split or split),
         )
 
     def _run_folder(self, name: str) -> Path:

@@ -1,5 +1,4 @@
-"""Files in a run folder by which the server job tells the processes that watch a run how it stands: heartbeat,
-progress, failure.
+"""The state of a run in its folder, for the processes that watch it: heartbeat, progress, failure.
 
 Written by the server job (``server_run``); read by ``isthmus submit``, ``status``, ``stop`` and ``run``, which are
 other processes on the same machine.

@@ -18,13 +18,13 @@ from isthmus.deploy.roster import OrganisationKeys
 from isthmus.errors import ProtocolError
 from isthmus.federation import codec
 from isthmus.federation.codec import LIMITS, Limits
+from isthmus.federation.engine import Export
 from isthmus.federation.host import PartyHost
 from isthmus.federation.interface import Failure
 from isthmus.federation.messages import SERVER, ClientId, Message, PartyId
 from isthmus.federation.party import Invocation, Outcome, Parcel, Turn
 from isthmus.federation.roles import RoleTable
 from isthmus.federation.secure import Masked, MaskOrder, Sealed
-from isthmus.federation.session import Export
 from isthmus.privacy.keys import Identity, Roster, SignedKey
 from isthmus.privacy.sealed_message import Envelope, Header, Mailbox
 from isthmus.seeds import Stream

@@ -28,6 +28,7 @@ from typing import Any
 from isthmus.errors import ConfigError, unknown
 from isthmus.experiments.config import RunConfig, Settings
 from isthmus.experiments.config_values import coerce, read_toml
+from isthmus.experiments.scenarios import DEFAULTS
 
 SCENARIO = ("dataset", "partition", "clients", "split", "seed", "undirected")
 _TOP = ("client", "state", "roster", "identity", "methods", "data")
@@ -128,9 +129,9 @@ class SiteSettings:
 
 _DEFAULTS: dict[str, Any] = {
     "dataset": None,
-    "partition": "random",
+    "partition": DEFAULTS["node"][0],
     "clients": None,
-    "split": "10/10/80",
+    "split": DEFAULTS["node"][1],
     "seed": 0,
     "undirected": False,
 }

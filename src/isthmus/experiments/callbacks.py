@@ -36,7 +36,7 @@ class Callback:
         """After each committed round."""
 
     def on_recover(self, reason: str, step: int) -> None:
-        """Parties were lost; the run goes on from ``step``."""
+        """Parties were lost; the run continues from ``step``."""
 
     def on_end(self, result: Mapping[str, Any]) -> None:
         """After the last round, with the result."""

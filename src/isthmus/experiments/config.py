@@ -161,7 +161,7 @@ class Settings:
 
     @property
     def method(self) -> Method:
-        return get_method(self.run.method)
+        return get_method(self.run.method).configured(self.method_config)
 
     def rounds_of(self, phase: Phase) -> int:
         """Number of rounds of a phase."""

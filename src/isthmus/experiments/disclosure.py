@@ -31,15 +31,18 @@ def sheet_of(
         return tuple(lines)
     if method.needs_single_updates:
         raise ConfigError(f"{method.name} needs to see single clients' messages, so secure_sum cannot protect it")
-    lines = [replace(line, protection="masked") if line.protection == "summed" else line for line in lines]
-    masked = [line for line in lines if line.protection == "masked"]
     keys: list[Disclosure] = []
-    for role in dict.fromkeys(line.sender for line in masked):
+    masked: list[Disclosure] = []
+    for line in lines:
+        if line.protection != "summed":
+            masked.append(line)
+            continue
+        role, phase = line.sender, line.phase
         keys += [Disclosure(KEYS_PHASE, role, SERVER, SumKey), Disclosure(KEYS_PHASE, SERVER, role, SumKeys)]
-    mail: list[Disclosure] = []
-    for phase, role in dict.fromkeys((line.phase, line.sender) for line in masked if _is_mail(method, line)):
-        mail += [Disclosure(phase, role, SERVER, MailPlan), Disclosure(phase, SERVER, role, MailOrders)]
-    return (*keys, *lines, *mail)
+        if _is_mail(method, line):
+            masked += [Disclosure(phase, role, SERVER, MailPlan), Disclosure(phase, SERVER, role, MailOrders)]
+        masked.append(replace(line, protection="masked"))
+    return tuple(dict.fromkeys([*keys, *masked]))
 
 
 def _is_mail(method: Method, line: Disclosure) -> bool:

@@ -25,10 +25,11 @@ from isthmus.experiments.callbacks import Callback, Progress
 from isthmus.experiments.config import Settings
 from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.scoring import ALL_CLIENTS, better, evaluation_line, use_metric
+from isthmus.federation.engine import Engine
 from isthmus.federation.interface import QuorumError, View
 from isthmus.federation.ledger import Entry, Sheet
 from isthmus.federation.messages import SERVER
-from isthmus.federation.session import Engine, Session
+from isthmus.federation.session import Session
 from isthmus.federation.transcript import Transcript
 from isthmus.methods.evaluation import Detail
 from isthmus.methods.registry import Phase

@@ -24,10 +24,10 @@ from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.result import Described, form_result
 from isthmus.experiments.round_loop import RoundLoop
 from isthmus.experiments.scenarios import AnyScenario, parts_for, report_statistics, samples_of, scenario_of, view_of
+from isthmus.federation.engine import Engine
 from isthmus.federation.engines import ELSEWHERE, engine_class
 from isthmus.federation.interface import QuorumError, View
 from isthmus.federation.ledger import PROTECTIONS
-from isthmus.federation.session import Engine
 from isthmus.seeds import Stream
 
 logger = logging.getLogger(__name__)

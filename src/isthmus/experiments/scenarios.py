@@ -22,6 +22,8 @@ from isthmus.experiments.config import Settings
 from isthmus.federation.interface import View
 from isthmus.metrics.gain import subgraph_leakage
 
+DEFAULTS: Mapping[str, tuple[str | None, str]] = {"node": ("random", "10/10/80"), "graph": (None, "fedstar")}
+"""Task -> partition (None: by data set) and split of a scenario that does not say which."""
 AnyScenario = Scenario | GraphScenario
 AnyData = NodeData | GraphSetData
 
@@ -77,14 +79,18 @@ def build(
     if task == "graph":
         if undirected:
             raise ConfigError("undirected=true is for one graph; sets of graphs are undirected already")
-        split = "fedstar" if split is None else split
+        split = DEFAULTS[task][1] if split is None else split
         return build_graph_scenario(dataset=dataset, partition=partition, clients=clients, split=split, seed=seed)
     if dataset.lower() == "banks" and partition in (None, "owner"):
         # A network of banks comes with its owners: as many banks as clients are asked for, each bank a client.
         dataset, partition = f"banks:banks={8 if clients is None else clients}", "owner"
-    partition, split = "random" if partition is None else partition, "10/10/80" if split is None else split
     return build_scenario(
-        dataset=dataset, partition=partition, clients=clients, split=split, seed=seed, undirected=undirected
+        dataset=dataset,
+        partition=str(DEFAULTS[task][0] if partition is None else partition),
+        clients=clients,
+        split=DEFAULTS[task][1] if split is None else split,
+        seed=seed,
+        undirected=undirected,
     )
 
 

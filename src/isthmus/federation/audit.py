@@ -31,7 +31,7 @@ SHARES = "opening shares"
 ATTACKS = (READING, RANK_ONE, LABELS, MEMBERSHIP, DIFFERENCE, REUSE, PUPPETS, NEIGHBOURS, SUPPORT, SHARES)
 """All that are judged."""
 
-_HOUSE = ("SumKey", "SumKeys", "MailPlan", "MailOrders")
+_OF_SECURE_SUMS = ("SumKey", "SumKeys", "MailPlan", "MailOrders")
 _PLAIN = (Kind.COUNT, Kind.METRIC, Kind.LABEL_STATISTIC, Kind.IDENTIFIER)
 
 _DUMMIES = (
@@ -43,7 +43,7 @@ _UNSIGNED = (
     "protocol reads no part"
 )
 _OPENING = "shares open only for who gets all of them or knows common masks, which the ledger cannot tell"
-_TWO = "in a sum over two parties each knows its own part, and so the other's once it is told the total"
+_TWO = "in a sum over two parties each knows its own part, and so the other's once it receives the total"
 _ONCE = "a mask belongs to one run, round, attempt, call and receiver; parties refuse to use it twice"
 
 
@@ -100,7 +100,7 @@ class Flow:
                 f"sent unmasked: the {self.receiver}'s program adds up, but whoever runs it can read each "
                 f"{self.sender}'s message"
             ),
-            "sealed": f"sealed on the way, but the {self.receiver} it is for opens each message",
+            "sealed": f"sealed in transit, but the {self.receiver} it is for opens each message",
             "masked": f"masked: only totals of {self.parties} or more can be read",
         }[self.protection]
 
@@ -122,7 +122,7 @@ def judge(entries: Sequence[Entry], training: Training | None = None) -> list[Fi
     training = training or Training()
     findings: list[Finding] = []
     for flow in flows(entries):
-        if flow.message not in _HOUSE:
+        if flow.message not in _OF_SECURE_SUMS:
             findings += _of_content(flow, training)
         elif flow.message == "MailPlan" and any(
             entry.message == "MailPlan" and entry.by_kind.get(Kind.STRUCTURE) for entry in entries
@@ -177,7 +177,7 @@ def _gradient(attack: str, flow: Flow, training: Training, reach: str) -> Findin
 
 
 def _update(flow: Flow, training: Training) -> list[Finding]:
-    """A client's trained weights: with those it started from, the way it went."""
+    """A client's trained weights: with those it started from, the direction of its training."""
     if not flow.readable or training.noise:
         return [_gradient(attack, flow, training, "") for attack in (RANK_ONE, LABELS)]
     if training.optimizer == "sgd" and training.local_epochs == 1:

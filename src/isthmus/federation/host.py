@@ -1,11 +1,10 @@
 """Parties at another place than the server, driven by bytes.
 
-A :class:`PartyHost` is the far end of an engine with a wall between processes: a ray actor with many simulated clients,
-or an organisation's site with its one client (and that client's devices). It is the local engine behind a codec, so
-what happens to a call is
-what happens on one machine: allow-list, sequences answered from memory, tags, rollback. It is built from data, a
-method's roles and its config; whoever builds it decides whether the data was handed over (a simulation) or loaded where
-it lies (an organisation).
+A :class:`PartyHost` is the far end of an engine whose parties are in other processes: a ray actor with many simulated
+clients, or an organisation's site with its one client (and that client's devices). It is the local engine behind a
+codec, so what happens to a call is what happens on one machine: allow-list, sequences answered from memory, tags,
+rollback. It is built from data, a method's roles and its config; whoever builds it decides whether the data was handed
+over (a simulation) or loaded where it lies (an organisation).
 
 Two kinds of frames reach it (:meth:`PartyHost.handle`): ``call`` (see `wire`) and ``order``, one of a fixed list of
 operations that carry no message. Whatever arrives, it answers with a frame: an error is a line in the answer, never an
@@ -24,12 +23,12 @@ from torch import Tensor
 from isthmus.errors import ConfigError, DataError, IsthmusError, ProtocolError, RunError, unknown
 from isthmus.federation import codec
 from isthmus.federation.codec import LIMITS, Limits
+from isthmus.federation.engine import Export
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.interface import Stacked
 from isthmus.federation.messages import ClientId, Message
 from isthmus.federation.party import Invocation, Outcome
 from isthmus.federation.roles import RoleTable
-from isthmus.federation.session import Export
 from isthmus.federation.wire import Frame, decode_calls, encode_outcomes
 from isthmus.records import Record
 from isthmus.seeds import Stream
@@ -53,7 +52,7 @@ class Order(Record):
 
 @dataclass(frozen=True)
 class Exported(Record):
-    """An :class:`~isthmus.federation.session.Export` that travels."""
+    """An :class:`~isthmus.federation.engine.Export` that travels."""
 
     values: int
     weights: Mapping[str, Tensor] | None
@@ -114,7 +113,7 @@ class PartyHost(LocalEngine):
         }
 
     def handle(self, kind: str, frame: Frame) -> Frame:
-        """The one door: ``call`` gives outcomes (or an :class:`Answer` with the reason of refusal), ``order`` an
+        """The one entry point: ``call`` gives outcomes (or an :class:`Answer` with the reason of refusal), ``order`` an
         :class:`Answer`.
         """
         try:

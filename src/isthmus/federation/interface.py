@@ -23,7 +23,7 @@ FailureKind = Literal["timeout", "unavailable", "crashed", "handler", "protocol"
 @dataclass(frozen=True)
 class Failure:
     """Why a party has no reply. ``detail`` is an exception's type, never its text: a text could carry data across a
-    wall.
+    trust boundary.
     """
 
     kind: FailureKind

@@ -1,4 +1,4 @@
-"""The runtime of one party: the only door to its client object.
+"""The runtime of one party: the only access to its client object.
 
 It holds the allow-list, answers a repeated sequence from memory, keeps the party's last two tags and rolls back to
 them. Engines differ in how a call reaches this class, never in what happens here.
@@ -29,7 +29,7 @@ Combine = Literal["each", "sum"]
 @dataclass(frozen=True)
 class Turn:
     """Which round is being played. ``incarnation`` grows with every restart of the server, ``step`` with every round of
-    the run: calls of an older one, delayed on the way, are refused."""
+    the run: calls of an older one, delayed in transit, are refused."""
 
     incarnation: int
     phase: str
@@ -316,19 +316,19 @@ _SNAPSHOTS: dict[type[Record], type[Record]] = {}
 def _expect(message: object, wanted: type[Message] | None, handler: str) -> None:
     if wanted is None or type(message) is not wanted:
         name = "no message" if wanted is None else wanted.__name__
-        raise ProtocolError(f"handler {handler} deals in {name}, got {type(message).__name__}")
+        raise ProtocolError(f"handler {handler} expects {name}, got {type(message).__name__}")
 
 
 def transfer_copy(message: Message) -> Message:
-    """Cross a wall inside one process: a checked copy."""
+    """Cross a trust boundary inside one process: a checked copy."""
     return codec.copy(message)
 
 
 def transfer_wire(message: Message) -> Message:
-    """Cross a wall through the full wire codec: the same bits as :func:`transfer_copy`."""
+    """Cross a trust boundary through the full wire codec: the same bits as :func:`transfer_copy`."""
     return codec.decode(codec.encode(message), type(message))
 
 
 def readdress(call: Invocation, argument: Message | None, parcels: tuple[Parcel, ...] | None) -> Invocation:
-    """The same call with contents that have crossed a wall."""
+    """The same call with contents that have crossed a process or trust boundary."""
     return replace(call, argument=argument, parcels=parcels)

@@ -22,7 +22,7 @@ from isthmus.federation.secure import MailOrders, MailPlan, Masked, SumKey, SumK
 
 FOLDER = "transcript"
 INDEX = "index.jsonl"
-HOUSE: tuple[type[Message], ...] = (SumKey, SumKeys, Masked, MailPlan, MailOrders)
+FRAMEWORK: tuple[type[Message], ...] = (SumKey, SumKeys, Masked, MailPlan, MailOrders)
 
 
 @dataclass(frozen=True)
@@ -92,4 +92,4 @@ def _types(table: RoleTable) -> Mapping[str, type[Message]]:
         for signature in names.values()
         for kind in (signature.request, signature.reply)
     ]
-    return {kind.__name__: kind for kind in (*declared, *HOUSE) if kind is not None}
+    return {kind.__name__: kind for kind in (*declared, *FRAMEWORK) if kind is not None}

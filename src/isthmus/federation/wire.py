@@ -9,9 +9,9 @@ message however many parties get it. Nothing here is pickled, and what is read i
 - a server reads outcomes against the calls it made: who must answer, and with which type, is known before the bytes
   arrive.
 
-Besides declared messages the house sends a few of its own (:data:`HOUSE`): masked numbers, sealed mail, and plans of
-mail. A frame is a tuple, so that an engine may carry its parts apart; :func:`pack` and :func:`unpack` make one buffer
-of it and back.
+Besides declared messages the framework sends a few of its own (:data:`STAND_INS`): masked numbers, sealed mail, and
+plans of mail. A frame is a tuple, so that an engine may carry its parts apart; :func:`pack` and :func:`unpack` make one
+buffer of it and back.
 """
 
 from __future__ import annotations
@@ -38,10 +38,8 @@ Frame = tuple[Buffer, ...]
 R = TypeVar("R", bound=Record)
 S = TypeVar("S")
 
-HOUSE: dict[str, type[Message]] = {"Masked": Masked, "MailPlan": MailPlan, "Sealed": Sealed}
-"""Messages of the house that may stand where a handler declares one of the method's, by the name a header gives
-them.
-"""
+STAND_INS: dict[str, type[Message]] = {"Masked": Masked, "MailPlan": MailPlan, "Sealed": Sealed}
+"""Framework messages that may stand where a handler declares one of the method's, by the name a header gives them."""
 MAGIC = b"isthmus1"
 NONE = -1
 LARGE = 1 << 16
@@ -98,7 +96,7 @@ class _Parcels:
     """
 
     other: list[str]
-    house: list[str]
+    stand_in: list[str]
     call: list[int]
     content: list[int]
 
@@ -126,12 +124,13 @@ class _Calls:
 
 @dataclass(frozen=True)
 class _Outcomes:
-    """Header of outcomes. ``house`` names the type of a reply that is not the declared one; ``failed`` has kind, detail
-    and text of each failure, three entries a party; ``senders`` are those that answered with mail, be it none."""
+    """Header of outcomes. ``stand_in`` names the type of a reply that is not the declared one; ``failed`` has kind,
+    detail and text of each failure, three entries a party; ``senders`` are those that answered with mail, be it none.
+    """
 
     parties: list[str]
     reply: list[int]
-    house: list[str]
+    stand_in: list[str]
     failed: list[str]
     failures: list[str]
     senders: list[str]
@@ -256,7 +255,7 @@ def encode_outcomes(outcomes: Mapping[PartyId, Outcome], *, explain: bool = Fals
     data.
     """
     parts = _Parts(Writer())
-    replies, house, senders = list[int](), list[str](), list[PartyId]()
+    replies, stand_ins, senders = list[int](), list[str](), list[PartyId]()
     failed, failures = list[PartyId](), list[str]()
     mail: list[tuple[int, PartyId, Message]] = []
     for k, (party, outcome) in enumerate(outcomes.items()):
@@ -274,9 +273,9 @@ def encode_outcomes(outcomes: Mapping[PartyId, Outcome], *, explain: bool = Fals
             senders.append(party)
             mail += [(k, parcel.receiver, parcel.content) for parcel in outcome]
         replies.append(parts.add(outcome, _itself) if isinstance(outcome, Message) else NONE)
-        house.append(_house(outcome) if isinstance(outcome, Message) else "")
+        stand_ins.append(_stand_in(outcome) if isinstance(outcome, Message) else "")
     header = _Outcomes(
-        list(outcomes), replies, house, failed, failures, senders, _parcels(mail, parts) if mail else None
+        list(outcomes), replies, stand_ins, failed, failures, senders, _parcels(mail, parts) if mail else None
     )
     return _write_header(header), *parts.data
 
@@ -293,7 +292,7 @@ def decode_outcomes(
     parties, n = header.parties, len(header.parties)
     named = {*header.senders, *header.failed}
     if (
-        not len(header.house) == len(header.reply) == n
+        not len(header.stand_in) == len(header.reply) == n
         or len(header.failures) != 3 * len(header.failed)
         or not named <= set(asked)
     ):
@@ -309,7 +308,7 @@ def decode_outcomes(
         elif party in senders:
             outcomes[party] = ()
         else:
-            outcomes[party] = reader.message(at, _replied(header.house[k], signature, asked[party], at))
+            outcomes[party] = reader.message(at, _replied(header.stand_in[k], signature, asked[party], at))
     for k, receiver, content in (
         reader.parcels(header.parcels, n, signature.reply) if header.parcels is not None else ()
     ):
@@ -323,14 +322,14 @@ def decode_outcomes(
     return outcomes
 
 
-def _replied(house: str, signature: Signature, call: Invocation, at: int) -> type[Message] | None:
+def _replied(stand_in: str, signature: Signature, call: Invocation, at: int) -> type[Message] | None:
     """The type a reply to this call may have."""
     wanted: type[Message] | None = signature.reply
     if call.mask is not None:
         wanted = Masked
     elif call.mail is not None and call.mail.orders is None:
         wanted = MailPlan
-    if (HOUSE.get(house) if house else signature.reply) is not wanted or (at == NONE) != (wanted is None):
+    if (STAND_INS.get(stand_in) if stand_in else signature.reply) is not wanted or (at == NONE) != (wanted is None):
         raise ProtocolError(
             f"malformed outcome: {call.handler} did not answer with {wanted.__name__ if wanted else 'nothing'}"
         )
@@ -350,7 +349,10 @@ def _failure(kind: str, detail: str, text: str) -> Failure:
 def _parcels(mail: Sequence[tuple[int, PartyId, Message]], parts: _Parts) -> _Parcels:
     contents = [parts.add(content, _itself) for _, _, content in mail]
     return _Parcels(
-        [other for _, other, _ in mail], [_house(content) for _, _, content in mail], [k for k, _, _ in mail], contents
+        [other for _, other, _ in mail],
+        [_stand_in(content) for _, _, content in mail],
+        [k for k, _, _ in mail],
+        contents,
     )
 
 
@@ -358,8 +360,8 @@ def _itself(message: Message) -> Message:
     return message
 
 
-def _house(message: Message) -> str:
-    return next((name for name, kind in HOUSE.items() if type(message) is kind), "")
+def _stand_in(message: Message) -> str:
+    return next((name for name, kind in STAND_INS.items() if type(message) is kind), "")
 
 
 def _declared(wanted: type[Message] | None, handler: str, at: int) -> type[Message] | None:
@@ -436,11 +438,11 @@ class _Reader:
         self, columns: _Parcels, calls: int, declared: type[Message] | None
     ) -> list[tuple[int, PartyId, Message]]:
         n = len(columns.other)
-        if not len(columns.house) == len(columns.call) == len(columns.content) == n:
+        if not len(columns.stand_in) == len(columns.call) == len(columns.content) == n:
             raise ProtocolError("malformed frame: mail has columns of different length")
         mail = []
-        for k, at, other, house in zip(columns.call, columns.content, columns.other, columns.house, strict=True):
-            kind = HOUSE.get(house) if house else declared
+        for k, at, other, stand_in in zip(columns.call, columns.content, columns.other, columns.stand_in, strict=True):
+            kind = STAND_INS.get(stand_in) if stand_in else declared
             content = self.part(at, kind) if kind is not None else None
             if content is None or not 0 <= k < calls:
                 raise ProtocolError("malformed frame: mail without content, of an unknown type, or of no call")

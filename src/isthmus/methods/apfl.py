@@ -45,7 +45,7 @@ from isthmus.tensors import Weights, scaled
 
 @dataclass(frozen=True)
 class APFLConfig(FedAvgConfig):
-    """Knobs of APFL.
+    """Settings of APFL.
 
     Args:
         mixing: alpha_0, in [0, 1].

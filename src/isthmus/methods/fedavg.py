@@ -28,7 +28,7 @@ from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import Count, Message, Model, PartyId
 from isthmus.federation.roles import Cohort, Role, handler
 from isthmus.methods.global_model import EVALUATION_SHEET
-from isthmus.methods.noise import statement
+from isthmus.methods.noise import updates_statement
 from isthmus.methods.registry import Log, Method, Phase, register
 from isthmus.methods.training import (
     ModelCohort,
@@ -43,7 +43,7 @@ from isthmus.nn.graph_models import GraphModel
 from isthmus.nn.optim import fresh_state
 from isthmus.records import Record
 from isthmus.seeds import Stream
-from isthmus.tensors import Weights, get_weights, num_values, scaled
+from isthmus.tensors import Weights, get_weights, scaled
 
 
 @dataclass(frozen=True)
@@ -190,17 +190,8 @@ def fedavg_round(state: ServerState, federation: Federation, config: FedAvgConfi
 
 def privacy(state: ServerState, config: FedAvgConfig, rounds: int, clients: int, masked: bool) -> dict[str, Any] | None:
     """One release per round and client."""
-    if not config.dp_clip:
-        return None
-    return statement(
-        clip=config.dp_clip,
-        noise=config.dp_noise,
-        delta=config.dp_delta,
-        releases=rounds,
-        values=num_values(state.weights),
-        parties=drawn(clients, config.fraction),
-        masked=masked,
-    )
+    drawn_clients = drawn(clients, config.fraction)
+    return updates_statement(config, state.weights, releases=rounds, parties=drawn_clients, masked=masked)
 
 
 DISCLOSES = (

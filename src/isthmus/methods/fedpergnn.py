@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -40,10 +40,12 @@ from isthmus.graph.normalise import from_torch_csr, gcn_norm
 from isthmus.methods import fedavg
 from isthmus.methods.evaluation import Evaluation, tally
 from isthmus.methods.fedavg import FedAvgConfig, Update
-from isthmus.methods.hifgl_layers import Matrix, Scales, Tape, neighbourhood, residuals, scales
+from isthmus.methods.hifgl.algorithm import ModelPass
+from isthmus.methods.hifgl.config import Form
+from isthmus.methods.hifgl.layers import dropout_masks, neighbourhood, numpy_type, propagation, residuals
+from isthmus.methods.hifgl.parties import run_through
 from isthmus.methods.registry import Log, Method, Phase, register
 from isthmus.methods.training import Deployed, ModelState, NoisyState, Size, WeightedClient, total_samples
-from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.kernels import spmm
 from isthmus.nn.optim import stepped
 from isthmus.privacy.dp import Mechanism, noise_warning
@@ -54,7 +56,7 @@ from isthmus.tensors import Weights, num_values, scaled
 
 @dataclass(frozen=True)
 class FedPerGNNConfig(FedAvgConfig):
-    """Knobs of FedPerGNN.
+    """Settings of FedPerGNN.
 
     Args:
         clip: L1 norm to which an update is clipped; 0 = not at all.
@@ -141,13 +143,11 @@ class FedPerGNNClient(WeightedClient[ConfigT], Generic[ConfigT]):
     def setup(self) -> None:
         super().setup()
         data = self.data
-        kind: Any = np.float64 if self.config.precision == "float64" else np.float32
+        kind = numpy_type(self.config.dtype)
         where = neighbourhood(data, self.party, inside=False)
-        self.factors: Scales = scales("gcn", where, 0).to(self.config.dtype)
-        assert where.inner is not None
-        self.inner = where.inner.astype(kind)
+        self.graph = propagation("gcn", where, 0).to(self.config.dtype)
         x = from_torch_csr(data.x) if data.x.layout == torch.sparse_csr else sp.csr_matrix(data.x.numpy())
-        self.own: Matrix = sp.csr_matrix(gcn_norm(data.edge_index, data.num_nodes).astype(kind) @ x.astype(kind))
+        self.own = sp.csr_matrix(gcn_norm(data.edge_index, data.num_nodes).astype(kind) @ x.astype(kind))
         columns = [(pair.source, pair.target_id, pair.along, pair.against) for pair in where.pairs.values()]
         near, far, along, against = (
             np.concatenate([np.empty(0, np.int64), *part])
@@ -189,81 +189,59 @@ class FedPerGNNClient(WeightedClient[ConfigT], Generic[ConfigT]):
 
     # training
 
-    def _tape(self, weights: Weights, rows: Tensor, masks: list[Tensor] | None = None) -> Tape:
+    def _forward(self, weights: Weights, rows: Tensor, masks: Sequence[Tensor] = ()) -> ModelPass:
+        """Both layers; the sums over foreign neighbours are known already."""
         if rows.shape != (self.wanted.size, weights["layers.1.weight"].shape[0]):
             raise ProtocolError(
                 f"{self.party} wanted {self.wanted.size} rows, was sent {tuple(rows.shape)}: repeat the round"
             )
-        tape = Tape(
-            "gcn",
-            ("cached", "aggregate"),
-            weights,
-            self.own,
-            self.factors,
-            cached=self.own,
-            inner=self.inner,
-            masks=masks or (),
-        )
-        tape.receive(1, None)
-        tape.receive(2, spmm(self.outer, rows.to(self.config.dtype).contiguous()))
-        tape.returned[2] = torch.zeros(
-            self.data.num_nodes, rows.shape[1], dtype=self.config.dtype
-        )  # constants: nothing comes back
-        return tape
+        forms: tuple[Form, ...] = ("cached", "aggregate")
+        model = ModelPass(self.graph, forms, weights, self.own, first_sums=self.own, masks=masks)
+        run_through(model.forward(), [spmm(self.outer, rows.to(self.config.dtype).contiguous())])
+        return model
 
     @handler
     def publish(self, common: Deployed) -> Boundary:
         """Hidden values of boundary nodes under the common model."""
-        hidden = torch.relu(_first(self.own, common.weights))
+        weight, bias = common.weights["layers.0.weight"], common.weights["layers.0.bias"]
+        hidden = torch.relu(spmm(self.own, weight.contiguous()) + bias)
         rows = torch.from_numpy(self.boundary)
-        return Boundary((self.factors.source * hidden)[rows])
+        return Boundary((self.graph.source * hidden)[rows])
 
     @handler
     def local_update(self, common: Expanded) -> Update:
         """FedAvg's local epochs on the expanded graph; what leaves is clipped and noisy if asked for."""
         self.state = replace(self.state, weights={**self.state.weights, **common.weights})
-        tape = self._tape(self.state.weights, common.rows, self._dropout())
-        weight = 1.0 / max(1, self.data.num_train)
-        for epoch in range(self.config.local_epochs):
-            if epoch:
-                tape = tape.again(self.state.weights)
-            tape.start_backward(residuals(tape.logits, self.data.y, self.data.train, weight)[0])
-            for layer in (2, 1):
-                tape.back_receive(layer, None)
-            self.state = self._stepped(tape.gradients)
-        weights: Weights = {name: self.state.weights[name] for name in common.weights}
-        if self.config.clip:
-            assert isinstance(self.state, NoisyState)
-            update = {name: weights[name] - received for name, received in common.weights.items()}
-            release = self.config.mechanism.release_update(
-                update, secret=self.state.secret, purpose=self.stream("noise").path
+        config, rows, weight = self.config, self.data.num_nodes, 1.0 / max(1, self.data.num_train)
+        masks = dropout_masks(self.stream("dropout"), rows, config.hidden, config.dropout, config.dtype)
+        nothing = torch.zeros(rows, common.rows.shape[1], dtype=config.dtype)
+        for _ in range(config.local_epochs):
+            model = self._forward(self.state.weights, common.rows, masks)
+            delta, _ = residuals(model.logits, self.data.y, self.data.train, weight)
+            run_through(model.backward(delta), [nothing])  # foreign values are constants: no gradient returns
+            weights, optimizer = stepped(
+                self.state.weights,
+                model.gradients,
+                self.state.optimizer,
+                optimizer=config.optimizer,
+                lr=config.lr,
+                weight_decay=config.weight_decay,
             )
-            weights = {name: received + release.weights[name] for name, received in common.weights.items()}
+            self.state = replace(self.state, weights=weights, optimizer=optimizer)
+        shared: Weights = {name: self.state.weights[name] for name in common.weights}
+        if config.clip:
+            assert isinstance(self.state, NoisyState)
+            update = {name: shared[name] - received for name, received in common.weights.items()}
+            purpose = self.stream("noise").path
+            release = config.mechanism.release_update(update, secret=self.state.secret, purpose=purpose)
+            shared = {name: received + release.weights[name] for name, received in common.weights.items()}
         share = self.samples() / common.total
-        return Update(scaled(weights, share), share)
-
-    def _dropout(self) -> list[Tensor] | None:
-        if self.config.dropout == 0.0:
-            return None
-        source, rows = DropoutSource([self.stream("dropout").torch()]), self.data.num_nodes
-        return [source.mask([rows], rows, self.config.hidden[0], self.config.dropout, self.config.dtype)]
-
-    def _stepped(self, gradients: Weights) -> ModelState:
-        config = self.config
-        weights, optimizer = stepped(
-            self.state.weights,
-            gradients,
-            self.state.optimizer,
-            optimizer=config.optimizer,
-            lr=config.lr,
-            weight_decay=config.weight_decay,
-        )
-        return replace(self.state, weights=weights, optimizer=optimizer)
+        return Update(scaled(shared, share), share)
 
     @handler
     def score(self, common: Expanded) -> Evaluation:
         self.state = replace(self.state, weights={**self.state.weights, **common.weights})
-        logits = self._tape(self.state.weights, common.rows).logits
+        logits = self._forward(self.state.weights, common.rows).logits
         return Evaluation({part: tally(logits, self.learner.y, mask) for part, mask in self.learner.masks.items()})
 
 
@@ -272,11 +250,6 @@ class Roster(Message):
     """S->C: all clients, in order."""
 
     clients: Identifier[tuple[str, ...]]
-
-
-def _first(own: Matrix, weights: Weights) -> Tensor:
-    assert isinstance(own, sp.csr_matrix)
-    return spmm(own, weights["layers.0.weight"].contiguous()) + weights["layers.0.bias"]
 
 
 def init(view: View, config: FedPerGNNConfig, common: Stream) -> ServerState:

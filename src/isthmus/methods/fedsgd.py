@@ -23,14 +23,14 @@ from isthmus.federation.messages import Count, Gradient, Message
 from isthmus.federation.roles import Cohort, Role, handler
 from isthmus.methods.fedavg import Broadcast
 from isthmus.methods.global_model import EVALUATION_SHEET
-from isthmus.methods.noise import statement
+from isthmus.methods.noise import updates_statement
 from isthmus.methods.registry import Log, Method, Phase, register
 from isthmus.methods.training import ModelCohort, Size, WeightedClient, WeightedConfig, total_samples
 from isthmus.nn.optim import OptimizerState, fresh_state, stepped
 from isthmus.nn.train import gradients
 from isthmus.records import Record
 from isthmus.seeds import Stream
-from isthmus.tensors import Weights, get_weights, num_values, scaled
+from isthmus.tensors import Weights, get_weights, scaled
 
 
 @dataclass(frozen=True)
@@ -109,17 +109,8 @@ def privacy(
     state: ServerState, config: WeightedConfig, rounds: int, clients: int, masked: bool
 ) -> dict[str, Any] | None:
     """One release per step and client."""
-    if not config.dp_clip:
-        return None
-    return statement(
-        clip=config.dp_clip,
-        noise=config.dp_noise,
-        delta=config.dp_delta,
-        releases=rounds * config.local_epochs,
-        values=num_values(state.weights),
-        parties=clients,
-        masked=masked,
-    )
+    releases = rounds * config.local_epochs
+    return updates_statement(config, state.weights, releases=releases, parties=clients, masked=masked)
 
 
 METHOD = register(

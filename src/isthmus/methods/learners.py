@@ -30,8 +30,8 @@ from isthmus.nn.graph_train import (
 )
 from isthmus.nn.inputs import Inputs, build_inputs
 from isthmus.nn.optim import OptimizerState
-from isthmus.nn.options import ALIASES
-from isthmus.nn.train import ExtraGradient, TrainResult, gradients, predict, train_locally
+from isthmus.nn.registry import find_architecture
+from isthmus.nn.train import ExtraGradient, TrainResult, TrainSettings, gradients, predict, train_locally
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights
 
@@ -126,21 +126,8 @@ class NodeLearner:
         extra: ExtraGradient | None,
         frozen: Collection[str],
     ) -> TrainResult:
-        config = self.config
-        return train_locally(
-            self.model,
-            weights,
-            state,
-            self.inputs,
-            epochs=config.local_epochs,
-            lr=config.lr,
-            weight_decay=config.weight_decay,
-            optimizer=config.optimizer,
-            loss=config.loss,
-            extra_gradient=extra,
-            frozen=frozen,
-            dropout=dropout_source(config, [streams]),
-        )
+        settings = _settings(self.config, streams, extra, frozen)
+        return train_locally(self.model, weights, state, self.inputs, **settings)
 
     def gradients(self, weights: Weights, streams: Streams) -> dict[str, Tensor]:
         return gradients(
@@ -180,24 +167,16 @@ class GraphLearner:
         extra: ExtraGradient | None,
         frozen: Collection[str],
     ) -> TrainResult:
-        config = self.config
         return train_graphs(
             self.model,
             weights,
             state,
             self.pack,
             self.masks["train"],
-            epochs=config.local_epochs,
-            batch_size=config.batch_size,
-            lr=config.lr,
-            weight_decay=config.weight_decay,
-            optimizer=config.optimizer,
-            loss=config.loss,
-            extra_gradient=extra,
-            frozen=frozen,
+            batch_size=self.config.batch_size,
             generator=streams("shuffle").torch(),
-            dropout=dropout_source(config, [streams]),
             sample_weight=self.sample_weight,
+            **_settings(self.config, streams, extra, frozen),
         )
 
     def gradients(self, weights: Weights, streams: Streams) -> dict[str, Tensor]:
@@ -240,22 +219,8 @@ class NodeBatchLearner:
         extra: ExtraGradient | None,
         frozen: Collection[str],
     ) -> TrainResult:
-        config = self.config
-        return train_batch(
-            self.model,
-            weights,
-            state,
-            self.batch,
-            self.share,
-            epochs=config.local_epochs,
-            lr=config.lr,
-            weight_decay=config.weight_decay,
-            optimizer=config.optimizer,
-            loss=config.loss,
-            extra_gradient=extra,
-            frozen=frozen,
-            dropout=dropout_source(config, [streams]),
-        )
+        settings = _settings(self.config, streams, extra, frozen)
+        return train_batch(self.model, weights, state, self.batch, self.share, **settings)
 
     def gradients(self, weights: Weights, streams: Streams) -> dict[str, Tensor]:
         return batch_gradients(
@@ -273,12 +238,23 @@ class NodeBatchLearner:
 
 def dropout_source(config: Hyper, streams: Collection[Streams]) -> DropoutSource | None:
     """One generator per client, from its own stream; None where nothing is dropped."""
-    if config.dropout == 0.0 and ALIASES.get(config.backbone, config.backbone) not in (
-        "gat",
-        "gprgnn",
-    ):  # these two drop elsewhere too
+    if config.dropout == 0.0 and not find_architecture(config.backbone).own_dropout:
         return None
     return DropoutSource([each("dropout").torch() for each in streams])
+
+
+def _settings(config: Hyper, streams: Streams, extra: ExtraGradient | None, frozen: Collection[str]) -> TrainSettings:
+    """A client's share of a round, as the loops take it."""
+    return {
+        "epochs": config.local_epochs,
+        "lr": config.lr,
+        "weight_decay": config.weight_decay,
+        "optimizer": config.optimizer,
+        "loss": config.loss,
+        "extra_gradient": extra,
+        "frozen": frozen,
+        "dropout": dropout_source(config, [streams]),
+    }
 
 
 def node_groups(data: NodeData) -> dict[str, Tensor]:

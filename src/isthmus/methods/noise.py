@@ -17,8 +17,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from isthmus.methods.training import WeightedConfig
 from isthmus.privacy.accountant import Accountant
 from isthmus.privacy.dp import Mechanism, noise_warning
+from isthmus.tensors import Weights, num_values
 
 
 def statement(
@@ -65,6 +67,25 @@ def statement(
         "not_covered": "counts and losses of evaluation, which clients send as they are",
         "warning": warning,
     }
+
+
+def updates_statement(
+    config: WeightedConfig, weights: Weights, *, releases: int, parties: int, masked: bool
+) -> dict[str, Any] | None:
+    """`statement` of clients that send as many numbers as ``weights`` has, clipped and noised as the config says; None
+    where nothing is clipped.
+    """
+    if not config.dp_clip:
+        return None
+    return statement(
+        clip=config.dp_clip,
+        noise=config.dp_noise,
+        delta=config.dp_delta,
+        releases=releases,
+        values=num_values(weights),
+        parties=parties,
+        masked=masked,
+    )
 
 
 def _epsilon(multiplier: float, releases: int, delta: float) -> float | None:

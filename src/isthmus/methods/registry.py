@@ -7,7 +7,7 @@ entry point group ``isthmus.methods`` (`isthmus.registry`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from isthmus.errors import ConfigError
@@ -71,6 +71,8 @@ class Method:
             result["facts"]``, values as JSON has them; ``summary`` is a line for people, printed with the result.
             ``scenario`` is the whole scenario in a simulation, for what only an onlooker can know (which edges were
             lost), and None between organisations.
+        roles_with: ``(config) -> roles`` of a method whose handlers depend on its config, so that a party accepts only
+            those its run needs; ``roles`` are then those of the default config.
     """
 
     name: str
@@ -91,12 +93,17 @@ class Method:
     shared_values: Callable[[Any], int] = num_shared_values
     privacy: Callable[[Any, Any, int, int, bool], Mapping[str, Any] | None] | None = None
     facts: Callable[[Any, Any, Any], Mapping[str, Any]] | None = None
+    roles_with: Callable[[Any], Mapping[str, Role]] | None = None
     table: RoleTable = field(init=False)
 
     def __post_init__(self) -> None:
         if "client" not in self.roles:
             raise ConfigError(f"method {self.name!r} must define the role 'client'")
         object.__setattr__(self, "table", RoleTable(self.roles))
+
+    def configured(self, config: Any) -> Method:
+        """The method with the roles of a run with this config."""
+        return self if self.roles_with is None else replace(self, roles=self.roles_with(config))
 
     def check_task(self, task: str) -> None:
         """Refuse data of the other kind, before anything else about them is looked at."""

@@ -22,11 +22,11 @@ from isthmus.nn.backbone import Backbone
 from isthmus.nn.buffers import Workspace
 from isthmus.nn.cohort import stack_states, stack_weights, unstack_states, unstack_weights
 from isthmus.nn.dropout import DropoutSource
-from isthmus.nn.graph_models import GraphModel, build_graph_model
+from isthmus.nn.graph_models import GraphModel
 from isthmus.nn.inputs import stack_inputs
 from isthmus.nn.layers import uniform01_
 from isthmus.nn.optim import OptimizerState, fresh_state
-from isthmus.nn.registry import build_backbone
+from isthmus.nn.registry import build_backbone, build_graph_model
 from isthmus.nn.train import ExtraGradient, Proximal, predict, train_locally
 from isthmus.privacy.dp import Mechanism
 from isthmus.records import Record
@@ -365,12 +365,12 @@ class ModelCohort(Cohort[Any]):
 
     def load(self) -> None:
         self.weights = stack_weights([client.state.weights for client in self.clients])
-        self.optimizer = _copied(stack_states([client.state.optimizer for client in self.clients]))
+        self.optimizer = stack_states([client.state.optimizer for client in self.clients]).copy()
 
     def store(self) -> None:
         weights = unstack_weights(self.weights)
         for client, own, optimizer in zip(self.clients, weights, unstack_states(self.optimizer), strict=True):
-            client.state = replace(client.state, weights=_clone(own), optimizer=_copied(optimizer))
+            client.state = replace(client.state, weights=_clone(own), optimizer=optimizer.copy())
 
     def dropout(self) -> DropoutSource | None:
         """Every client's own generator of this call."""
@@ -486,7 +486,3 @@ class _StackedEvaluation:
 
 def _clone(weights: Weights) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in weights.items()}
-
-
-def _copied(state: OptimizerState) -> OptimizerState:
-    return OptimizerState(state.steps, _clone(state.first), _clone(state.second))

@@ -35,8 +35,9 @@ from isthmus.nn.first_layer_input import DENSE_ABOVE, Operand, build_operand
 from isthmus.nn.inputs import Nodes
 from isthmus.nn.kernels import spmm
 from isthmus.nn.layers import glorot_
-from isthmus.nn.optim import OptimizerState, step_plan, take_step
+from isthmus.nn.optim import OptimizerState, Stepper
 from isthmus.nn.sparse import Sparse, canonical
+from isthmus.nn.train import local_epochs
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights
 
@@ -117,19 +118,19 @@ def reconstruction_loss(weights: Weights, task: FeatureTask) -> Tensor:
 
 
 def train_autoencoder(
-    weights: Weights, state: OptimizerState, task: FeatureTask, *, epochs: int, lr: float, dtype: torch.dtype
+    weights: Weights, state: OptimizerState, task: FeatureTask, *, epochs: int, lr: float
 ) -> tuple[dict[str, Tensor], OptimizerState, float]:
     """``epochs`` full-batch steps of Adam; also the loss before the last one."""
-    current = {name: tensor.detach().clone().requires_grad_() for name, tensor in weights.items()}
-    moments = state.copy()
-    value = 0.0
-    for _ in range(epochs):
-        loss = reconstruction_loss(current, task)
-        value = float(loss.detach())
-        grads = dict(zip(current, torch.autograd.grad(loss, list(current.values())), strict=True))
-        plan = step_plan("adam", moments.steps, 1, lr, 0.0, dtype)
-        moments = take_step({name: tensor.detach() for name, tensor in current.items()}, grads, moments, plan)
-    return {name: tensor.detach() for name, tensor in current.items()}, moments, value
+    current = {name: tensor.detach().clone() for name, tensor in weights.items()}
+    stepper = Stepper("adam", current, state.copy(), steps=epochs, lr=lr)
+
+    def gradients(_: None) -> tuple[dict[str, Tensor], Tensor]:
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in current.items()}
+        loss = reconstruction_loss(leaves, task)
+        return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True)), loss.detach()
+
+    loss = local_epochs(gradients, stepper, epochs)
+    return current, stepper.state, float(loss)
 
 
 def project(task: FeatureTask, width: int, common: Stream, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -1,4 +1,4 @@
-"""The common frame of node backbones: [input norm], layers with ReLU and dropout between them, [linear head].
+"""The node model of every architecture: [input norm], layers with ReLU and dropout between, [linear head].
 
 Without head the last layer puts out the classes. With head a linear classifier comes on top of the last layer
 (FedStruct's GNN): ReLU and dropout stand between the layers, nothing after the last one.
@@ -8,33 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import ClassVar, TypedDict
+from typing import NamedTuple
 
-import scipy.sparse as sp
-import torch
 from torch import Tensor, nn
 
 from isthmus.errors import ConfigError
-from isthmus.nn.dropout import DropoutSource
+from isthmus.nn.architecture import Architecture
+from isthmus.nn.dense import activate
+from isthmus.nn.dropout import DropoutSource, dropout_mask
 from isthmus.nn.first_layer_input import Norm
 from isthmus.nn.inputs import Inputs
-from isthmus.nn.layers import InputNorm, Layer, LinearLayer, add_bias
+from isthmus.nn.layers import HERE, Conv, InputNorm, LinearLayer, Propagation, convs_of
 from isthmus.seeds import Stream
 
 NORM = "input_norm"
 """Name of the sub-module with the input norm; its parameters are ``input_norm.gamma`` and ``input_norm.beta``."""
 
 
-class Common(TypedDict):
-    """What every backbone is built from; a backbone with options of its own passes these on."""
+class PlacedLayer(NamedTuple):
+    """A layer and where it stands: prefix of its parameters, levels (see `Inputs`) of the rows it reads and puts out,
+    and whether ReLU and dropout come before it.
+    """
 
-    num_features: int
-    num_classes: int
-    hidden: Sequence[int]
-    dropout: float
-    input_norm: bool
-    head: bool
-    stream: Stream
+    prefix: str
+    conv: Conv
+    before: int
+    level: int
+    activated: bool
 
 
 class Backbone(nn.Module):
@@ -44,6 +44,7 @@ class Backbone(nn.Module):
     of the inputs uses its own.
 
     Args:
+        architecture: What it is made of.
         num_features: F.
         num_classes: C.
         hidden: Widths of the hidden layers.
@@ -53,15 +54,9 @@ class Backbone(nn.Module):
         stream: Where all first weights come from: same stream, same weights.
     """
 
-    layer_type: ClassVar[type[Layer]]
-    activate_head: ClassVar[bool] = False
-    """Whether ReLU and dropout stand before the linear head too. Not on top of convolutions (FedStruct
-    spec, section 12.7: nothing after the last one); on top of linear layers, where a linear head would add nothing
-    without.
-    """
-
     def __init__(
         self,
+        architecture: Architecture,
         *,
         num_features: int,
         num_classes: int,
@@ -78,33 +73,68 @@ class Backbone(nn.Module):
             raise ConfigError(
                 f"widths must be at least 1, got features {num_features}, hidden {tuple(hidden)}, classes {num_classes}"
             )
-        if head and not hidden:
-            raise ConfigError("a linear head needs at least one hidden layer; give hidden widths or set head=false")
-        generator = stream.torch()
-        self.dropout = dropout
+        if head and (architecture.linear or not hidden):
+            raise ConfigError(
+                "a linear head needs a hidden layer below it; "
+                + ("this backbone has none: " if architecture.linear else "give hidden widths or ")
+                + "set head=false"
+            )
+        generator = architecture.layer_stream(stream).torch()
+        self.architecture, self.dropout = architecture, dropout
         self.input_norm = InputNorm(num_features) if input_norm else None
         widths = [num_features, *hidden] if head else [num_features, *hidden, num_classes]
-        self.layers = nn.ModuleList(self.make_layer(a, b, generator) for a, b in pairwise(widths))
+        shapes = list(pairwise([widths[0], widths[-1]] if architecture.linear else widths))
+        self.layers = nn.ModuleList(
+            architecture.conv(a, b, generator, classes=not head and i == len(shapes))
+            for i, (a, b) in enumerate(shapes, 1)
+        )
         self.head = LinearLayer(widths[-1], num_classes, generator) if head else None
+        for name, tensor in architecture.first_weights().items():
+            self.register_parameter(name, nn.Parameter(tensor))
+        kinds = {self.convs[0].propagation, architecture.propagation_after} - {None}
+        if len(kinds) > 1:
+            raise ConfigError("a node model has one propagation matrix: its layers and what follows them must share it")
+        self.propagation: Propagation | None = kinds.pop() if kinds else None
 
-    @classmethod
-    def make_layer(cls, in_channels: int, out_channels: int, generator: torch.Generator) -> Layer:
-        """One layer with its first weights drawn."""
-        raise NotImplementedError
+    @property
+    def convs(self) -> tuple[Conv, ...]:
+        return convs_of(self.layers)
 
-    def propagation(self, edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
-        """M, so that ``M @ h`` is one propagation of this backbone."""
-        raise NotImplementedError
+    @property
+    def first_level(self) -> int:
+        """The level the first layer puts out: the first propagation is multiplied into the features, unless it comes
+        after the layer's products."""
+        return 1 if self.convs[0].attends else 0
+
+    @property
+    def layers_after_input(self) -> tuple[PlacedLayer, ...]:
+        """The layers after the first, in order, head included."""
+        placed, level = [], self.first_level
+        for i, conv in enumerate(self.convs[1:], start=1):
+            placed.append(PlacedLayer(f"layers.{i}.", conv, level, level + conv.propagates, True))
+            level = placed[-1].level
+        if self.head is not None:
+            # FedStruct (12.7) has nothing after its last convolution; after linear layers, a linear head adds nothing
+            # without an activation before it.
+            placed.append(PlacedLayer("head.", self.head, level, level, not self.convs[-1].propagates))
+        return tuple(placed)
+
+    @property
+    def last_level(self) -> int:
+        """The level the last layer puts out."""
+        return self.first_level + sum(conv.propagates for conv in self.convs[1:])
 
     @property
     def hops(self) -> int:
-        """Number of propagations: how far away a node's output can see."""
-        return len(self.layers) if any(self.layer_type.terms.values()) else 0
+        """Number of levels of the inputs, 0 for a model that is blind to edges: a level per propagation, and one more
+        where none of them is multiplied into the features.
+        """
+        return 0 if self.propagation is None else self.last_level + self.architecture.hops_after + 1
 
     @property
     def first_terms(self) -> Mapping[str, bool]:
         """Name of each first-layer weight matrix -> whether its features are propagated."""
-        return {f"layers.0.{name}": propagated for name, propagated in self.layer_type.terms.items()}
+        return {f"layers.0.{name}": propagated for name, propagated in self.convs[0].weight_terms.items()}
 
     @property
     def norm_names(self) -> tuple[str, ...]:
@@ -117,13 +147,8 @@ class Backbone(nn.Module):
         FedStruct's reference code keeps the first one at home where it is ``input_norm.``."""
         norm = () if self.input_norm is None else (f"{NORM}.",)
         head = () if self.head is None else ("head.",)
-        return (*norm, *(f"layers.{i}." for i in range(len(self.layers))), *head)
-
-    @property
-    def later(self) -> tuple[tuple[str, Layer], ...]:
-        """The layers after the first, by prefix, in order."""
-        layers: list[tuple[str, Layer]] = [(f"layers.{i}.", layer) for i, layer in enumerate(self.layers)]  # type: ignore[misc]
-        return (*layers[1:], *(() if self.head is None else (("head.", self.head),)))
+        layers = (f"layers.{i}." for i in range(len(self.layers)))
+        return (*norm, *layers, *head, *self.architecture.first_weights())
 
     def norm(self) -> Norm | None:
         """(gamma, beta), or None without input norm."""
@@ -131,12 +156,8 @@ class Backbone(nn.Module):
 
     def products(self, inputs: Inputs) -> dict[str, Tensor]:
         """The first layer's products with the constant features, by name of the weight."""
-        first = self.layers[0]
-        norm = self.norm()
-        return {
-            name: inputs.first[name].product(getattr(first, term), norm)
-            for name, term in zip(self.first_terms, self.layer_type.terms, strict=True)
-        }
+        weights, norm = dict(self.layers.named_parameters("layers")), self.norm()
+        return {name: inputs.first[name].product(weights[name], norm) for name in self.first_terms}
 
     def forward(
         self, inputs: Inputs, dropout: DropoutSource | None = None, products: Mapping[str, Tensor] | None = None
@@ -149,28 +170,26 @@ class Backbone(nn.Module):
             products: `products` where the caller has them already; their memory may be used.
         """
         products = self.products(inputs) if products is None else products
-        h = add_bias(add_up([products[name] for name in self.first_terms]), self.layers[0].bias)  # type: ignore[arg-type]
-        for i in range(1, len(self.layers)):
-            h = self._activate(h, inputs, inputs.level(i - 1), dropout)
-            h = self.layers[i](h, inputs, inputs.level(i))
-        if self.head is not None:
-            h = self.head(self.before_head(h, inputs, inputs.level(len(self.layers) - 1), dropout), inputs, -1)
-        return h
+        first = self.convs[0]
+        h = first.finish(
+            dict(first.named_parameters()),
+            {name.removeprefix("layers.0."): product for name, product in products.items()},
+            inputs.hop(self.first_level) if first.attends else HERE,
+            dropout,
+        )
+        for _, conv, before, level, activated in self.layers_after_input:
+            if activated:
+                h = activate(h, dropout_mask(dropout, inputs.rows[before], inputs.padded[before], h, self.dropout))
+            h = conv(h, inputs.hop(level) if conv.propagates else HERE, dropout)
+        return self._after_layers(h, inputs, dropout)
 
-    def before_head(self, h: Tensor, inputs: Inputs, level: int, dropout: DropoutSource | None) -> Tensor:
-        """What the head reads: the last layer as it is, or activated where the layers are linear themselves."""
-        return self._activate(h, inputs, level, dropout) if self.activate_head else h
+    def _after_layers(self, h: Tensor, inputs: Inputs, dropout: DropoutSource | None) -> Tensor:
+        level = self.last_level
 
-    def _activate(self, h: Tensor, inputs: Inputs, level: int, dropout: DropoutSource | None) -> Tensor:
-        h = torch.relu(h)
-        if dropout is None or self.dropout == 0.0:
-            return h
-        return h * dropout.mask(inputs.rows[level], inputs.padded[level], h.shape[-1], self.dropout, h.dtype)
+        def drop(z: Tensor, rate: float) -> Tensor:
+            mask = dropout_mask(dropout, inputs.rows[level], inputs.padded[level], z, rate)
+            return z if mask is None else z * mask
 
-
-def add_up(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum; of one tensor, itself."""
-    total = tensors[0]
-    for tensor in tensors[1:]:
-        total = total + tensor
-    return total
+        weights = {name: getattr(self, name) for name in self.architecture.first_weights()}
+        hops = [inputs.hop(level + hop) for hop in range(1, self.architecture.hops_after + 1)]
+        return self.architecture.after_layers(weights, h, hops, drop)

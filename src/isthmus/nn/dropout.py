@@ -68,6 +68,13 @@ class DropoutSource:
         return _LEVELS / (_LEVELS - _dropped(rate))
 
 
+def dropout_mask(
+    dropout: DropoutSource | None, rows: Sequence[int], padded: int, z: Tensor, rate: float
+) -> Tensor | None:
+    """`DropoutSource.mask` of the values ``z``; None where nothing is dropped."""
+    return None if dropout is None or not rate else dropout.mask(rows, padded, z.shape[-1], rate, z.dtype)
+
+
 def _dropped(rate: float) -> int:
     return min(round(rate * _LEVELS), _LEVELS - 1)
 

@@ -1,16 +1,8 @@
 r"""A client's graphs packed once; a mini-batch is index arithmetic.
 
 Graphs lie end to end, so every matrix that joins nodes is block diagonal with one block per graph, and a batch is a
-copy of the chosen
-blocks with their columns moved: one compiled loop over stretches of memory, no object per graph. Propagation matrices
-are normalised once for the whole pack. They are made when a model first asks for them:
-
-    name   P                                        row i of P h
-    sum    :math:`A^\top + I`                       the node and the sum of its neighbours (GIN, eps = 0)
-    gcn    :math:`D^{-1/2} (A + I) D^{-1/2}`        as PyG's ``GCNConv``
-    mean   row i = mean over arcs j -> i            GraphSAGE
-    row    :math:`\tilde D^{-1} (A + I)`             decoupled GCN of FedStruct
-    arcs   entry (i, j) counts the arcs j -> i      GAT, with exactly one loop at every node
+copy of the chosen blocks with their columns moved: one compiled loop over stretches of memory, no object per graph.
+The propagation matrix P of a layer is made once for the whole pack, when the layer first asks for it.
 
 Constant node inputs f (the features ``x``, or more that the caller names) carry a column of ones behind them: a linear
 map with its bias is then one matrix, and :math:`P\,(f W + \mathbf 1 b^\top)\,V = P\,[f\,|\,\mathbf 1]\;([W; b]\,V)`.
@@ -34,28 +26,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from isthmus.errors import ConfigError, unknown
-from isthmus.graph.normalise import adjacency, from_torch_csr, gcn_norm, mean_norm, row_norm
+from isthmus.graph.normalise import from_torch_csr
 from isthmus.nn.first_layer_input import DENSE_ABOVE
-from isthmus.nn.gat import in_adjacency
 from isthmus.nn.kernels import Array, compiled, split, weighted_rows
+from isthmus.nn.layers import HERE, Hop, Propagation
 from isthmus.nn.sparse import canonical, constant_product
 
-_ARCS_AT_ONCE = (
-    1 << 21
-)  # normalising copies its arcs several times: by stretches of graphs, memory stays at the size of the result
-
-
-def _sum(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
-    return sp.csr_matrix(adjacency(edge_index.flip(0), num_nodes) + sp.eye(num_nodes, format="csr", dtype=np.float32))
-
-
-_STEPS: dict[str, Callable[[Tensor, int], sp.csr_matrix]] = {
-    "arcs": in_adjacency,
-    "gcn": gcn_norm,
-    "mean": mean_norm,
-    "row": row_norm,
-    "sum": _sum,
-}
+_ARCS_AT_ONCE = 1 << 21
+"""Normalising copies its arcs several times: by stretches of graphs, memory stays at the size of the result."""
 
 
 class Graphs(Protocol):
@@ -98,10 +76,13 @@ class Csr:
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A matrix and its transpose, for the way back; one object twice where it is symmetric."""
+    """A matrix and its transpose, for the backward pass; one object twice where it is symmetric."""
 
     forward: Csr
     backward: Csr
+
+    def __matmul__(self, dense: Tensor) -> Tensor:
+        return constant_product(dense, lambda h: times(self.forward, h), lambda g: times(self.backward, g))
 
 
 Features = Tensor | Csr
@@ -136,18 +117,16 @@ class Pack:
     def y(self) -> Tensor:
         return self.data.y
 
-    def step(self, name: str) -> Pair:
-        """The propagation P called ``name``, for all graphs."""
-        if name not in _STEPS:
-            raise unknown("propagation", name, _STEPS)
-        made: Pair = self._once(name, lambda: _propagation(self.data, _STEPS[name], self.dtype))
+    def pair(self, propagation: Propagation) -> Pair:
+        """P of all graphs."""
+        made: Pair = self._once(propagation, lambda: _pair(self.data, propagation, self.dtype))
         return made
 
-    def rows(self, name: str, step: str | None = None) -> Features | None:
+    def rows(self, name: str, propagation: Propagation | None = None) -> Features | None:
         """``[f | 1]``, or ``P [f | 1]``; None where P and f apart take fewer multiplications."""
         if name not in self.features:
             raise unknown("node input", name, self.features)
-        made: Features | None = self._once((name, step), lambda: self._rows(self.features[name], step))
+        made: Features | None = self._once((name, propagation), lambda: self._rows(self.features[name], propagation))
         return made
 
     def batch(self, graphs: Tensor) -> Batch:
@@ -175,16 +154,15 @@ class Pack:
             self._made[key] = make()
         return self._made[key]
 
-    def _rows(self, features: sp.csr_matrix, step: str | None) -> Features | None:
-        if step is None:
+    def _rows(self, features: sp.csr_matrix, propagation: Propagation | None) -> Features | None:
+        if propagation is None:
             return _stored(features, self.dtype)
         nodes = int(self.ptr[-1])
-        pair = self.step(step).forward
-        matrix = sp.csr_matrix((pair.data, pair.indices, pair.indptr), shape=(nodes, nodes))
+        arcs = self.pair(propagation).forward
+        matrix = sp.csr_matrix((arcs.data, arcs.indices, arcs.indptr), shape=(nodes, nodes))
         limit = matrix.nnz + features.nnz
-        dense = (
-            DENSE_ABOVE * nodes * features.shape[1]
-        )  # a narrow product is never more than this, whatever it takes to make it once
+        # A narrow product is never more than this, whatever it takes to make it once.
+        dense = DENSE_ABOVE * nodes * features.shape[1]
         if limit < dense and _num_terms(matrix, features) > 8 * limit:
             return None  # P and f apart are cheaper for certain: do not even multiply
         product = (matrix.astype(np.float64) @ features).tocsr()
@@ -226,53 +204,46 @@ class Batch:
         """Nodes of each graph (B, 1)."""
         return torch.from_numpy(np.diff(self.ptr)).to(dtype).unsqueeze(1)
 
-    def affine(self, name: str, weight: Tensor, step: str | None = None) -> Tensor:
-        """``[f | 1] W``, with ``step`` ``P [f | 1] W``: an affine map of constant inputs, differentiable in W.
+    def affine(self, name: str, weight: Tensor, propagation: Propagation | None = None) -> Tensor:
+        """``[f | 1] W``, with a propagation ``P [f | 1] W``: an affine map of constant inputs, differentiable in W.
 
         Args:
             name: Of the inputs.
             weight: (F + 1, H); the last row is the bias.
-            step: Name of the propagation, None for none.
         """
-        rows = self.rows(name, step)
+        rows = self.rows(name, propagation)
         if rows is None:
-            assert step is not None
-            return self.propagate(step, self.affine(name, weight))
+            assert propagation is not None
+            return self.pair(propagation) @ self.affine(name, weight)
         if isinstance(rows, Tensor):
             return rows @ weight
         product: Tensor = _ConstantRows.apply(weight, rows)  # type: ignore[no-untyped-call]
         return product
 
-    def propagate(self, step: str, h: Tensor) -> Tensor:
-        """``P h``. (m, H) -> (m, H)"""
-        pair = self.pair(step)
-        return constant_product(h, lambda h: times(pair.forward, h), lambda g: times(pair.backward, g))
-
-    def matrix(self, step: str) -> Csr:
-        """P itself (m, m), for layers that do more than multiply with it."""
-        return self.pair(step).forward
+    def hop(self, propagation: Propagation | None) -> Hop:
+        """A propagation over all nodes."""
+        return HERE if propagation is None else Hop(self.pair(propagation), 1, self.num_nodes)
 
     def pool(self, h: Tensor) -> Tensor:
         """Sum over the nodes of each graph; zero for a graph without nodes. (m, H) -> (B, H)"""
         product: Tensor = _Pool.apply(h, self.ptr)  # type: ignore[no-untyped-call]
         return product
 
-    def pair(self, name: str) -> Pair:
-        """The propagation P of the batch's graphs, and its transpose."""
-        if name not in self._made:
-            pair = self.pack.step(name)
+    def pair(self, propagation: Propagation) -> Pair:
+        """P of the batch's graphs, and its transpose."""
+        if propagation not in self._made:
+            pair = self.pack.pair(propagation)
             forward = self._take(pair.forward, move=True)
-            self._made[name] = Pair(
-                forward, forward if pair.backward is pair.forward else self._take(pair.backward, move=True)
-            )
-        made: Pair = self._made[name]
+            backward = forward if pair.backward is pair.forward else self._take(pair.backward, move=True)
+            self._made[propagation] = Pair(forward, backward)
+        made: Pair = self._made[propagation]
         return made
 
-    def rows(self, name: str, step: str | None = None) -> Features | None:
+    def rows(self, name: str, propagation: Propagation | None = None) -> Features | None:
         """``[f | 1]``, or ``P [f | 1]``, of the batch's nodes; None where P and f apart are cheaper."""
-        key = (name, step)
+        key = (name, propagation)
         if key not in self._made:
-            rows = self.pack.rows(name, step)
+            rows = self.pack.rows(name, propagation)
             if isinstance(rows, Csr):
                 rows = self._take(rows, move=False)
             elif rows is not None:
@@ -361,7 +332,7 @@ def batches(rows: Tensor, batch_size: int, generator: torch.Generator | None = N
     return iter(torch.split(rows, batch_size)) if rows.numel() else iter(())
 
 
-def _propagation(data: Graphs, normalise: Callable[[Tensor, int], sp.csr_matrix], dtype: torch.dtype) -> Pair:
+def _pair(data: Graphs, propagation: Propagation, dtype: torch.dtype) -> Pair:
     """P of all graphs, a stretch of graphs at a time."""
     ptr, edge_ptr = data.ptr.numpy(), data.edge_ptr.numpy()
     parts: list[sp.csr_matrix] = []
@@ -372,7 +343,7 @@ def _propagation(data: Graphs, normalise: Callable[[Tensor, int], sp.csr_matrix]
         end = max(graph + 1, int(np.searchsorted(edge_ptr, edge_ptr[graph] + _ARCS_AT_ONCE, side="right")) - 1)
         begins.append(int(ptr[graph]))
         arcs = data.edge_index[:, int(edge_ptr[graph]) : int(edge_ptr[end])] - begins[-1]
-        part = canonical(normalise(arcs, int(ptr[end] - ptr[graph])), dtype)
+        part = canonical(propagation(arcs, int(ptr[end] - ptr[graph])), dtype)
         transposed = canonical(part.T.tocsr())
         symmetric = symmetric and _equal(part, transposed)
         parts.append(part)

@@ -1,4 +1,4 @@
-"""Local training on a pack of graphs: the graph task's counterpart of `isthmus.nn.train`, with the same types.
+"""Local training on a pack of graphs: the graph task's counterpart of `isthmus.nn.train`, with the same loop and types.
 
     train_graphs      mini-batch steps
     graph_gradients   the gradient of the mean loss over all given graphs (FedSGD)
@@ -12,7 +12,7 @@ All of them leave the module's own parameters alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -21,17 +21,17 @@ from torch.func import functional_call
 from isthmus.errors import ConfigError, ProtocolError
 from isthmus.nn.buffers import without_subnormals
 from isthmus.nn.dropout import DropoutSource
+from isthmus.nn.gin_gradients import gin_gradients, has_manual_gradient
 from isthmus.nn.graph_batch import Batch, Pack, batches
 from isthmus.nn.graph_models import GraphModel
-from isthmus.nn.graph_steps import gradients, written_out
 from isthmus.nn.inputs import Inputs
 from isthmus.nn.loss import Loss, get_loss
-from isthmus.nn.optim import OptimizerState, fresh_state, step_plan, take_step
-from isthmus.nn.train import ExtraGradient, TrainResult
+from isthmus.nn.optim import OptimizerState, Stepper
+from isthmus.nn.train import ExtraGradient, TrainResult, TrainSettings, check_epochs, local_epochs, starting_state
 from isthmus.tensors import Weights, check_same_names, check_same_shape
 
-Step = tuple[Iterable[tuple[Batch, Tensor]], float]
-"""A mini-batch in pieces, each with what its rows count in the loss, and what all of it counts in the epoch's mean."""
+Pieces = Iterable[tuple[Batch, Tensor]]
+"""A mini-batch in pieces, each with what its rows count in the loss."""
 
 NODES_AT_ONCE = 1 << 13
 """Losses and gradients add up over graphs, so many graphs go by pieces of about this many nodes. That changes rounding
@@ -47,19 +47,12 @@ def train_graphs(
     pack: Pack,
     rows: Tensor,
     *,
-    epochs: int,
     batch_size: int = 128,
-    lr: float,
-    weight_decay: float = 0.0,
-    optimizer: str = "adam",
-    loss: str = "ce",
-    extra_gradient: ExtraGradient | None = None,
-    frozen: Collection[str] = (),
     generator: torch.Generator | None = None,
-    dropout: DropoutSource | None = None,
     sample_weight: Tensor | None = None,
+    **settings: Unpack[TrainSettings],
 ) -> TrainResult:
-    """Train for ``epochs`` passes over the graphs ``rows``; a step for every mini-batch, the last one may be smaller.
+    """Train for a number of passes over the graphs ``rows``; a step for every mini-batch, the last one may be smaller.
 
     Args:
         model: Gives the shape of the computation; its own parameters are neither read nor changed.
@@ -67,11 +60,8 @@ def train_graphs(
         optimizer_state: What the last call returned, or None to start afresh; not changed.
         pack: The client's graphs.
         rows: Positions of the training graphs (or a mask). Without any, no step is taken.
-        epochs: At least 0.
         batch_size: Graphs per step.
-        lr, weight_decay, optimizer, loss, extra_gradient, frozen: As in `isthmus.nn.train.train_locally`.
         generator: Shuffles the graphs in every epoch; None takes them in order.
-        dropout: The client's generator; None trains without dropout.
         sample_weight: What each graph of the pack counts in the loss (G,), for rare classes; scaled to mean 1 over
             ``rows``.
 
@@ -81,26 +71,12 @@ def train_graphs(
     rows = _positions(rows, pack)
     importance = _importance(sample_weight, rows, pack)
 
-    def epoch() -> Iterator[Step]:
+    def epoch() -> Iterator[tuple[Pieces, float]]:
         for graphs in batches(rows, batch_size, generator):
             yield _pieces(pack, graphs, importance / graphs.numel()), graphs.numel() / rows.numel()
 
-    return _train(
-        model,
-        weights,
-        optimizer_state,
-        pack,
-        epoch,
-        -(-rows.numel() // max(1, batch_size)),
-        epochs=epochs,
-        lr=lr,
-        weight_decay=weight_decay,
-        optimizer=optimizer,
-        loss=loss,
-        extra_gradient=extra_gradient,
-        frozen=frozen,
-        dropout=dropout,
-    )
+    steps = -(-rows.numel() // max(1, batch_size))
+    return _train(model, weights, optimizer_state, pack, epoch, steps, **settings)
 
 
 def train_batch(
@@ -109,6 +85,26 @@ def train_batch(
     optimizer_state: OptimizerState | None,
     batch: Batch,
     share: Tensor,
+    **settings: Unpack[TrainSettings],
+) -> TrainResult:
+    """Train on one batch, a step an epoch. Without any share, no step is taken.
+
+    Args:
+        batch: Its ``y`` has the class of each row of the logits: a graph, or a node where the model does not pool.
+        share: What each row counts in the loss.
+    """
+    steps: list[tuple[Pieces, float]] = [([(batch, share)], 1.0)] if bool((share > 0).any()) else []
+    return _train(model, weights, optimizer_state, batch.pack, lambda: steps, len(steps), **settings)
+
+
+@without_subnormals()
+def _train(
+    model: GraphModel,
+    weights: Weights,
+    optimizer_state: OptimizerState | None,
+    pack: Pack,
+    epoch: Callable[[], Iterable[tuple[Pieces, float]]],
+    steps: int,
     *,
     epochs: int,
     lr: float,
@@ -119,99 +115,69 @@ def train_batch(
     frozen: Collection[str] = (),
     dropout: DropoutSource | None = None,
 ) -> TrainResult:
-    """Train for ``epochs`` steps on one batch. Without any share, no step is taken.
-
-    Args:
-        batch: Its ``y`` has the class of each row of the logits: a graph, or a node where the model does not pool.
-        share: What each row counts in the loss.
-    """
-    steps: list[Step] = [([(batch, share)], 1.0)] if bool((share > 0).any()) else []
-    return _train(
-        model,
-        weights,
-        optimizer_state,
-        batch.pack,
-        lambda: iter(steps),
-        len(steps),
-        epochs=epochs,
-        lr=lr,
-        weight_decay=weight_decay,
-        optimizer=optimizer,
-        loss=loss,
-        extra_gradient=extra_gradient,
-        frozen=frozen,
-        dropout=dropout,
-    )
-
-
-@without_subnormals()
-def _train(
-    model: GraphModel,
-    weights: Weights,
-    optimizer_state: OptimizerState | None,
-    pack: Pack,
-    epoch: Callable[[], Iterator[Step]],
-    per_epoch: int,
-    *,
-    epochs: int,
-    lr: float,
-    weight_decay: float,
-    optimizer: str,
-    loss: str,
-    extra_gradient: ExtraGradient | None,
-    frozen: Collection[str],
-    dropout: DropoutSource | None,
-) -> TrainResult:
-    """Take the steps each ``epoch()`` gives."""
-    if epochs < 0:
-        raise ConfigError(f"epochs must be at least 0, got {epochs}")
-    loss_function = get_loss(loss)
-    given = _checked(model, weights, pack)
+    """Take the ``steps`` steps of each ``epoch()``."""
+    check_epochs(epochs)
+    loss_function, given = get_loss(loss), _checked(model, weights, pack)
     trained = [name for name in given if name not in set(frozen)]
-    start = fresh_state(optimizer, given, frozen=tuple(frozen)) if optimizer_state is None else optimizer_state
-    layout = _EndToEnd(given, trained)
-    flat = layout.join(given)
-    current = given | layout.parts(flat)
-    state = OptimizerState(
-        start.steps, *({_ALL: layout.join(part)} if part else {} for part in (start.first, start.second))
-    )
-    plan = step_plan(optimizer, state.steps, epochs * per_epoch, lr, weight_decay, pack.dtype)
-    taken, total = 0, 0.0
-    for _ in range(epochs):
-        total = 0.0
-        for pieces, part in epoch():
-            grads, value = _gradients(model, current, trained, pieces, loss_function, dropout)
-            if extra_gradient is not None:
-                extra_gradient(current, grads)
-            state = take_step({_ALL: flat}, {_ALL: layout.join(grads)}, state, replace(plan, step=taken))
-            taken += 1
-            total += value * part
-    moved = (
-        {name: tensor.clone() for name, tensor in (before | layout.parts(after[_ALL]) if after else before).items()}
-        for before, after in ((start.first, state.first), (start.second, state.second))
-    )
-    made = {name: tensor.clone() for name, tensor in current.items()}
-    return TrainResult(made, OptimizerState(state.steps, *moved), torch.tensor([total], dtype=pack.dtype))
+    state = starting_state(optimizer, optimizer_state, given, trained, donate=True)
+    stepper = _FlatStepper(optimizer, given, state, trained, steps=epochs * steps, lr=lr, weight_decay=weight_decay)
+
+    def gradients(pieces: Pieces) -> tuple[dict[str, Tensor], Tensor]:
+        return _gradients(model, stepper.weights, trained, pieces, loss_function, dropout)
+
+    mean_loss = local_epochs(gradients, stepper, epochs, epoch, extra_gradient)
+    return TrainResult(*stepper.result(), mean_loss.to(pack.dtype))
 
 
-_ALL = "all"
-
-
-class _EndToEnd:
-    """Some of the weights in one stretch of memory: a step on thirty small tensors takes longer to call than to
+class _FlatStepper(Stepper):
+    """Steps on the trained weights in one stretch of memory: on thirty small tensors they take longer to call than to
     compute.
     """
 
-    def __init__(self, weights: Weights, names: Sequence[str]) -> None:
-        self._shapes = {name: weights[name].shape for name in names}
+    ALL = "all"
 
-    def join(self, tensors: Weights) -> Tensor:
+    def __init__(
+        self,
+        optimizer: str,
+        weights: dict[str, Tensor],
+        state: OptimizerState,
+        trained: Sequence[str],
+        *,
+        steps: int,
+        lr: float,
+        weight_decay: float,
+    ) -> None:
+        self._shapes = {name: weights[name].shape for name in trained}
+        self._given = state
+        self._flat = {self.ALL: self._join(weights)}
+        moments = ({self.ALL: self._join(part)} if part else {} for part in (state.first, state.second))
+        flat_state = OptimizerState(state.steps, *moments)
+        super().__init__(optimizer, self._flat, flat_state, steps=steps, lr=lr, weight_decay=weight_decay)
+        self.weights = weights | self._parts(self._flat)
+
+    def take(self, grads: Weights) -> None:
+        named, self.weights = self.weights, self._flat
+        super().take({self.ALL: self._join(grads)})
+        self.weights = named
+
+    def result(self) -> tuple[dict[str, Tensor], OptimizerState]:
+        """Weights and state by name, each tensor in memory of its own."""
+        first, second = (
+            self._given.first | self._parts(self.state.first),
+            self._given.second | self._parts(self.state.second),
+        )
+        state = OptimizerState(self.state.steps, first, second).copy()
+        return {name: tensor.clone() for name, tensor in self.weights.items()}, state
+
+    def _join(self, tensors: Weights) -> Tensor:
         """A copy, end to end."""
         return torch.cat([tensors[name].reshape(-1) for name in self._shapes]) if self._shapes else torch.zeros(0)
 
-    def parts(self, flat: Tensor) -> dict[str, Tensor]:
+    def _parts(self, flat: Weights) -> dict[str, Tensor]:
         """The tensors by name, as views."""
-        pieces = torch.split(flat, [shape.numel() for shape in self._shapes.values()]) if self._shapes else ()
+        if not flat or not self._shapes:
+            return {}
+        pieces = torch.split(flat[self.ALL], [shape.numel() for shape in self._shapes.values()])
         return {name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)}
 
 
@@ -258,7 +224,7 @@ def graph_gradients(
     trained = [name for name in weights if name not in set(frozen)]
     share = _importance(sample_weight, rows, pack) / max(1, rows.numel())
     grads, value = _gradients(model, weights, trained, _pieces(pack, rows, share), get_loss(loss), dropout)
-    return grads, torch.tensor([value], dtype=pack.dtype)
+    return grads, value.to(pack.dtype)
 
 
 @without_subnormals()
@@ -281,21 +247,25 @@ def _gradients(
     model: GraphModel,
     weights: Weights,
     trained: Collection[str],
-    pieces: Iterable[tuple[Batch, Tensor]],
+    pieces: Pieces,
     loss: Loss,
     dropout: DropoutSource | None,
-) -> tuple[dict[str, Tensor], float]:
-    """Gradients of ``sum over all pieces of share * loss``, and its value; zero without any piece."""
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Gradients of ``sum over all pieces of share * loss``, and its value (1,); zero without any piece."""
     grads: dict[str, Tensor] = {}
-    total = 0.0
+    total = torch.zeros(1, dtype=torch.float64)
     for batch, share in pieces:
-        found, value = _piece_gradients(model, weights, trained, batch, share, loss, dropout)
+        if has_manual_gradient(model, batch):
+            found, value = gin_gradients(model, weights, batch, share, loss, dropout)
+            found = {name: found[name] for name in trained}
+        else:
+            found, value = autograd_gradients(model, weights, trained, batch, share, loss, dropout)
         grads = {name: grads[name] + grad for name, grad in found.items()} if grads else found
         total += value
     return grads or {name: torch.zeros_like(weights[name]) for name in trained}, total
 
 
-def _piece_gradients(
+def autograd_gradients(
     model: GraphModel,
     weights: Weights,
     trained: Collection[str],
@@ -304,26 +274,10 @@ def _piece_gradients(
     loss: Loss,
     dropout: DropoutSource | None,
 ) -> tuple[dict[str, Tensor], float]:
-    if written_out(model, batch):
-        every, value = gradients(model, weights, batch, share, loss, dropout)
-        return {name: every[name] for name in trained}, value
-    return _by_autograd(model, weights, trained, batch, share, loss, dropout)
-
-
-def _by_autograd(
-    model: GraphModel,
-    weights: Weights,
-    trained: Collection[str],
-    batch: Batch,
-    share: Tensor,
-    loss: Loss,
-    dropout: DropoutSource | None,
-) -> tuple[dict[str, Tensor], float]:
-    """The same for any model."""
+    """The plain definition, for any model: its ``forward``."""
     leaves = {name: weights[name].detach().requires_grad_() for name in trained}
     logits = functional_call(model, {**weights, **leaves}, (batch, dropout))
-    size = (batch.y.numel(),)
-    value, grad = loss.value_and_grad(logits.detach(), Inputs(1, {}, (), (size,), size, batch.y, share))
+    value, grad = loss.value_and_grad(logits.detach(), Inputs.labels(batch.y, share))
     found = torch.autograd.grad(logits, list(leaves.values()), grad) if leaves else ()
     return {name: tensor.contiguous() for name, tensor in zip(leaves, found, strict=True)}, float(value)
 

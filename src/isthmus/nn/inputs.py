@@ -26,6 +26,7 @@ from isthmus.errors import DataError
 from isthmus.graph.normalise import from_torch_csr
 from isthmus.graph.reach import reach
 from isthmus.nn.first_layer_input import Operand, build_operand, stack_operands
+from isthmus.nn.layers import Hop, Propagation
 from isthmus.nn.sparse import Sparse, block_diagonal, canonical, vertical
 
 
@@ -47,7 +48,7 @@ class InputSpec(Protocol):
 
     @property
     def hops(self) -> int:
-        """Number of propagations."""
+        """Number of levels, 0 for a model that is blind to edges."""
         ...
 
     @property
@@ -60,14 +61,16 @@ class InputSpec(Protocol):
         """Name of each first-layer weight matrix -> whether its features are propagated."""
         ...
 
-    def propagation(self, edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
-        """M, so that ``M @ h`` is one propagation."""
+    @property
+    def propagation(self) -> Propagation | None:
+        """How M is made of edges; None for a model that is blind to them."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """Constant inputs of K clients. Level l is what layer l + 1 puts out; p_l rows per client, padding included.
+    """Constant inputs of K clients. Level l holds the rows after the (l + 1)-th propagation (after the l-th where the
+    first is not multiplied into the features); p_l rows per client, padding included.
 
     Args:
         clients: K.
@@ -88,6 +91,12 @@ class Inputs:
     y: Tensor
     weight: Tensor
 
+    @classmethod
+    def labels(cls, y: Tensor, weight: Tensor) -> Inputs:
+        """Classes and loss weights of one client's rows alone: what a loss reads."""
+        count = (y.numel(),)
+        return cls(1, {}, (), (count,), count, y, weight)
+
     @cached_property
     def num_labels(self) -> int:
         """One more than the largest label."""
@@ -98,9 +107,9 @@ class Inputs:
         """Real output rows of each client."""
         return self.rows[-1]
 
-    def level(self, layer: int) -> int:
-        """The level layer ``layer`` (from 0) puts out; a layer that does not propagate stays on the last one."""
-        return min(layer, len(self.rows) - 1)
+    def hop(self, level: int) -> Hop:
+        """The propagation from the level before to ``level``."""
+        return Hop(self.hidden[level - 1], self.clients, self.padded[level])
 
     def unpad(self, out: Tensor) -> Tensor:
         """The real output rows, client after client: (K p_last, C) -> (sum n_k, C)."""
@@ -135,7 +144,7 @@ def build_inputs(
     count = data.num_nodes
     if mask is not None and bool((data.y[mask] < 0).any()):
         raise DataError("a training node has a negative label; leave unlabelled nodes out of the training mask")
-    steps = backbone.propagation(data.edge_index, count) if backbone.hops else None
+    steps = None if backbone.propagation is None else backbone.propagation(data.edge_index, count)
     levels = max(1, backbone.hops)
     if mask is not None and restrict:
         orders = _orders(steps, mask.numpy(), levels)

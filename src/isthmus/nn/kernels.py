@@ -104,6 +104,19 @@ def activate_grad(grad: Tensor, h: Tensor, mask: Tensor | None) -> None:
     split(work, grad.shape[0], grad.numel())
 
 
+def activate_grad_into(grad: Tensor, h: Tensor, mask: Tensor | None) -> Tensor:
+    """The gradient of z given that of ``h = max(z, 0) * mask``, in memory of its own."""
+    out = torch.empty_like(grad)
+    source, kept, target = grad.numpy(), h.numpy(), out.numpy()
+    scale = kept if mask is None else mask.numpy()
+
+    def work(begin: int, end: int) -> None:
+        _activate_grad_into(begin, end, source, kept, scale, mask is not None, target)
+
+    split(work, out.shape[0], out.numel())
+    return out
+
+
 def scaled_mask(bits: Tensor, width: int, threshold: int, scale: float, dtype: torch.dtype) -> Tensor:
     """``scale`` where a value of ``bits`` (R, >= width), int16, reaches the threshold, else 0. (R, width)"""
     out = torch.empty(bits.shape[0], width, dtype=dtype)
@@ -195,6 +208,21 @@ def _activate_grad(begin: int, end: int, values: Array, kept: Array, mask: Array
         if masked:
             for h in range(len(g)):
                 g[h] *= scale[h]
+
+
+@compiled
+def _activate_grad_into(begin: int, end: int, grad: Array, h: Array, mask: Array, masked: bool, out: Array) -> None:
+    # Not the loop above: one that may or may not write where it reads is compiled to do one value at a time.
+    zero = out.dtype.type(0)
+    for row in range(begin, end):
+        source, kept, scale, target = grad[row], h[row], mask[row], out[row]
+        if masked:
+            for i in range(len(target)):
+                passed = source[i] * scale[i]
+                target[i] = passed if kept[i] > zero else zero
+        else:
+            for i in range(len(target)):
+                target[i] = source[i] if kept[i] > zero else zero
 
 
 @compiled

@@ -1,90 +1,167 @@
-"""Pieces all backbones share: affine maps with or without a client dimension, initialisation, the base of a layer.
+r"""What a layer is, for node and graph tasks alike: `Conv`, written once per convolution in `isthmus.nn.architectures`.
 
-Shapes: h (R, in) with R = K p rows of K clients; weight (in, out) and bias (out,), or one of each per client: (K, in,
-out) and (K, out).
+A convolution multiplies node values with weight matrices, along edges or not, and goes on from there:
+
+.. math:: \mathrm{run}(h) = \mathrm{finish}\big(\{\, M h W \text{ or } h W \,\}_W\big)
+
+M is its propagation matrix. Splitting the two lets a model start from constant features, whose products are made in
+other ways (`isthmus.nn.first_layer_input`, `isthmus.nn.graph_batch`), without writing the layer again.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
-from isthmus.nn.inputs import Inputs
-from isthmus.nn.kernels import add_rows, spmm, sum_rows
+from isthmus.nn.dense import add_bias, add_up, first_rows, matmul
+from isthmus.nn.dropout import DropoutSource
+from isthmus.nn.sparse import Propagator
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights
 
-_SMALL = 1 << 23
-"""Multiplications below which a product is left to numpy, which takes a thread for it. torch wakes all its threads for
-a batch of matrices of any size, and where cores are busy waiting for them takes a hundred times as long as the
-product."""
+Propagation = Callable[[Tensor, int], sp.csr_matrix]
+"""(edge_index, num_nodes) -> M, so that ``M @ h`` is one propagation."""
 
 
-def matmul(h: Tensor, weight: Tensor) -> Tensor:
-    """``h W``, client by client where the weight has a client dimension. (R, out)"""
-    if not (h.requires_grad or weight.requires_grad) and h.numel() * weight.shape[-1] < _SMALL:
-        return _numpy_matmul(h.view(*weight.shape[:-2], -1, h.shape[-1]), weight).view(-1, weight.shape[-1])
-    if weight.dim() == 2:
-        return h @ weight
-    return torch.bmm(h.view(weight.shape[0], -1, h.shape[-1]), weight).view(-1, weight.shape[-1])
+@dataclass(frozen=True, eq=False)
+class Hop:
+    """One propagation of K clients' rows.
 
-
-def add_bias(h: Tensor, bias: Tensor) -> Tensor:
-    """``h + b``, client by client where the bias has a client dimension. (R, out) Without autograd in place of
-    ``h``.
+    Args:
+        matrix: M (K p', K p), block diagonal; None where nothing is propagated.
+        clients: K.
+        rows: p', rows of each client after it, padding included. They are the first of its p rows before.
     """
-    if not (h.requires_grad or bias.requires_grad):
-        add_rows(h, bias)
-        return h
-    if bias.dim() == 1:
-        return h + bias
-    return (h.view(bias.shape[0], -1, h.shape[-1]) + bias.unsqueeze(1)).view(-1, h.shape[-1])
+
+    matrix: Propagator | None = None
+    clients: int = 1
+    rows: int | None = None
+
+    @property
+    def propagator(self) -> Propagator:
+        if self.matrix is None:
+            raise ValueError("this layer propagates, but the hop has no matrix; set the layer's propagation")
+        return self.matrix
+
+    def itself(self, h: Tensor) -> Tensor:
+        """The rows of ``h`` that are left after the hop."""
+        return h if self.rows is None else first_rows(h, self.clients, self.rows)
+
+    def map(self, h: Tensor, weight: Tensor) -> Tensor:
+        """``M h W``, with the propagation on the narrower side of the map."""
+        if weight.shape[-1] <= weight.shape[-2]:
+            return self.propagator @ matmul(h, weight)
+        return matmul(self.propagator @ h, weight)
+
+    def arc_mask(self, width: int, rate: float, dropout: DropoutSource | None, dtype: torch.dtype) -> Tensor | None:
+        """Dropout of arcs: every client draws for its own alone. (E, width), None for none."""
+        if dropout is None or not rate or self.rows is None:
+            return None
+        ends = self.propagator.forward.indptr[np.arange(self.clients + 1) * self.rows]  # first arc of every client
+        counts = tuple(int(count) for count in np.diff(ends))
+        padded = max(1, *counts)
+        mask = dropout.mask(counts, padded, width, rate, dtype)
+        return torch.cat([mask[k * padded : k * padded + count] for k, count in enumerate(counts)])
 
 
-def first_rows(h: Tensor, clients: int, padded: int) -> Tensor:
-    """The first ``padded`` rows of every client: the rows of the next level (`Inputs` orders them so)."""
-    if h.shape[0] == clients * padded:
-        return h
-    return h.view(clients, -1, h.shape[-1])[:, :padded].reshape(-1, h.shape[-1])
+HERE = Hop()
+"""No propagation: every row stays where it is."""
 
 
-def matmul_grads(h: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of h (R, in) and of the weight, given that of ``matmul(h, weight)`` (R, out)."""
-    rows, values = grad.view(*weight.shape[:-2], -1, grad.shape[-1]), h.view(*weight.shape[:-2], -1, h.shape[-1])
-    product = _numpy_matmul if h.numel() * weight.shape[-1] < _SMALL else torch.matmul
-    return product(rows, weight.mT).view(-1, h.shape[-1]), product(values.mT, rows)
+class Conv(nn.Module):
+    """One layer of a backbone. A sub-class draws its first weights and names:
+
+    weight_terms: Each weight matrix that multiplies node values -> whether the product is propagated.
+    propagation: What edges do, None for a layer that is blind to them.
+    attends: Whether `finish` reads neighbours itself; the products are then of the rows before the hop.
+    """
+
+    weight_terms: ClassVar[Mapping[str, bool]]
+    propagation: Propagation | None = None
+    attends: ClassVar[bool] = False
+
+    @property
+    def propagates(self) -> bool:
+        return self.attends or any(self.weight_terms.values())
+
+    def run(self, weights: Weights, h: Tensor, hop: Hop, dropout: DropoutSource | None = None) -> Tensor:
+        """The layer without activation. (K p, in) -> (K p', out)
+
+        Args:
+            weights: By name, as `named_parameters` has them; with a leading client dimension where K clients differ.
+            dropout: The clients' generators in training, for layers that drop something inside.
+        """
+        itself = h if self.attends else hop.itself(h)
+        products = {
+            name: hop.map(h, weights[name]) if propagated else matmul(itself, weights[name])
+            for name, propagated in self.weight_terms.items()
+        }
+        return self.finish(weights, products, hop, dropout)
+
+    def finish(
+        self, weights: Weights, products: Mapping[str, Tensor], hop: Hop, dropout: DropoutSource | None = None
+    ) -> Tensor:
+        """The layer from its products on; their memory may be used."""
+        return add_bias(add_up(products.values()), weights["bias"])
+
+    def forward(self, h: Tensor, hop: Hop = HERE, dropout: DropoutSource | None = None) -> Tensor:
+        """`run` with the module's own parameters."""
+        return self.run(dict(self.named_parameters()), h, hop, dropout)
 
 
-def _numpy_matmul(a: Tensor, b: Tensor) -> Tensor:
-    return torch.from_numpy(np.matmul(a.numpy(), b.numpy()))
+def convs_of(modules: nn.ModuleList) -> tuple[Conv, ...]:
+    """The modules, which are all layers."""
+    return tuple(modules)  # type: ignore[arg-type]
 
 
-def bias_grad(grad: Tensor, bias: Tensor) -> Tensor:
-    """Gradient of the bias given that of ``add_bias(h, bias)``."""
-    return sum_rows(grad, bias.numel() // bias.shape[-1]).view(bias.shape)
+class LinearLayer(Conv):
+    r"""Affine map :math:`h W + b`, initialised as ``torch.nn.Linear``."""
+
+    weight_terms: ClassVar[Mapping[str, bool]] = {"weight": False}
+
+    def __init__(self, in_channels: int, out_channels: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.weight = fan_in((in_channels, out_channels), in_channels, generator)
+        self.bias = fan_in((out_channels,), in_channels, generator)
+
+    @property
+    def stacked(self) -> Tensor:
+        """[W; b] (in + 1, out), for inputs with a column of ones."""
+        return torch.cat([self.weight, self.bias.unsqueeze(0)])
 
 
-def propagate_and_map(h: Tensor, weight: Tensor, inputs: Inputs, level: int) -> Tensor:
-    """``M h W`` from ``level - 1`` to ``level``, with the propagation on the narrower side of the map."""
-    matrix = inputs.hidden[level - 1]
-    if weight.shape[-1] <= weight.shape[-2]:
-        return matrix @ matmul(h, weight)
-    return matmul(matrix @ h, weight)
+class InputNorm(nn.Module):
+    """Gain and shift of the layer norm on input features; `isthmus.nn.first_layer_input` applies them without making
+    the features dense.
+
+    Shapes: gamma, beta (F,) or (K, F).
+    """
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(num_features))
+        self.beta = nn.Parameter(torch.zeros(num_features))
 
 
-def propagate_and_map_grads(
-    h: Tensor, weight: Tensor, grad: Tensor, inputs: Inputs, level: int
-) -> tuple[Tensor, Tensor]:
-    """Gradients of h and of the weight, given that of `propagate_and_map`."""
-    matrix = inputs.hidden[level - 1]
-    if weight.shape[-1] <= weight.shape[-2]:
-        return matmul_grads(h, weight, spmm(matrix.transposed, grad))
-    inner, weight_grad = matmul_grads(spmm(matrix.csr, h), weight, grad)
-    return spmm(matrix.transposed, inner), weight_grad
+def glorot(shape: tuple[int, int], generator: torch.Generator) -> nn.Parameter:
+    """A parameter that starts as `glorot_` draws it."""
+    tensor = torch.empty(shape)
+    glorot_(tensor, generator)
+    return nn.Parameter(tensor)
+
+
+def fan_in(shape: tuple[int, ...], width: int, generator: torch.Generator) -> nn.Parameter:
+    """A parameter that starts as `fan_in_` draws it."""
+    tensor = torch.empty(shape)
+    fan_in_(tensor, width, generator)
+    return nn.Parameter(tensor)
 
 
 def glorot_(tensor: Tensor, generator: torch.Generator) -> None:
@@ -107,80 +184,3 @@ def uniform01_(model: nn.Module, stream: Stream) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.uniform_(0.0, 1.0, generator=generator)
-
-
-class Layer(nn.Module):
-    """A layer of a backbone.
-
-    As first layer it receives the products of its ``terms`` with the constant features; the base class adds them up and
-    adds the bias. As a later layer ``run`` runs. A layer that also has ``run_grads``, and says so by ``written_out``,
-    trains without autograd, whose bookkeeping would take longer than the arithmetic of a small client.
-    """
-
-    written_out: ClassVar[bool] = False
-
-    terms: ClassVar[dict[str, bool]]
-    """Attribute name of each weight matrix -> whether what it multiplies is propagated."""
-    bias: nn.Parameter
-
-    @staticmethod
-    def run(own: Weights, h: Tensor, inputs: Inputs, level: int) -> Tensor:
-        """The layer on hidden values ``h`` of the level before ``level``.
-
-        Args:
-            own: The layer's weights by attribute name.
-        """
-        raise NotImplementedError
-
-    @staticmethod
-    def run_grads(
-        own: Weights, h: Tensor, grad: Tensor, inputs: Inputs, level: int
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Gradients of ``h`` and of ``own``, given that of the output of `run`."""
-        raise NotImplementedError
-
-    def forward(self, h: Tensor, inputs: Inputs, level: int) -> Tensor:
-        """`run` with the module's own parameters."""
-        return self.run(dict(self.named_parameters(recurse=False)), h, inputs, level)
-
-
-class LinearLayer(Layer):
-    r"""Affine map :math:`h W + b`, initialised as ``torch.nn.Linear``.
-
-    Shapes: h (R, in) -> (R, out).
-    """
-
-    terms: ClassVar[dict[str, bool]] = {"weight": False}
-    written_out: ClassVar[bool] = True
-
-    def __init__(self, in_channels: int, out_channels: int, generator: torch.Generator) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(in_channels, out_channels))
-        self.bias = nn.Parameter(torch.empty(out_channels))
-        with torch.no_grad():
-            fan_in_(self.weight, in_channels, generator)
-            fan_in_(self.bias, in_channels, generator)
-
-    @staticmethod
-    def run(own: Weights, h: Tensor, inputs: Inputs, level: int) -> Tensor:
-        return add_bias(matmul(h, own["weight"]), own["bias"])
-
-    @staticmethod
-    def run_grads(
-        own: Weights, h: Tensor, grad: Tensor, inputs: Inputs, level: int
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        h_grad, weight_grad = matmul_grads(h, own["weight"], grad)
-        return h_grad, {"weight": weight_grad, "bias": bias_grad(grad, own["bias"])}
-
-
-class InputNorm(nn.Module):
-    """Gain and shift of the layer norm on input features; `isthmus.nn.first_layer_input` applies them without making
-    the features dense.
-
-    Shapes: gamma, beta (F,) or (K, F).
-    """
-
-    def __init__(self, num_features: int) -> None:
-        super().__init__()
-        self.gamma = nn.Parameter(torch.ones(num_features))
-        self.beta = nn.Parameter(torch.zeros(num_features))

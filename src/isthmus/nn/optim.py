@@ -43,7 +43,10 @@ class OptimizerState(Record):
 
     def copy(self) -> OptimizerState:
         """The same with tensors of its own, for `take_step` to change."""
-        first, second = ({name: tensor.clone() for name, tensor in part.items()} for part in (self.first, self.second))
+        first, second = (
+            {name: empty(tuple(tensor.shape), tensor.dtype).copy_(tensor) for name, tensor in part.items()}
+            for part in (self.first, self.second)
+        )
         return OptimizerState(self.steps, first, second)
 
 
@@ -82,10 +85,53 @@ def stepped(
 ) -> tuple[dict[str, Tensor], OptimizerState]:
     """One step that leaves what it was given as it is: new weights, new state."""
     fresh = {name: tensor.clone() for name, tensor in weights.items()}
-    moments = [{name: tensor.clone() for name, tensor in part.items()} for part in (state.first, state.second)]
-    dtype = next(iter(fresh.values())).dtype
-    plan = step_plan(optimizer, state.steps, 1, lr, weight_decay, dtype)
-    return fresh, take_step(fresh, grads, OptimizerState(state.steps, *moments), plan)
+    plan = step_plan(optimizer, state.steps, 1, lr, weight_decay, next(iter(fresh.values())).dtype)
+    return fresh, take_step(fresh, grads, state.copy(), plan)
+
+
+class Stepper:
+    """An optimiser at work, step after step.
+
+    Args:
+        weights: By name; those that get a gradient are changed in place. All of one type.
+        state: Before the first step; its moments are changed in place.
+        steps: Number of steps that will be taken.
+    """
+
+    def __init__(
+        self,
+        optimizer: str,
+        weights: dict[str, Tensor],
+        state: OptimizerState,
+        *,
+        steps: int,
+        lr: float,
+        weight_decay: float = 0.0,
+    ) -> None:
+        self.weights, self.state, self.taken = weights, state, 0
+        dtype = next((tensor.dtype for tensor in weights.values()), torch.float32)
+        self._plan = step_plan(optimizer, state.steps, steps, lr, weight_decay, dtype)
+
+    @property
+    def plan(self) -> StepPlan:
+        """The constants of the next step."""
+        return replace(self._plan, step=self.taken)
+
+    def tensors(self, name: str, source: Tensor | None = None, pull: tuple[float, Tensor] | None = None) -> StepTensors:
+        """What a step on one weight works on, for gradients that take it themselves.
+
+        Args:
+            source: The weight before the step where it is kept elsewhere.
+            pull: (mu, anchor) of a proximal term.
+        """
+        weight = self.weights[name]
+        moments = self.state.first.get(name), self.state.second.get(name)
+        return StepTensors(weight if source is None else source, weight, *moments, *(pull or ()))
+
+    def take(self, grads: Weights) -> None:
+        """The next step on every weight that has a gradient."""
+        self.state = take_step(self.weights, grads, self.state, self.plan)
+        self.taken += 1
 
 
 def optimizers() -> tuple[str, ...]:

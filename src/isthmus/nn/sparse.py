@@ -9,16 +9,41 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from isthmus.nn.kernels import spmm
+from isthmus.nn.kernels import Array, spmm
 
 _INT32_LIMIT = 2**31 - 1
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+
+
+class Arcs(Protocol):
+    """A matrix in CSR form, scipy's or bare arrays."""
+
+    @property
+    def indptr(self) -> Array: ...
+    @property
+    def indices(self) -> Array: ...
+    @property
+    def data(self) -> Array: ...
+
+
+class Propagator(Protocol):
+    """A constant matrix M."""
+
+    @property
+    def forward(self) -> Arcs:
+        """M itself, for layers that do more than multiply with it."""
+        ...
+
+    def __matmul__(self, dense: Tensor) -> Tensor:
+        """``M @ dense``; gradients flow to ``dense`` only."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,13 +52,16 @@ class Sparse:
 
     csr: sp.csr_matrix
 
+    @property
+    def forward(self) -> sp.csr_matrix:
+        return self.csr
+
     @cached_property
     def transposed(self) -> sp.csr_matrix:
         """The transpose (n, m), CSR again."""
         return canonical(self.csr.T.tocsr())
 
     def __matmul__(self, dense: Tensor) -> Tensor:
-        """``M @ dense``; gradients flow to ``dense`` only."""
         return constant_product(dense, lambda h: spmm(self.csr, h), lambda g: spmm(self.transposed, g))
 
 

@@ -21,7 +21,7 @@ maps, and the first one reads sparse features (`isthmus.nn.first_layer_input`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -31,12 +31,13 @@ import torch
 from torch import Tensor
 
 from isthmus.graph.normalise import from_torch_csr
+from isthmus.nn.dense import add_bias, bias_grad, matmul, matmul_grads
 from isthmus.nn.first_layer_input import Operand, build_operand, stack_operands
 from isthmus.nn.fused_optimizer import StepPlan, StepTensors, step_dense
 from isthmus.nn.inputs import Nodes
 from isthmus.nn.kernels import activate, activate_grad
-from isthmus.nn.layers import add_bias, bias_grad, matmul, matmul_grads
-from isthmus.nn.optim import OptimizerState, step_plan
+from isthmus.nn.optim import OptimizerState, Stepper, step_plan
+from isthmus.nn.train import local_epochs
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights
 
@@ -217,24 +218,21 @@ def train_encoder(
         train_proxies: False leaves the proxies where they are.
     """
     current = {name: tensor.clone() for name, tensor in weights.items()}
-    nodes = proxies.clone()
-    state = OptimizerState(optimizer_state.steps, _copy(optimizer_state.first), _copy(optimizer_state.second))
-    plans, proxy_plans = (
-        step_plan(optimizer, state.steps, epochs, rate, decay, nodes.dtype)
-        for rate, decay in ((lr, weight_decay), (proxy_lr, 0.0))
-    )
-    loss = inputs.weight.new_zeros(inputs.clients)
-    for epoch in range(epochs):
-        plan = replace(plans, step=epoch)
-        e, grads, e_grad, node_grad, loss = gradients(current, nodes, inputs, predicted, lambda2)
+    moved = current | {PROXIES: proxies.clone()}
+    stepper = Stepper(optimizer, moved, optimizer_state.copy(), steps=epochs, lr=lr, weight_decay=weight_decay)
+    proxy_plan = step_plan(optimizer, optimizer_state.steps, epochs, proxy_lr, 0.0, proxies.dtype)
+
+    def step_gradients(_: None) -> tuple[dict[str, Tensor], Tensor]:
+        e, grads, e_grad, node_grad, loss = gradients(current, moved[PROXIES], inputs, predicted, lambda2)
         activate_grad(e_grad, e, None)
         grads["embed.bias"] = bias_grad(e_grad, current["embed.bias"])
-        _step_features(inputs.labelled, e_grad, _tensors("embed.weight", current["embed.weight"], state), plan)
-        for name, grad in grads.items():
-            step_dense(grad, _tensors(name, current[name], state), plan)
-        if train_proxies and node_grad is not None:
-            step_dense(node_grad, _tensors(PROXIES, nodes, state), replace(proxy_plans, step=epoch))
-    return EncoderResult(current, nodes, replace(state, steps=tuple(step + epochs for step in state.steps)), loss)
+        _step_features(inputs.labelled, e_grad, stepper.tensors("embed.weight"), stepper.plan)
+        if train_proxies and node_grad is not None:  # at a rate of their own
+            step_dense(node_grad, stepper.tensors(PROXIES), replace(proxy_plan, step=stepper.taken))
+        return grads, loss
+
+    loss = local_epochs(step_gradients, stepper, epochs).to(proxies.dtype)
+    return EncoderResult(current, moved[PROXIES], stepper.state, loss)
 
 
 def gradients(
@@ -278,16 +276,8 @@ def class_means(proxies: Tensor, inputs: EncoderInputs, num_classes: int) -> Ten
     return (sums / counts.unsqueeze(1)).view(inputs.clients, num_classes, -1)
 
 
-def _tensors(name: str, tensor: Tensor, state: OptimizerState) -> StepTensors:
-    return StepTensors(tensor, tensor, state.first.get(name), state.second.get(name))
-
-
 def _step_features(operand: Operand, grad: Tensor, tensors: StepTensors, plan: StepPlan) -> None:
     if operand.blocks is not None:
         operand.step(grad, tensors, plan)
     else:
         step_dense(operand.backward(grad, tensors.weight)[0], tensors, plan)
-
-
-def _copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in tensors.items()}

@@ -1,40 +1,52 @@
-"""The local training loop: the only one.
+"""Local training: `local_epochs` is the only loop; `train_locally` is the one of nodes.
 
 It trains one client, or a cohort of clients side by side, with the same code: weights, gradients and moments of a
 cohort carry a leading client dimension and `Inputs` are stacked. Clients of a cohort never influence each other; a
 cohort ends where its clients end one by one.
 
-A step works in two halves. The product of the constant features with the first weight matrix and its gradient are
-written out, because
-they are the bulk of the work: with sparse features, gradient and step are one pass over the weights
-(`isthmus.nn.fused_optimizer`), otherwise the gradient goes to memory we keep. Everything after the first product is
-written out too for layers that know their gradients, and left to autograd for others.
+A step of a node model works in two halves. The product of the constant features with the first weight matrix and its
+gradient are written out, because they are the bulk of the work: with sparse features, gradient and step are one pass
+over the weights (`isthmus.nn.fused_optimizer`), otherwise the gradient goes to memory we keep. Everything after the
+first product is written out too for layers that allow it (`isthmus.nn.manual_gradients`), and left to autograd for
+others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Required, TypedDict
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
 from isthmus.errors import ConfigError, ProtocolError
-from isthmus.nn.backbone import Backbone, add_up
-from isthmus.nn.buffers import Workspace, empty
+from isthmus.nn.backbone import Backbone
+from isthmus.nn.buffers import Workspace
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.first_layer_input import Norm
-from isthmus.nn.fused_optimizer import StepTensors
 from isthmus.nn.inputs import Inputs
-from isthmus.nn.kernels import activate, activate_grad
-from isthmus.nn.layers import Layer, add_bias, bias_grad
 from isthmus.nn.loss import Loss, get_loss
-from isthmus.nn.optim import OptimizerState, fresh_state, step_plan, take_step
+from isthmus.nn.manual_gradients import Gradients, has_manual_gradient, manual_gradients
+from isthmus.nn.optim import OptimizerState, Stepper, fresh_state
 from isthmus.tensors import Weights, check_same_names
 
 ExtraGradient = Callable[[Weights, Mapping[str, Tensor]], None]
 """(weights, gradients) -> None: adds a term's gradient to ``gradients`` in place."""
+
+
+class TrainSettings(TypedDict, total=False):
+    """What every local training takes; see `train_locally`."""
+
+    epochs: Required[int]
+    lr: Required[float]
+    weight_decay: float
+    optimizer: str
+    loss: str
+    extra_gradient: ExtraGradient | None
+    frozen: Collection[str]
+    dropout: DropoutSource | None
 
 
 @dataclass(frozen=True)
@@ -44,7 +56,7 @@ class TrainResult:
     Args:
         weights: Trained weights, stacked (K, ...) for a cohort.
         optimizer_state: To hand in next time.
-        loss: Loss of each client at the last step, before it (K,).
+        loss: Loss of each client at the last step, before it (K,); with mini-batches their mean over the last epoch.
     """
 
     weights: dict[str, Tensor]
@@ -85,6 +97,43 @@ class Proximal:
         return found
 
 
+def full_batch() -> Iterable[tuple[Any, float]]:
+    """An epoch of a single step on everything."""
+    return ((None, 1.0),)
+
+
+def local_epochs(
+    gradients: Callable[[Any], tuple[dict[str, Tensor], Tensor]],
+    stepper: Stepper,
+    epochs: int,
+    batches: Callable[[], Iterable[tuple[Any, float]]] = full_batch,
+    extra_gradient: ExtraGradient | None = None,
+) -> Tensor:
+    """Train for ``epochs`` passes over the batches; the loop of every local training.
+
+    Args:
+        gradients: Batch -> gradients at ``stepper.weights`` and the loss of each client (K,). It may take the step on
+            some weights itself (`Stepper.tensors`) and leave their gradients out.
+        stepper: What takes the steps.
+        batches: Makes the batches of an epoch, each with what it counts in the epoch's mean loss.
+        extra_gradient: Adds the gradient of a further term.
+
+    Returns:
+        The loss over the last epoch, each batch's taken before its step (K,).
+    """
+    none = torch.zeros(len(stepper.state.steps), dtype=torch.float64)
+    loss = none
+    for _ in range(epochs):
+        loss = none
+        for batch, share in batches():
+            grads, value = gradients(batch)
+            if extra_gradient is not None:
+                extra_gradient(stepper.weights, grads)
+            stepper.take(grads)
+            loss = loss + share * value
+    return loss
+
+
 def train_locally(
     model: Backbone,
     weights: Weights,
@@ -121,30 +170,21 @@ def train_locally(
             never changed.
         workspace: Memory to use; the weights of the result then live in it until the next call (see `Workspace`).
     """
-    if epochs < 0:
-        raise ConfigError(f"epochs must be at least 0, got {epochs}")
-    loss_function = get_loss(loss) if isinstance(loss, str) else loss
+    check_epochs(epochs)
     space = Workspace() if workspace is None else workspace
     stacked = _for_clients(model, weights, inputs)
-    trained = {name for name in stacked if name not in set(frozen)}
-    if optimizer_state is None:
-        state = fresh_state(optimizer, stacked, clients=inputs.clients, frozen=tuple(frozen))
-    else:
-        state = OptimizerState(
-            optimizer_state.steps, _own(optimizer_state.first, donate), _own(optimizer_state.second, donate)
-        )
-    if len(state.steps) != inputs.clients:
-        raise ProtocolError(
-            f"optimiser state of {len(state.steps)} clients given, inputs of {inputs.clients}; stack_states joins them"
-        )
-
-    _check_state(optimizer, state, stacked, trained)
+    one_pass = _GradientPass(
+        model, inputs, loss, dropout, trained={name for name in stacked if name not in set(frozen)}
+    )
+    state = starting_state(optimizer, optimizer_state, stacked, one_pass.trained, clients=inputs.clients, donate=donate)
 
     # Weights whose gradient and step are one pass: no gradient is stored, and the first step reads them where the
     # caller has them.
     simple = epochs > 0 and (extra_gradient is None or isinstance(extra_gradient, Proximal))
-    direct = [
-        name for name, operand in inputs.first.items() if simple and name in trained and operand.blocks is not None
+    fused = [
+        name
+        for name, operand in inputs.first.items()
+        if simple and name in one_pass.trained and operand.blocks is not None
     ]
     current: dict[str, Tensor] = {}
     start: dict[str, Tensor] = {}
@@ -153,35 +193,30 @@ def train_locally(
             current[name] = tensor
             continue
         current[name] = space.empty(name, tuple(tensor.shape), tensor.dtype)
-        if name in direct and not model.norm_names:  # behind a norm, weights and norm must both be per client
+        if name in fused and not model.norm_names:  # behind a norm, weights and norm must both be per client
             start[name] = weights[name].detach().contiguous()
         else:
             current[name].copy_(tensor)
     buffers = {
         name: space.empty(f"gradient of {name}", tuple(current[name].shape), current[name].dtype)
         for name in inputs.first
-        if name in trained and name not in direct
+        if name in one_pass.trained and name not in fused
     }
+    pulls = extra_gradient.pulls(fused, current) if isinstance(extra_gradient, Proximal) else {}
+    stepper = Stepper(optimizer, current, state, steps=epochs, lr=lr, weight_decay=weight_decay)
 
-    pulls = extra_gradient.pulls(direct, current) if isinstance(extra_gradient, Proximal) else {}
-    plans = step_plan(optimizer, state.steps, epochs, lr, weight_decay, inputs.weight.dtype)
-    client_loss = inputs.weight.new_zeros(inputs.clients)
-    for epoch in range(epochs):
-        plan = replace(plans, step=epoch)
-        before = current | start if epoch == 0 else current
-        grads, product_grads, client_loss = _upstream(model, before, inputs, loss_function, dropout, trained)
+    def step_gradients(_: None) -> tuple[dict[str, Tensor], Tensor]:
+        before = current if stepper.taken else current | start
+        grads, product_grads, client_loss = one_pass.after_products(before)
         norm = _norm(model, before)
-        for name in direct:
-            tensors = StepTensors(
-                before[name], current[name], state.first.get(name), state.second.get(name), *pulls.get(name, ())
-            )
-            found = inputs.first[name].step(product_grads[name], tensors, plan, norm)
-            _add_norm(model, grads, found, trained)
-        _first_gradients(model, grads, product_grads, current, inputs, trained, skip=direct, buffers=buffers)
-        if extra_gradient is not None:
-            extra_gradient(current, grads)
-        state = take_step(current, grads, state, plan)
-    return TrainResult(current, state, client_loss)
+        for name in fused:
+            tensors = stepper.tensors(name, before[name], pulls.get(name))
+            one_pass.add_norm(grads, inputs.first[name].step(product_grads[name], tensors, stepper.plan, norm))
+        one_pass.add_first(grads, product_grads, current, skip=fused, buffers=buffers)
+        return grads, client_loss
+
+    client_loss = local_epochs(step_gradients, stepper, epochs, extra_gradient=extra_gradient)
+    return TrainResult(current, stepper.state, client_loss.to(inputs.weight.dtype))
 
 
 def gradients(
@@ -199,11 +234,12 @@ def gradients(
     loss of the caller's own, e.g. `isthmus.nn.loss.Shifted`.
     """
     weights = _for_clients(model, weights, inputs)
-    trained = {name for name in weights if name not in set(frozen)}
-    loss_function = get_loss(loss) if isinstance(loss, str) else loss
-    grads, product_grads, client_loss = _upstream(model, weights, inputs, loss_function, dropout, trained)
-    _first_gradients(model, grads, product_grads, weights, inputs, trained)
-    return {name: grads[name] for name in weights if name in trained}, client_loss
+    one_pass = _GradientPass(
+        model, inputs, loss, dropout, trained={name for name in weights if name not in set(frozen)}
+    )
+    grads, product_grads, client_loss = one_pass.after_products(weights)
+    one_pass.add_first(grads, product_grads, weights)
+    return {name: grads[name] for name in weights if name in one_pass.trained}, client_loss
 
 
 @torch.no_grad()
@@ -217,67 +253,69 @@ def predict(model: Backbone, weights: Weights, inputs: Inputs) -> Tensor:
     return inputs.unpad(logits)
 
 
-def _upstream(
-    model: Backbone,
-    weights: Weights,
-    inputs: Inputs,
-    loss: Loss,
-    dropout: DropoutSource | None,
-    trained: Collection[str],
-) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-    """Everything after the first product: gradients of the weights there, gradients of the products, loss of each
-    client.
-    """
-    norm = _norm(model, weights)
-    products = {name: operand.forward(weights[name], norm) for name, operand in inputs.first.items()}
-    backward = _by_hand if all(layer.written_out for _, layer in model.later) else _by_autograd
-    grads, product_grads, client_loss = backward(model, weights, products, inputs, loss, dropout)
-    return {name: grad for name, grad in grads.items() if name in trained}, product_grads, client_loss
+class _GradientPass:
+    """Forward and backward pass of one model on one set of inputs."""
+
+    def __init__(
+        self,
+        model: Backbone,
+        inputs: Inputs,
+        loss: str | Loss,
+        dropout: DropoutSource | None,
+        *,
+        trained: Collection[str],
+    ) -> None:
+        self.model, self.inputs, self.dropout, self.trained = model, inputs, dropout, trained
+        self.loss = get_loss(loss) if isinstance(loss, str) else loss
+
+    def after_products(self, weights: Weights) -> Gradients:
+        """Everything after the first product: gradients of the weights there, gradients of the products, loss of each
+        client.
+        """
+        norm = _norm(self.model, weights)
+        products = {name: operand.forward(weights[name], norm) for name, operand in self.inputs.first.items()}
+        backward = manual_gradients if has_manual_gradient(self.model) else autograd_gradients
+        grads, product_grads, client_loss = backward(
+            self.model, weights, products, self.inputs, self.loss, self.dropout
+        )
+        return {name: grad for name, grad in grads.items() if name in self.trained}, product_grads, client_loss
+
+    def add_first(
+        self,
+        grads: dict[str, Tensor],
+        product_grads: Mapping[str, Tensor],
+        weights: Weights,
+        *,
+        skip: Collection[str] = (),
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Add the gradients of the first weight matrices, except those in ``skip``, and of the input norm."""
+        norm = _norm(self.model, weights)
+        norm_trained = any(name in self.trained for name in self.model.norm_names)
+        for name, operand in self.inputs.first.items():
+            if name in skip or not (name in self.trained or norm_trained):
+                continue
+            grad, *found = operand.backward(product_grads[name], weights[name], norm, out=(buffers or {}).get(name))
+            if name in self.trained:
+                grads[name] = grad
+            self.add_norm(grads, found)
+
+    def add_norm(self, grads: dict[str, Tensor], found: Sequence[Tensor | None] | None) -> None:
+        """Add what one operand contributes to the gradients of gamma and beta."""
+        for name, grad in zip(self.model.norm_names, found or (), strict=False):
+            if name in self.trained and grad is not None:
+                grads[name] = grads[name] + grad if name in grads else grad
 
 
-def _by_hand(
+def autograd_gradients(
     model: Backbone,
     weights: Weights,
     products: Mapping[str, Tensor],
     inputs: Inputs,
     loss: Loss,
     dropout: DropoutSource | None,
-) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-    """The chain rule over layers that know their own gradients. Same arithmetic as ``Backbone.forward``."""
-    rate = 0.0 if dropout is None else model.dropout
-    z = add_bias(add_up(list(products.values())), weights["layers.0.bias"])
-    passed: list[tuple[str, Layer, dict[str, Tensor], Tensor, Tensor | None, int]] = []
-    for i, (prefix, layer) in enumerate(model.later, start=1):
-        mask = None
-        if layer is not model.head or model.activate_head:
-            if dropout is not None and rate:
-                level = inputs.level(i - 1)
-                mask = dropout.mask(inputs.rows[level], inputs.padded[level], z.shape[-1], rate, z.dtype)
-            activate(z, mask)
-        own = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
-        level = inputs.level(i)
-        passed.append((prefix, layer, own, z, mask, level))
-        z = layer.run(own, z, inputs, level)
-    client_loss, grad = loss.value_and_grad(z, inputs)
-    grads: dict[str, Tensor] = {}
-    for prefix, layer, own, h, mask, level in reversed(passed):
-        grad, found = layer.run_grads(own, h, grad, inputs, level)
-        grads |= {prefix + name: tensor for name, tensor in found.items()}
-        if layer is not model.head or model.activate_head:
-            activate_grad(grad, h, mask)
-    grads["layers.0.bias"] = bias_grad(grad, weights["layers.0.bias"])
-    return grads, dict.fromkeys(products, grad), client_loss
-
-
-def _by_autograd(
-    model: Backbone,
-    weights: Weights,
-    products: Mapping[str, Tensor],
-    inputs: Inputs,
-    loss: Loss,
-    dropout: DropoutSource | None,
-) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-    """The same for any backbone."""
+) -> Gradients:
+    """The plain definition, for any backbone: `Backbone.forward` from its first products on."""
     products = {name: product.requires_grad_() for name, product in products.items()}
     outside = {*products, *model.norm_names}
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in weights.items() if name not in outside}
@@ -286,38 +324,6 @@ def _by_autograd(
     found = torch.autograd.grad(client_loss.sum(), [*products.values(), *leaves.values()])
     product_grads = dict(zip(products, found, strict=False))
     return dict(zip(leaves, found[len(products) :], strict=True)), product_grads, client_loss.detach()
-
-
-def _first_gradients(
-    model: Backbone,
-    grads: dict[str, Tensor],
-    product_grads: Mapping[str, Tensor],
-    weights: Weights,
-    inputs: Inputs,
-    trained: Collection[str],
-    *,
-    skip: Collection[str] = (),
-    buffers: Mapping[str, Tensor] | None = None,
-) -> None:
-    """Add the gradients of the first weight matrices, except those in ``skip``, and of the input norm to ``grads``."""
-    norm = _norm(model, weights)
-    norm_trained = any(name in trained for name in model.norm_names)
-    for name, operand in inputs.first.items():
-        if name in skip or not (name in trained or norm_trained):
-            continue
-        grad, *found = operand.backward(product_grads[name], weights[name], norm, out=(buffers or {}).get(name))
-        if name in trained:
-            grads[name] = grad
-        _add_norm(model, grads, found, trained)
-
-
-def _add_norm(
-    model: Backbone, grads: dict[str, Tensor], found: Sequence[Tensor | None] | None, trained: Collection[str]
-) -> None:
-    """Add what one operand contributes to the gradients of gamma and beta."""
-    for name, grad in zip(model.norm_names, found or (), strict=False):
-        if name in trained and grad is not None:
-            grads[name] = grads[name] + grad if name in grads else grad
 
 
 def _norm(model: Backbone, weights: Weights) -> Norm | None:
@@ -347,8 +353,31 @@ def _for_clients(model: Backbone, weights: Weights, inputs: Inputs) -> dict[str,
     return result
 
 
-def _check_state(optimizer: str, state: OptimizerState, weights: Weights, trained: Collection[str]) -> None:
-    """A state of another optimiser, model or cohort must not be stepped on."""
+def check_epochs(epochs: int) -> None:
+    """Refuse a number of epochs that cannot be."""
+    if epochs < 0:
+        raise ConfigError(f"epochs must be at least 0, got {epochs}")
+
+
+def starting_state(
+    optimizer: str,
+    state: OptimizerState | None,
+    weights: Weights,
+    trained: Collection[str],
+    *,
+    clients: int = 1,
+    donate: bool = False,
+) -> OptimizerState:
+    """A state we may overwrite, of ``state`` or afresh. One of another optimiser, model or cohort must not be stepped
+    on.
+    """
+    if state is None:
+        frozen = tuple(name for name in weights if name not in trained)
+        return fresh_state(optimizer, weights, clients=clients, frozen=frozen)
+    if len(state.steps) != clients:
+        raise ProtocolError(
+            f"optimiser state of {len(state.steps)} clients given, inputs of {clients}; stack_states joins them"
+        )
     if optimizer == "sgd" and state.first:
         raise ProtocolError("the optimiser state is Adam's, the optimiser is sgd; pass None to start afresh")
     for name in trained if optimizer == "adam" else ():
@@ -357,10 +386,9 @@ def _check_state(optimizer: str, state: OptimizerState, weights: Weights, traine
                 raise ProtocolError(
                     f"the optimiser state does not fit weight {name!r} of shape {tuple(weights[name].shape)}; pass None"
                 )
-
-
-def _own(tensors: Mapping[str, Tensor], donate: bool) -> dict[str, Tensor]:
-    """Contiguous tensors we may overwrite."""
-    if donate:
-        return {name: tensor.contiguous() for name, tensor in tensors.items()}
-    return {name: empty(tuple(tensor.shape), tensor.dtype).copy_(tensor) for name, tensor in tensors.items()}
+    if not donate:
+        return state.copy()
+    first, second = (
+        {name: tensor.contiguous() for name, tensor in part.items()} for part in (state.first, state.second)
+    )
+    return OptimizerState(state.steps, first, second)

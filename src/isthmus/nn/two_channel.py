@@ -30,39 +30,36 @@ import torch
 from torch import Tensor, nn
 
 from isthmus.errors import ConfigError, unknown
+from isthmus.nn.architecture import Architecture
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.graph_batch import Batch
-from isthmus.nn.graph_models import Affine, Conv, GCNConv, GINConv, GraphModel, SAGEConv, activate
-from isthmus.nn.options import ALIASES
+from isthmus.nn.graph_models import GraphModel, activated, run_on_inputs
+from isthmus.nn.layers import LinearLayer, convs_of
+from isthmus.nn.registry import find_architecture
 from isthmus.seeds import Stream
 
-LAYERS: dict[str, type[GINConv] | type[GCNConv] | type[SAGEConv]] = {
-    "gcn": GCNConv,
-    "gin": GINConv,
-    "sage": SAGEConv,
-    "sgc": GCNConv,
-}
-"""What a channel can be made of. SGC is GCN without anything between the layers, so as a feature encoder only."""
+STRUCTURE_ENCODERS = ("gcn", "gin", "sage")
+FEATURE_ENCODERS = (*STRUCTURE_ENCODERS, "sgc")
+"""SGC is GCN without anything between the layers, so as a feature encoder only."""
 
 
 class StructureEncoder(nn.Module):
     """w_g: the embedding of s and the structure convolutions. Its shape does not depend on any client's data."""
 
-    def __init__(self, conv: str, width: int, hidden: Sequence[int], stream: Stream) -> None:
+    def __init__(self, architecture: Architecture, width: int, hidden: Sequence[int], stream: Stream) -> None:
         super().__init__()
-        self.embed = Affine(width, hidden[0], stream.child("embed").torch())
+        self.embed = LinearLayer(width, hidden[0], stream.child("embed").torch())
         widths = pairwise([hidden[0], *hidden])
         self.convs = nn.ModuleList(
-            LAYERS[conv](a, b, stream.child("convs", i).torch()) for i, (a, b) in enumerate(widths)
+            architecture.conv(a, b, stream.child("convs", i).torch()) for i, (a, b) in enumerate(widths)
         )
 
     def states(self, batch: Batch) -> list[Tensor]:
         """g^{(1)} to g^{(L)}, (m, H) each."""
-        first, *others = self.convs
-        assert isinstance(first, Conv)
-        states = [torch.tanh(first.start(batch, "s", self.embed.stacked))]
+        first, *others = convs_of(self.convs)
+        states = [torch.tanh(run_on_inputs(first, batch, {"s": self.embed.stacked}))]
         for conv in others:
-            states.append(torch.tanh(conv(batch, states[-1])))
+            states.append(torch.tanh(conv(states[-1], batch.hop(conv.propagation))))
         return states
 
 
@@ -104,11 +101,8 @@ class TwoChannel(GraphModel):
         common: Stream | None = None,
     ) -> None:
         nn.Module.__init__(self)
-        feature_conv, structure_conv = (ALIASES.get(name, name) for name in (feature_conv, structure_conv))
-        if feature_conv not in LAYERS:
-            raise unknown("feature encoder", feature_conv, LAYERS)
-        if structure_conv not in LAYERS or structure_conv == "sgc":
-            raise unknown("structure encoder", structure_conv, [name for name in LAYERS if name != "sgc"])
+        features = _encoder("feature encoder", feature_conv, FEATURE_ENCODERS)
+        structure = _encoder("structure encoder", structure_conv, STRUCTURE_ENCODERS)
         if not 0.0 <= dropout < 1.0:
             raise ConfigError(f"dropout must lie in [0, 1), got {dropout}")
         if not hidden or min((num_features, num_classes, num_structure, *hidden)) < 1:
@@ -117,22 +111,17 @@ class TwoChannel(GraphModel):
                 f"{num_features}, "
                 f"structure {num_structure}, hidden {tuple(hidden)}, classes {num_classes}"
             )
-        self.dropout, self.pooled, self.structure_conv, self.plain = (
-            dropout,
-            pooled,
-            structure_conv,
-            feature_conv == "sgc",
-        )
+        self.architecture, self.dropout, self.pooled, self.plain = features, dropout, pooled, feature_conv == "sgc"
         last = hidden[-1]
-        self.structure = StructureEncoder(structure_conv, num_structure, hidden, (common or stream).child("structure"))
-        self.pre = Affine(num_features, hidden[0], stream.child("pre").torch())
+        self.structure = StructureEncoder(structure, num_structure, hidden, (common or stream).child("structure"))
+        self.pre = LinearLayer(num_features, hidden[0], stream.child("pre").torch())
         widths = pairwise([hidden[0], *hidden])
         self.convs = nn.ModuleList(
-            LAYERS[feature_conv](2 * a, b, stream.child("convs", i).torch()) for i, (a, b) in enumerate(widths)
+            features.conv(2 * a, b, stream.child("convs", i).torch()) for i, (a, b) in enumerate(widths)
         )
-        self.mix = Affine(2 * last, last, stream.child("mix").torch())
-        self.post = Affine(last, last, stream.child("post").torch())
-        self.readout = Affine(last, num_classes, stream.child("readout").torch())
+        self.mix = LinearLayer(2 * last, last, stream.child("mix").torch())
+        self.post = LinearLayer(last, last, stream.child("post").torch())
+        self.readout = LinearLayer(last, num_classes, stream.child("readout").torch())
 
     @property
     def shared_groups(self) -> tuple[str, ...]:
@@ -141,65 +130,30 @@ class TwoChannel(GraphModel):
 
     def forward(self, batch: Batch, dropout: DropoutSource | None = None) -> Tensor:
         """Logits (B, C), or (m, C) where nothing is pooled."""
-        first, *others = self.convs
-        assert isinstance(first, Conv)
+        first, *others = convs_of(self.convs)
         structure = self.structure.states(batch)  # g^{(1)} to g^{(L)}: never reads h
-        h = self._activate(_start(first, batch, self.pre.stacked, self.structure.embed.stacked), dropout)
+        maps = {"x": self.pre.stacked, "s": self.structure.embed.stacked}
+        h = self._activate(run_on_inputs(first, batch, maps), dropout)
         for conv, before in zip(others, structure, strict=False):
-            assert isinstance(conv, Conv)
-            h = self._activate(_joined(conv, batch, h, before), dropout)  # FE_l reads g^{(l-1)}
+            both = torch.cat([h, before], dim=1)  # FE_l reads g^{(l-1)}
+            h = self._activate(conv(both, batch.hop(conv.propagation)), dropout)
         g = structure[-1]
         if self.pooled:
             both = torch.cat([batch.pool(h), batch.pool(g)], dim=1)  # (B, 2H)
             z = torch.addmm(batch.sizes(h.dtype) * self.mix.bias, both, self.mix.weight)
         else:
             z = self.mix(torch.cat([h, g], dim=1))
-        u = activate(self.post(z), self.dropout, dropout)
+        u = activated(self.post(z), self.dropout, dropout)
         logits: Tensor = self.readout(u)
         return logits
 
     def _activate(self, z: Tensor, dropout: DropoutSource | None) -> Tensor:
-        return z if self.plain else activate(z, self.dropout, dropout)
+        return z if self.plain else activated(z, self.dropout, dropout)
 
 
-def _start(conv: Conv, batch: Batch, pre: Tensor, embed: Tensor) -> Tensor:
-    """``conv([h0 | g0])`` of constant x and s, neither of them mapped first: the affine maps before a convolution join
-    its own.
-    """
-    width = pre.shape[1]
-    if isinstance(conv, GINConv):
-        weight = conv.inner.weight
-        z = batch.affine("x", pre @ weight[:width], "sum") + batch.affine("s", embed @ weight[width:], "sum")
-        return conv._after(z + conv.inner.bias)
-    if isinstance(conv, GCNConv):
-        return (
-            batch.affine("x", pre @ conv.weight[:width], "gcn")
-            + batch.affine("s", embed @ conv.weight[width:], "gcn")
-            + conv.bias
-        )
-    if isinstance(conv, SAGEConv):
-        neighbour, root = conv.neighbour, conv.root
-        near = batch.affine("x", pre @ neighbour[:width], "mean") + batch.affine("s", embed @ neighbour[width:], "mean")
-        return near + batch.affine("x", pre @ root[:width]) + batch.affine("s", embed @ root[width:]) + conv.bias
-    raise TypeError(f"no two-channel form of {type(conv).__name__}")
-
-
-def _joined(conv: Conv, batch: Batch, h: Tensor, g: Tensor) -> Tensor:
-    """``conv([h | g])`` without putting the two side by side."""
-    width = h.shape[1]
-    if isinstance(conv, GINConv):
-        return conv._after(
-            _two(batch.propagate("sum", h), batch.propagate("sum", g), conv.inner.weight, conv.inner.bias, width)
-        )
-    if isinstance(conv, GCNConv):
-        return _two(batch.propagate("gcn", h), batch.propagate("gcn", g), conv.weight, conv.bias, width)
-    if isinstance(conv, SAGEConv):
-        root = _two(h, g, conv.root, conv.bias, width)
-        near = torch.addmm(root, batch.propagate("mean", h), conv.neighbour[:width])
-        return torch.addmm(near, batch.propagate("mean", g), conv.neighbour[width:])
-    raise TypeError(f"no two-channel form of {type(conv).__name__}")
-
-
-def _two(h: Tensor, g: Tensor, weight: Tensor, bias: Tensor, width: int) -> Tensor:
-    """``[h | g] W + b``"""
-    return torch.addmm(torch.addmm(bias, h, weight[:width]), g, weight[width:])
+def _encoder(kind: str, name: str, allowed: Sequence[str]) -> Architecture:
+    """What a channel is made of."""
+    known = {alias: each for each in allowed for alias in (each, *find_architecture(each).aliases)}
+    if name not in known:
+        raise unknown(kind, name, allowed)
+    return find_architecture("gcn" if known[name] == "sgc" else known[name])()

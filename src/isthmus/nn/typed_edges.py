@@ -24,9 +24,9 @@ from torch import Tensor
 
 from isthmus.errors import ConfigError
 from isthmus.graph.normalise import from_torch_csr, gcn_norm, mean_norm
+from isthmus.nn.dense import add_bias, matmul
 from isthmus.nn.first_layer_input import Operand, build_operand
 from isthmus.nn.inputs import Nodes
-from isthmus.nn.layers import add_bias, matmul
 from isthmus.nn.sparse import Sparse, block_diagonal, canonical
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights

@@ -9,24 +9,24 @@ KDD 2024).
     s_2 .. s_{T+1}             SecretSums.held          never sent: expanded from a key that source and holder share for
                                                         this edge
     degree bucket, handles     deal_slots               what a holder sees of a target: a number of slots under a
-                                                        made-up name
+                                                        random pseudonym
     (ours)                     SecretSums.check         one more element per message, linear in the others: a sum that
                                                         lost or changed a
                                                         share on its way is refused, never decoded to something wrong
 
 ``hardened`` (spec 11.3). Per edge and holder the source makes one key and sends it once, in a sealed box through the
-target, who shuffles boxes and fills up to a power of two with boxes of its own. From then on, for every exchange,
-source and holder expand the key under the exchange's own nonce to the holder's share of this message; the source
-completes share 1, which is all that travels. So masks are fresh in every (edge, layer, round, direction), an exchange
-costs d + 1 elements per edge whatever T is, and the holder needs no message at all.
+target, who shuffles the boxes and pads their number to a power of two with boxes of its own. From then on, in every
+exchange, source and holder expand the key under the exchange's own nonce to the holder's share of this message; the
+source completes share 1, which is all that travels. So masks are fresh in every (edge, layer, round, direction), an
+exchange costs d + 1 elements per edge whatever T is, and the holder needs no message at all.
 
 # Differs from the spec: it seals a new 32-byte seed per exchange; one key per run and a nonce give the same
 distribution and less traffic.
 
 ``published`` (spec 3.3): masks common to all sources of a silo, all T + 1 shares to the target, the silo decodes. Kept
-to be attacked.
+for the attacks in the tests.
 
-Pure arrays; who holds which of them is `isthmus.methods.hifgl`'s business.
+Functions of arrays only; which party holds which of them is decided in `isthmus.methods.hifgl`.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Exchange:
     Args:
         round: Of its phase; 0 in setup.
         layer: From 1.
-        backward: Gradients against the arcs instead of values along them.
+        backward: Gradients over reversed edges instead of values along them.
         evaluation: For prediction, between rounds.
-        part: Stretch of columns, where a wide layer goes in several.
+        part: Block of columns, where raw features travel in several.
     """
 
     round: int
@@ -68,7 +68,7 @@ class Exchange:
 
     def nonce(self) -> Nonce:
         if not (0 <= self.round < 2**32 and 0 < self.layer < 2**16 and 0 <= self.part < 2**32):
-            raise ConfigError(f"{self} is beyond what exchanges are numbered by; use fewer rounds or layers")
+            raise ConfigError(f"{self} cannot be numbered: use fewer than 2^32 rounds and 2^16 layers")
         return self.round, self.layer | self.backward << 16 | self.evaluation << 17, self.part
 
 
@@ -107,7 +107,7 @@ class SecretSums:
         return self._first(np.zeros((keys.shape[0], width + 1), np.uint64), keys, nonce)
 
     def held(self, keys: Bytes, sizes: Rows, width: int, nonce: Nonce) -> Elements:
-        """A holder's sums by handle: slots (n, 32) in groups of ``sizes`` (H,) -> (H, d + 1). It decodes nothing."""
+        """A holder's sums by pseudonym: slots (n, 32) in groups of ``sizes`` (H,) -> (H, d + 1). It decodes nothing."""
         return expand_sum(self.field, keys, sizes, nonce, width + 1)
 
     def open(self, first: Elements, others: Sequence[Elements], terms: int, nonce: Nonce) -> NDArray[np.float64]:
@@ -164,7 +164,7 @@ def gather(field: Field, encoded: Elements, rows: Rows, times: Rows) -> Elements
 
 @dataclass(frozen=True)
 class Slots:
-    """How a target group's edges and padding are laid out for holders.
+    """How the edges and padding of a group of targets are laid out for holders. A handle is a target's pseudonym.
 
     Args:
         order: (slots,), position in [edges, padding] of each slot; slots of one handle follow each other.
@@ -185,9 +185,7 @@ def bucket(degree: Rows) -> Rows:
 
 
 def deal_slots(target: Rows, count: int, stream: Keystream | None = None) -> Slots:
-    """Shuffle, pad and rename. ``target`` (E,): target row of each edge; ``count``: targets, those without an edge
-    too.
-    """
+    """Shuffle, pad and rename. ``target`` (E,): target row of each edge; ``count``: all targets, also without edges."""
     stream = stream or Keystream.fresh()
     degree = np.bincount(target, minlength=count).astype(np.int64)
     wanted = bucket(degree)

@@ -186,6 +186,13 @@ class _Page:
         where = f'class="plot" id="{key}" data-section="{section}"'
         return f'<div {where} role="img" aria-label="{esc(describe)}" style="min-height:{height}px"></div>'
 
+    def _figure(
+        self, section: int, name: str, figure: Figure, describe: str, *, title: str, caption: str, legend: str = ""
+    ) -> str:
+        """A part of one figure: heading, legend where there is one, figure, caption."""
+        plot = self._plot(section, name, figure, describe)
+        return f"<h3>{title}</h3>{legend}<figure>{plot}<figcaption>{esc(caption)}</figcaption></figure>"
+
     def _results(self, groups: Sequence[Group]) -> str:
         rows = result_rows(groups)
         return (
@@ -216,17 +223,18 @@ class _Page:
         figure = figures.minority_path(groups)
         if figure is None:
             return ""
-        caption = (
-            "Test accuracy on nodes of other classes than their client's majority class, against accuracy on all test "
-            "nodes, round after "
-            "round; marks are the selected rounds. Compare methods at the same place on the horizontal axis: later "
-            "rounds often trade one "
-            "for the other."
-        )
-        plot = self._plot(section, "minority", figure, "minority score against overall score over rounds")
-        return (
-            f"<h3>Minority against all</h3>{parts.legend(section, groups)}"
-            f"<figure>{plot}<figcaption>{esc(caption)}</figcaption></figure>"
+        return self._figure(
+            section,
+            "minority",
+            figure,
+            "minority score against overall score over rounds",
+            title="Minority against all",
+            legend=parts.legend(section, groups),
+            caption=(
+                "Test accuracy on nodes of other classes than their client's majority class, against accuracy on all "
+                "test nodes, round after round; marks are the selected rounds. Compare methods at the same place on "
+                "the horizontal axis: later rounds often trade one for the other."
+            ),
         )
 
     def _clients(self, section: int, groups: Sequence[Group]) -> str:
@@ -244,23 +252,31 @@ class _Page:
             caption += (
                 " Every seed draws its own partition, so a client's number names a different part of the graph in each."
             )
-        plot = self._plot(section, "clients", figure, "test score of each client under each method")
-        return (
-            f"<h3>Who gains, client by client</h3>{parts.legend(section, groups)}"
-            f"<figure>{plot}<figcaption>{esc(caption)}</figcaption></figure>"
+        return self._figure(
+            section,
+            "clients",
+            figure,
+            "test score of each client under each method",
+            title="Who gains, client by client",
+            legend=parts.legend(section, groups),
+            caption=caption,
         )
 
     def _bytes(self, section: int, groups: Sequence[Group]) -> str:
         figure = figures.bytes_by_kind(groups)
         if figure is None:
             return ""
-        caption = (
-            "Bytes of a whole run by direction and kind of content, summed over clients, mean over seeds; up is "
-            "towards the server. "
-            "Setup is included, evaluation is not: it is listed below."
+        return self._figure(
+            section,
+            "bytes",
+            figure,
+            "bytes sent by kind of content, direction and method",
+            title="What travels",
+            caption=(
+                "Bytes of a whole run by direction and kind of content, summed over clients, mean over seeds; up is "
+                "towards the server. Setup is included, evaluation is not: it is listed below."
+            ),
         )
-        plot = self._plot(section, "bytes", figure, "bytes sent by kind of content, direction and method")
-        return f"<h3>What travels</h3><figure>{plot}<figcaption>{esc(caption)}</figcaption></figure>"
 
     def _partition(self, section: int, runs: Sequence[Run]) -> str:
         shown = next((run for run in sorted(runs, key=lambda run: run.seed) if run.partition is not None), None)

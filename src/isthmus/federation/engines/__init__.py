@@ -1,7 +1,7 @@
 """Engines by name.
 
 ``local`` (default) keeps all parties in this process, ``ray`` spreads them over cores, ``nvflare`` over organisations.
-Each is one module of this package with an :class:`~isthmus.federation.session.Engine` in it; optional packages are
+Each is one module of this package with an :class:`~isthmus.federation.engine.Engine` in it; optional packages are
 imported there and nowhere else. To add
 one: a module, a line in :data:`ENGINES`, its name in ``RunConfig.engine``, its options in ``RunConfig`` under keys
 ``<name>.<option>``. An engine of :data:`ELSEWHERE` plays the rounds in another process than the one that asked for the
@@ -14,7 +14,7 @@ import importlib
 from collections.abc import Callable
 
 from isthmus.errors import ConfigError, unknown
-from isthmus.federation.session import Engine
+from isthmus.federation.engine import Engine
 
 ENGINES = {"local": "LocalEngine", "ray": "RayEngine"}
 """Engine -> class in the module of the same name. Built as ``(parts, table, config, stream, *, wire, cohort,

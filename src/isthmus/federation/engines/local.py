@@ -1,6 +1,6 @@
 """Everything in one process. The default engine.
 
-Parties are isolated by copying every message at the wall; with ``wire=True`` each message also goes through the full
+Parties are isolated by copying every message between them; with ``wire=True`` each message also goes through the full
 wire codec, with the same bits as a result. With ``cohort=True`` clients whose class offers it are trained together.
 """
 
@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from isthmus.data.node_data import NodeData
 from isthmus.errors import DataError, ProtocolError, unknown
+from isthmus.federation.engine import Export
 from isthmus.federation.interface import Failure, Stacked
 from isthmus.federation.messages import SERVER, ClientId, Message, PartyId, address
 from isthmus.federation.party import Invocation, Outcome, Parcel, Party, Store, readdress, transfer_copy, transfer_wire
 from isthmus.federation.roles import Client, Cohort, CohortChoice, RoleTable, cohort_of, overridden_on_objects
-from isthmus.federation.session import Export
 from isthmus.seeds import Stream
 from isthmus.tensors import num_values
 

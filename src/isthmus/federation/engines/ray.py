@@ -330,7 +330,7 @@ class RayEngine(RemoteEngine):
         except ray.exceptions.RayActorError as error:
             self._actors[place] = None
             return Failure("crashed", type(error).__name__)
-        except ray.exceptions.RayError as error:  # e.g. out of memory on the way: what became of the call is unknown
+        except ray.exceptions.RayError as error:  # e.g. out of memory in transit: what became of the call is unknown
             self._late[place] = ref
             return Failure("unavailable", type(error).__name__)
 

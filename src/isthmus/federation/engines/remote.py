@@ -16,13 +16,13 @@ from typing import Any, Literal
 from isthmus.errors import IsthmusError, ProtocolError
 from isthmus.federation import codec
 from isthmus.federation.codec import LIMITS, Limits
+from isthmus.federation.engine import Export
 from isthmus.federation.engines.local import check_names
 from isthmus.federation.host import Answer, FrameKind, Order
 from isthmus.federation.interface import Failure, QuorumError
 from isthmus.federation.messages import ClientId, PartyId, address, client_of
 from isthmus.federation.party import Invocation, Outcome, Store
 from isthmus.federation.roles import RoleTable
-from isthmus.federation.session import Export
 from isthmus.federation.wire import Frame, Writer, decode_outcomes, encode_calls
 
 Place = str
@@ -31,7 +31,7 @@ EXPORTED = 16
 
 
 class RemoteEngine(ABC):
-    """Parties behind walls.
+    """Parties in other processes, or at other organisations.
 
     Args:
         places: Which clients live where.

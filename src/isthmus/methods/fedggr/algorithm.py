@@ -136,8 +136,8 @@ class FedGGRClient(WeightedClient[FedGGRConfig]):
 
     def _train_encoder(self, weights: Weights, epochs: int) -> None:
         """Adam steps on the mean of (X_i - X_i^rec)^2, X_i^rec = Dec(Enc(X_i, A_i), A_i)."""
-        moments, lr, dtype = self.state.encoder_optimizer, self.config.encoder_lr, self.config.dtype
-        encoder, moments, _ = train_autoencoder(weights, moments, self.task, epochs=epochs, lr=lr, dtype=dtype)
+        moments, lr = self.state.encoder_optimizer, self.config.encoder_lr
+        encoder, moments, _ = train_autoencoder(weights, moments, self.task, epochs=epochs, lr=lr)
         self.state = replace(self.state, encoder=encoder, encoder_optimizer=moments)
 
     def _embedded(self, encoder: Weights) -> Uploaded:

@@ -65,6 +65,7 @@ from isthmus.records import Record
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights, get_weights, num_values, scaled
 
+# Differs from the paper: ``hardened`` is the default, because what it prints (``published``) tells neighbour lists.
 PROTOCOLS: Mapping[str, PowerProtocol] = {"published": powers_published, "hardened": powers_hardened}
 
 

@@ -3,8 +3,8 @@
 # Differs from the paper: an owner numbers its columns in an order only it knows (13.1e), and a client receives only the
 sum of the products over k, which with ``secure_sum`` is masked, so that it can read no more (13.1b). The published
 products tell neighbour lists. Without pruning Abar is the same; with it, only the places where powers are cut differ.
-Columns and S's first values are secrets of their owners, so two hardened runs of one seed differ in rounding; a resumed
-run goes on with the same secrets.
+The order of columns and HOP2VEC's first values are secrets of their owners, so two hardened runs of one seed differ, as
+two runs with noise do; a resumed run goes on with the same secrets.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""Knobs of HiFGL, and what follows from them alone: who holds shares, how each layer goes, what numbers look like on
-the wire.
-"""
+"""Settings of HiFGL, and what follows from them alone: how each layer is computed, how numbers are encoded."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -16,24 +12,66 @@ import torch
 from torch import Tensor
 
 from isthmus.errors import ConfigError, unknown
-from isthmus.federation.messages import SERVER
-from isthmus.methods.hifgl_layers import Way, needs_return
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.registry import build_backbone
 from isthmus.privacy.dp import Mechanism
 from isthmus.privacy.field import P31, P61, Elements, Field
 from isthmus.privacy.fixedpoint import FixedPoint
-from isthmus.privacy.lagrange import LagrangeCode
+from isthmus.privacy.secmp import SecretSums
 from isthmus.seeds import Stream
 
+Form = Literal["cached", "project", "aggregate"]
 KINDS = {"gcn": "gcn", "sage": "sage", "graphsage": "sage"}
 _POSITIVE = ("lr", "lr_decay", "bound", "message_clip")
 _COUNTS = ("lr_step", "local_epochs", "threshold", "k_min", "horizon", "max_degree", "columns", "min_cohort")
 
 
 @dataclass(frozen=True)
+class LayerPlan:
+    """How each layer is computed, and how wide its messages are. Layers count from 1.
+
+    Args:
+        sizes: Input and output width of each layer.
+        forms: ``aggregate``: sum over neighbours, then multiply by W. ``project``: multiply by W first, so that the
+            narrower values travel, forward and backward (exact as well: A (h W) = (A h) W). ``cached``: the sums of the
+            first layer's raw features never change, so they travel once, in setup.
+        columns: Raw features per message.
+    """
+
+    sizes: tuple[tuple[int, int], ...]
+    forms: tuple[Form, ...]
+    columns: int
+
+    @property
+    def raw(self) -> list[int]:
+        """Widths of the exchanges of setup, in which raw features travel."""
+        features = self.sizes[0][0]
+        starts = range(0, features if self.forms[0] == "cached" else 0, self.columns)
+        return [min(self.columns, features - start) for start in starts]
+
+    @property
+    def forward(self) -> dict[int, int]:
+        """Width of the exchange of each layer that has one in every round, in the order of the exchanges."""
+        return {
+            layer: outer if form == "project" else inner
+            for layer, ((inner, outer), form) in enumerate(zip(self.sizes, self.forms, strict=True), 1)
+            if form != "cached"
+        }
+
+    @property
+    def backward(self) -> dict[int, int]:
+        """The same backward: gradients return over the same edges."""
+        return dict(reversed(self.forward.items()))
+
+    @property
+    def widths(self) -> list[int]:
+        """Of all exchanges of a training round."""
+        return [*self.forward.values(), *self.backward.values()]
+
+
+@dataclass(frozen=True)
 class HiFGLConfig:
-    """Knobs of HiFGL.
+    """Settings of HiFGL.
 
     Args:
         backbone: ``gcn`` or ``sage``, split so that neither end of an edge learns the other's degree (spec 3.1).
@@ -98,10 +136,9 @@ class HiFGLConfig:
         if self.backbone not in KINDS:
             raise unknown("backbone of hifgl", self.backbone, KINDS)
         for name in (*_POSITIVE, *_COUNTS):
-            if not getattr(self, name) >= 1 if name in _COUNTS else not getattr(self, name) > 0.0:
-                raise ConfigError(
-                    f"{name} must be {'at least 1' if name in _COUNTS else 'above 0'}, got {getattr(self, name)}"
-                )
+            value, least = getattr(self, name), "at least 1" if name in _COUNTS else "above 0"
+            if not (value >= 1 if name in _COUNTS else value > 0.0):
+                raise ConfigError(f"{name} must be {least}, got {value}")
         for name in ("weight_decay", "mu", "message_noise", "personal_layers"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
@@ -109,17 +146,16 @@ class HiFGLConfig:
             raise ConfigError(f"dp_delta must lie in (0, 1), got {self.dp_delta}")
         if self.mode == "cross-device" and self.threshold > 1:
             raise ConfigError(
-                f"cross-device has two share holders, the device and the server: threshold must be 1, got "
-                f"{self.threshold}"
+                f"cross-device has two share holders, device and server: set threshold=1, got {self.threshold}"
             )
         if self.mode != "hierarchical" and self.secmp == "published":
             raise ConfigError(
-                "the published protocol needs devices, silos and server: use mode=hierarchical, or secmp=hardened"
+                "secmp=published needs devices, silos and server: set mode=hierarchical or secmp=hardened"
             )
         if self.mode == "cross-device" and self.algorithm != "fedsgd":
             object.__setattr__(self, "algorithm", "fedsgd")  # there is no silo that could step
         self.build(1, 2, Stream(0))
-        LagrangeCode(self.format.field, self.threshold)
+        self.sums  # noqa: B018 -- refuses a field that is too small
 
     @property
     def kind(self) -> str:
@@ -130,8 +166,10 @@ class HiFGLConfig:
         return torch.float64 if self.precision == "float64" else torch.float32
 
     @cached_property
-    def format(self) -> FixedPoint:
-        return FixedPoint(Field(self.prime), self.fraction_bits, self.bound, self.max_degree)
+    def sums(self) -> SecretSums:
+        """The arithmetic of shares."""
+        format = FixedPoint(Field(self.prime), self.fraction_bits, self.bound, self.max_degree)
+        return SecretSums(format, self.threshold)
 
     @property
     def mechanism(self) -> Mechanism:
@@ -151,87 +189,28 @@ class HiFGLConfig:
         )
         return model.to(self.dtype)
 
-    # -- holders -----------------------------------------------------------------------------------
-
-    def holders(self, silo: str, silos: Sequence[str]) -> tuple[str, ...]:
-        """Who holds shares 2 .. T + 1 of messages to devices of ``silo``: silo, server, the silos after it (11.3,
-        11.6).
-        """
-        if self.mode == "cross-device":
-            return (SERVER,)
-        ordered = sorted(silos)
-        at = ordered.index(silo)
-        others = ordered[at + 1 :] + ordered[:at]
-        first = (
-            [SERVER] if self.mode == "cross-silo" else [silo, SERVER]
-        )  # a silo that is the target cannot hold a second share
-        return tuple([*first, *others][: self.threshold])
-
-    def check_holders(self, silos: Sequence[str]) -> None:
-        have = len(self.holders(silos[0], silos))
-        if self.secmp == "hardened" and have < self.threshold:
-            needed = f"threshold {self.threshold} needs {self.threshold + 1} share holders"
-            raise ConfigError(
-                f"{needed}, {self.mode} with {len(silos)} silos has {have + 1}: use threshold={have} or more silos"
-            )
-
     # -- layers ------------------------------------------------------------------------------------
 
-    def sizes(self, num_features: int, num_classes: int) -> list[tuple[int, int]]:
-        """Input and output width of each layer."""
-        widths = [num_features, *self.hidden, num_classes]
-        return list(pairwise(widths))
-
-    def personal(self, layers: int) -> range:
-        """Layers (from 1) that stay with their silo."""
+    @property
+    def personal(self) -> range:
+        """Layers that stay with their silo (FedPer)."""
+        layers = len(self.hidden) + 1
         return range(max(0, layers - self.personal_layers) + 1, layers + 1) if self.algorithm == "fedper" else range(0)
 
-    def ways(self, num_features: int, num_classes: int) -> tuple[Way, ...]:
-        """How each layer goes. A personal layer cannot be applied at the source, whose silo has another one."""
-        sizes = self.sizes(num_features, num_classes)
-        personal = self.personal(len(sizes))
-        ways: list[Way] = []
+    def plan(self, num_features: int, num_classes: int) -> LayerPlan:
+        """A personal layer cannot be applied at the source, whose silo has another one."""
+        sizes = tuple(pairwise([num_features, *self.hidden, num_classes]))
+        forms: list[Form] = []
         for layer, (inner, outer) in enumerate(sizes, 1):
             if layer == 1:
-                ways.append("cached" if self._raw_once(inner, outer) or layer in personal else "project")
+                forms.append("cached" if self._raw_once(inner, outer) or layer in self.personal else "project")
             else:
-                ways.append("project" if outer <= inner and layer not in personal else "aggregate")
-        return tuple(ways)
+                forms.append("project" if outer <= inner and layer not in self.personal else "aggregate")
+        return LayerPlan(sizes, tuple(forms), self.columns)
 
     def _raw_once(self, features: int, width: int) -> bool:
-        """The cost model: raw features once, or a projected forward, backward and evaluation exchange in every
-        round.
-        """
+        """The cost model: raw features once, or three projected exchanges (forward, backward, evaluation) per round."""
         return self.first_layer == "raw" or (self.first_layer == "auto" and features <= 3 * width * self.horizon)
-
-    def parts(self, num_features: int) -> int:
-        """Messages a raw feature vector goes in."""
-        return math.ceil(num_features / self.columns)
-
-    def forward_widths(self, num_features: int, num_classes: int) -> dict[int, int]:
-        """Width of the exchange of each layer that has one in every round."""
-        sizes, ways = self.sizes(num_features, num_classes), self.ways(num_features, num_classes)
-        return {
-            layer: min(sizes[layer - 1]) if way == "project" else sizes[layer - 1][0]
-            for layer, way in enumerate(ways, 1)
-            if way != "cached"
-        }
-
-    def backward_widths(self, num_features: int, num_classes: int) -> dict[int, int]:
-        """The same backward, in the order of the exchanges."""
-        ways, widths = self.ways(num_features, num_classes), self.forward_widths(num_features, num_classes)
-        sizes = self.sizes(num_features, num_classes)
-        return {
-            layer: sizes[layer - 1][1] if ways[layer - 1] == "project" else widths[layer]
-            for layer in range(len(ways), 0, -1)
-            if needs_return(ways, layer)
-        }
-
-    def widths(self, num_features: int, num_classes: int) -> list[int]:
-        return [
-            *self.forward_widths(num_features, num_classes).values(),
-            *self.backward_widths(num_features, num_classes).values(),
-        ]
 
     # -- wire --------------------------------------------------------------------------------------
 

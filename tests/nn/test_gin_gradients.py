@@ -10,11 +10,12 @@ from graph_helpers import graph_set
 
 from isthmus.data.embeddings import structure_embedding
 from isthmus.nn.dropout import DropoutSource
+from isthmus.nn.gin_gradients import _tanh, gin_gradients, has_manual_gradient
 from isthmus.nn.graph_batch import Batch, pack_graphs
-from isthmus.nn.graph_models import GraphModel, build_graph_model
-from isthmus.nn.graph_steps import _bend, gradients, written_out
-from isthmus.nn.graph_train import _by_autograd
+from isthmus.nn.graph_models import GraphModel
+from isthmus.nn.graph_train import autograd_gradients
 from isthmus.nn.loss import get_loss
+from isthmus.nn.registry import build_graph_model
 from isthmus.nn.two_channel import TwoChannel
 from isthmus.seeds import Stream
 from isthmus.tensors import get_weights, max_difference
@@ -50,9 +51,9 @@ def test_they_are_autograds(kind: str, loss: str, options: dict[str, Any], dropp
         get_weights(model),
         torch.rand(batch.num_graphs, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
     )
-    assert written_out(model, batch)
-    ours, value = gradients(model, weights, batch, share, get_loss(loss), source(7) if dropped else None)
-    theirs, wanted = _by_autograd(
+    assert has_manual_gradient(model, batch)
+    ours, value = gin_gradients(model, weights, batch, share, get_loss(loss), source(7) if dropped else None)
+    theirs, wanted = autograd_gradients(
         model, weights, list(weights), batch, share, get_loss(loss), source(7) if dropped else None
     )
     assert value == pytest.approx(wanted, rel=1e-12) and max_difference(ours, theirs) < 1e-12
@@ -64,9 +65,11 @@ def test_any_depth(hidden: tuple[int, ...]) -> None:
     for kind in ("one", "two"):
         model, batch = model_of(kind, hidden), batch_of(2)
         weights, share = get_weights(model), torch.ones(batch.num_graphs, dtype=torch.float64)
-        ours, _ = gradients(model, weights, batch, share, get_loss("ce"), None)
+        ours, _ = gin_gradients(model, weights, batch, share, get_loss("ce"), None)
         assert (
-            max_difference(ours, _by_autograd(model, weights, list(weights), batch, share, get_loss("ce"), None)[0])
+            max_difference(
+                ours, autograd_gradients(model, weights, list(weights), batch, share, get_loss("ce"), None)[0]
+            )
             < 1e-12
         )
 
@@ -74,9 +77,11 @@ def test_any_depth(hidden: tuple[int, ...]) -> None:
 def test_in_single_precision_to_rounding() -> None:
     model, batch = model_of("two").float(), batch_of(3, dtype=torch.float32)
     weights, share = get_weights(model), torch.ones(batch.num_graphs) / batch.num_graphs
-    ours, _ = gradients(model, weights, batch, share, get_loss("ce"), source(1))
+    ours, _ = gin_gradients(model, weights, batch, share, get_loss("ce"), source(1))
     assert (
-        max_difference(ours, _by_autograd(model, weights, list(weights), batch, share, get_loss("ce"), source(1))[0])
+        max_difference(
+            ours, autograd_gradients(model, weights, list(weights), batch, share, get_loss("ce"), source(1))[0]
+        )
         < 1e-5
     )
 
@@ -86,21 +91,21 @@ def test_tanh_in_single_precision() -> None:
         -1, 8
     )
     bias, out = torch.linspace(-1, 1, 8), torch.full((z.shape[0], 11), 5.0)
-    _bend(z.clone(), bias, out)
+    _tanh(z.clone(), bias, out)
     exact = torch.tanh((z + bias).double())
     torch.testing.assert_close(out[:, 3:].double(), exact, rtol=4e-7, atol=0.0)
     assert (out[:, :3] == 5).all()  # the other channel's columns
     special = torch.tensor([[float("nan"), float("inf"), -float("inf"), 0.0]])
-    _bend(special.clone(), torch.zeros(4), out := torch.empty(1, 4))
+    _tanh(special.clone(), torch.zeros(4), out := torch.empty(1, 4))
     assert out[0, 0].isnan() and out[0, 1:].tolist() == pytest.approx([1.0, -1.0, 0.0], abs=3e-7)
 
 
 def test_other_models_are_left_to_autograd() -> None:
     batch = batch_of(4)
     for name in ("gcn", "sage", "sgc", "mlp"):
-        assert not written_out(build_graph_model(name, hidden=(4, 4), **SHAPE).double(), batch)
+        assert not has_manual_gradient(build_graph_model(name, hidden=(4, 4), **SHAPE).double(), batch)
     for pair in (("sage", "gcn"), ("gin", "gin"), ("sgc", "gcn")):
-        assert not written_out(TwoChannel(*pair, num_structure=8, hidden=(4, 4), **SHAPE).double(), batch)
-    assert not written_out(
+        assert not has_manual_gradient(TwoChannel(*pair, num_structure=8, hidden=(4, 4), **SHAPE).double(), batch)
+    assert not has_manual_gradient(
         TwoChannel("gin", "gcn", num_structure=8, hidden=(4,), pooled=False, **SHAPE).double(), batch
     )

@@ -13,10 +13,10 @@ Shapes: x (n, F), edges (2, E) -> logits (n, C); W (in, heads * out), a (heads, 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
-from typing import Any, ClassVar, Protocol, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy.sparse as sp
@@ -25,78 +25,66 @@ from torch import Tensor, nn
 
 from isthmus.errors import ConfigError
 from isthmus.graph.normalise import adjacency
-from isthmus.nn.backbone import Backbone, Common
+from isthmus.nn.architecture import Architecture
+from isthmus.nn.dense import add_bias
 from isthmus.nn.dropout import DropoutSource
-from isthmus.nn.inputs import Inputs
 from isthmus.nn.kernels import Array, compiled
-from isthmus.nn.layers import Layer, add_bias, first_rows, glorot_, matmul
+from isthmus.nn.layers import Conv, Hop, glorot
+from isthmus.nn.sparse import Arcs
+from isthmus.seeds import Stream
+from isthmus.tensors import Weights
 
 SLOPE = 0.2
 
 
-class Arcs(Protocol):
-    """A matrix in CSR form, scipy's or bare arrays."""
-
-    @property
-    def indptr(self) -> Array: ...
-    @property
-    def indices(self) -> Array: ...
-    @property
-    def data(self) -> Array: ...
-
-
 def in_adjacency(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
-    """Who listens to whom: entry (v, u) counts the arcs u -> v, with one loop at every node."""
+    """Entry (v, u) counts the arcs u -> v, with one loop at every node."""
     arcs = edge_index[:, edge_index[0] != edge_index[1]]
     return sp.csr_matrix(adjacency(arcs.flip(0), num_nodes) + sp.eye(num_nodes, format="csr", dtype=np.float32))
 
 
-def check_heads(heads: int, hidden: Sequence[int], attention_dropout: float) -> None:
-    """Refuse what no attention layer can have."""
-    if heads < 1 or any(width % heads for width in hidden):
-        raise ConfigError(f"heads must be at least 1 and divide the hidden widths {tuple(hidden)}, got {heads}")
-    if not 0.0 <= attention_dropout < 1.0:
-        raise ConfigError(f"attention_dropout must lie in [0, 1), got {attention_dropout}")
-
-
-class GATLayer(Layer):
+class GATConv(Conv):
     """Attention over in-neighbours.
 
     Args:
         out_channels: Of one head.
+        heads: Number of them.
         average: Heads are averaged, not put side by side.
+        attention_dropout: Share of attention weights dropped in training.
     """
 
-    terms: ClassVar[dict[str, bool]] = {"weight": False}
+    weight_terms: ClassVar[Mapping[str, bool]] = {"weight": False}
+    attends: ClassVar[bool] = True
+    propagation = staticmethod(in_adjacency)
 
     def __init__(
-        self, in_channels: int, out_channels: int, generator: torch.Generator, *, heads: int = 1, average: bool = False
+        self,
+        in_channels: int,
+        out_channels: int,
+        generator: torch.Generator,
+        *,
+        heads: int,
+        average: bool,
+        attention_dropout: float,
     ) -> None:
         super().__init__()
-        self.heads, self.average = heads, average
-        self.weight = nn.Parameter(torch.empty(in_channels, heads * out_channels))
-        self.source = nn.Parameter(torch.empty(heads, out_channels))
-        self.target = nn.Parameter(torch.empty(heads, out_channels))
+        self.heads, self.average, self.attention_dropout = heads, average, attention_dropout
+        self.weight = glorot((in_channels, heads * out_channels), generator)
+        self.source = glorot((heads, out_channels), generator)
+        self.target = glorot((heads, out_channels), generator)
         self.bias = nn.Parameter(torch.zeros(out_channels if average else heads * out_channels))
-        with torch.no_grad():
-            for tensor in (self.weight, self.source, self.target):
-                glorot_(tensor, generator)
 
-    def attend(self, z: Tensor, listeners: Tensor, matrix: Arcs, mask: Tensor | None) -> Tensor:
-        """The layer from ``z = h W`` on. (R, heads * out) -> (R', ...)
-
-        Args:
-            z: Of all nodes that are listened to.
-            listeners: Of the nodes that listen (R', heads * out), one for every row of the matrix.
-            matrix: Who listens to whom (R', R), see `in_adjacency`.
-            mask: Dropout of the arcs (E, heads), None for none.
-        """
-        scores = self._scores(z, self.source)  # (R, heads)
-        own = self._scores(listeners, self.target)  # (R', heads)
-        h: Tensor = _Attention.apply(z, scores, own, matrix, mask)  # type: ignore[no-untyped-call]
+    def finish(
+        self, weights: Weights, products: Mapping[str, Tensor], hop: Hop, dropout: DropoutSource | None = None
+    ) -> Tensor:
+        z = products["weight"]  # (R, heads * out), of all nodes that are read
+        scores = self._scores(z, weights["source"])  # (R, heads)
+        own = self._scores(hop.itself(z), weights["target"])  # (R', heads), of the nodes that read
+        mask = hop.arc_mask(self.heads, self.attention_dropout, dropout, z.dtype)
+        h: Tensor = _Attention.apply(z, scores, own, hop.propagator.forward, mask)  # type: ignore[no-untyped-call]
         if self.average:
             h = h.view(h.shape[0], self.heads, -1).mean(1)
-        return add_bias(h, self.bias)
+        return add_bias(h, weights["bias"])
 
     def _scores(self, z: Tensor, attention: Tensor) -> Tensor:
         """a^T z of every row and head; ``attention`` (heads, out), or (K, heads, out)."""
@@ -105,83 +93,43 @@ class GATLayer(Layer):
         return (rows * attention.view(clients, 1, *rows.shape[2:])).sum(-1).view(-1, self.heads)
 
 
-class GAT(Backbone):
-    """Attention layers with ReLU and dropout between.
+@dataclass(frozen=True)
+class GAT(Architecture):
+    """Attention over neighbourhoods.
 
     Args:
         heads: Heads of every layer; hidden widths are those of all heads together.
         attention_dropout: Share of attention weights dropped in training, in [0, 1).
     """
 
-    layer_type: ClassVar[type[Layer]] = GATLayer
+    own_dropout: ClassVar[bool] = True
+    heads: int = 1
+    attention_dropout: float = 0.0
 
-    def __init__(self, *, heads: int = 1, attention_dropout: float = 0.0, **common: Unpack[Common]) -> None:
-        super().__init__(**common)
-        hidden = common["hidden"]
-        check_heads(heads, hidden, attention_dropout)
-        self.attention_dropout = attention_dropout
-        if heads > 1:
-            generator = common["stream"].child("heads").torch()
-            widths = [common["num_features"], *hidden]
-            layers = [GATLayer(a, b // heads, generator, heads=heads) for a, b in pairwise(widths)]
-            if not common["head"]:
-                layers.append(GATLayer(widths[-1], common["num_classes"], generator, heads=heads, average=True))
-            self.layers = nn.ModuleList(layers)
+    def __post_init__(self) -> None:
+        if self.heads < 1:
+            raise ConfigError(f"heads must be at least 1, got {self.heads}")
+        if not 0.0 <= self.attention_dropout < 1.0:
+            raise ConfigError(f"attention_dropout must lie in [0, 1), got {self.attention_dropout}")
 
-    @classmethod
-    def make_layer(cls, in_channels: int, out_channels: int, generator: torch.Generator) -> Layer:
-        return GATLayer(in_channels, out_channels, generator)
+    def conv(self, in_channels: int, out_channels: int, generator: torch.Generator, *, classes: bool = False) -> Conv:
+        if not classes and out_channels % self.heads:
+            raise ConfigError(f"heads must divide the hidden widths, got {self.heads} heads and width {out_channels}")
+        return GATConv(
+            in_channels,
+            out_channels if classes else out_channels // self.heads,
+            generator,
+            heads=self.heads,
+            average=classes and self.heads > 1,
+            attention_dropout=self.attention_dropout,
+        )
 
-    @property
-    def hops(self) -> int:
-        """One level more than propagations: none of them is multiplied into the features."""
-        return len(self.layers) + 1
-
-    @property
-    def later(self) -> tuple[tuple[str, Layer], ...]:
-        """With the first layer, which is not over with its first product."""
-        first: Layer = self.layers[0]  # type: ignore[assignment]
-        return (("layers.0.", first), *super().later)
-
-    def propagation(self, edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
-        return in_adjacency(edge_index, num_nodes)
-
-    def forward(
-        self, inputs: Inputs, dropout: DropoutSource | None = None, products: Mapping[str, Tensor] | None = None
-    ) -> Tensor:
-        products = self.products(inputs) if products is None else products
-        h = products["layers.0.weight"]
-        for i, layer in enumerate(self.layers):
-            assert isinstance(layer, GATLayer)
-            z = matmul(self._activate(h, inputs, i, dropout), layer.weight) if i else h
-            matrix, mask = inputs.hidden[i].csr, None
-            if dropout is not None and self.attention_dropout:
-                mask = _edge_mask(matrix, inputs, i + 1, layer.heads, self.attention_dropout, dropout, z.dtype)
-            h = layer.attend(z, first_rows(z, inputs.clients, inputs.padded[i + 1]), matrix, mask)
-        if self.head is not None:
-            h = self.head(self.before_head(h, inputs, len(self.layers), dropout), inputs, -1)
-        return h
-
-
-def _edge_mask(
-    matrix: sp.csr_matrix,
-    inputs: Inputs,
-    level: int,
-    heads: int,
-    rate: float,
-    dropout: DropoutSource,
-    dtype: torch.dtype,
-) -> Tensor:
-    """Dropout of attention weights: every client draws for its own arcs only. (E, heads)"""
-    bounds = matrix.indptr[:: inputs.padded[level]]  # first arc of every client
-    counts = tuple(int(count) for count in np.diff(bounds))
-    padded = max(1, *counts)
-    mask = dropout.mask(counts, padded, heads, rate, dtype)
-    return torch.cat([mask[k * padded : k * padded + count] for k, count in enumerate(counts)])
+    def layer_stream(self, stream: Stream) -> Stream:
+        return stream if self.heads == 1 else stream.child("heads")
 
 
 class _Attention(torch.autograd.Function):
-    """Softmax over the arcs into each row and the weighted sum, every arc visited once forward and once back."""
+    """Softmax over the arcs into each row and the weighted sum, every arc visited once forward and once backward."""
 
     @staticmethod
     def forward(

@@ -1,0 +1,93 @@
+"""What an engine must do: carry calls to parties, wherever they are, and bring outcomes back.
+
+Implementations are in `isthmus.federation.engines`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from isthmus.federation.interface import Stacked
+from isthmus.federation.messages import ClientId, PartyId
+from isthmus.federation.party import Invocation, Outcome, Store
+from isthmus.tensors import Weights
+
+
+@dataclass(frozen=True)
+class Export:
+    """What a client ends with. ``weights`` is None where its model stays with its owner; ``values`` is how many numbers
+    it has.
+    """
+
+    values: int
+    weights: Weights | None = None
+
+
+class Engine(Protocol):
+    """Carries calls to parties. Implementations: in process, many cores, separate organisations.
+
+    Everything a run needs of its parties is here, and all of it can cross a process boundary. A party that is lost
+    shows as a ``crashed`` failure of a call, and as a :class:`~isthmus.federation.interface.QuorumError` of the other
+    operations.
+    """
+
+    @property
+    def execution(self) -> Literal["each", "cohort"]:
+        """``cohort`` if clients are trained together, else ``each``."""
+        ...
+
+    @property
+    def why_each(self) -> str:
+        """Why the cohort that the clients' class declares is not used although that was asked for; empty otherwise."""
+        ...
+
+    @property
+    def resolved(self) -> Mapping[str, Any]:
+        """Fields of the run's config that were left open and this engine has decided, e.g. how many actors there
+        are.
+        """
+        ...
+
+    def parties(self, role: str) -> tuple[PartyId, ...]:
+        """Addresses of a role's parties, sorted."""
+        ...
+
+    def dispatch(self, calls: Sequence[Invocation], timeout: float | None) -> Mapping[PartyId, Outcome] | Stacked[Any]:
+        """Run calls of one handler, one per party; every party gets an outcome, a failure at worst."""
+        ...
+
+    def sum_keys(self, role: str) -> Mapping[PartyId, bytes]:
+        """Public session keys of a role's parties for secure sums."""
+        ...
+
+    def keep_tags(self, store: Callable[[PartyId], Store]) -> None:
+        """From now on parties keep their tags in stores of their own. An engine whose parties have a place for them
+        already need not.
+        """
+        ...
+
+    def commit(self, step: int) -> None:
+        """Tag the state of every party."""
+        ...
+
+    def tags(self) -> tuple[int, ...]:
+        """Tags that all parties hold, sorted; parties that were lost are started again."""
+        ...
+
+    def rollback(self, step: int) -> None:
+        """Take every party back to a tag, or raise a :class:`~isthmus.errors.DataError` and change nothing."""
+        ...
+
+    def select(self) -> None:
+        """Every party remembers its present state as the one validation picked."""
+        ...
+
+    def export(self, selected: bool) -> Iterator[tuple[ClientId, Export]]:
+        """What each client ends with, one by one: of the state validation picked, or of the last."""
+        ...
+
+    def close(self) -> None:
+        """End everything the engine started. May be called twice."""
+        ...

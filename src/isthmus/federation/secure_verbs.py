@@ -1,0 +1,169 @@
+"""``sum`` and summed ``exchange`` behind pairwise masks: what arrives from one party is uniform, only the sum of all
+can be read. The arithmetic is in `isthmus.federation.secure`; here is who is asked what, and in which order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from isthmus.errors import ProtocolError, RunError
+from isthmus.federation.calls import Caller
+from isthmus.federation.interface import Replies
+from isthmus.federation.messages import SERVER, Message, PartyId, role_of
+from isthmus.federation.party import Invocation, Parcel
+from isthmus.federation.secure import (
+    MailOrder,
+    MailOrders,
+    MailPlan,
+    Masked,
+    MaskOrder,
+    Sealed,
+    join_supports,
+    unmask,
+)
+from isthmus.privacy.masks import SumRoster, SumTag
+
+
+def masked_sum(caller: Caller, calls: Sequence[Invocation], name: str) -> Message:
+    """The sum of what everybody answers to these calls."""
+    if len(calls) < 2:
+        raise RunError(
+            f"{name}: a sum over one party shows that party's values; run with two clients or more, or without "
+            "secure_sum"
+        )
+    order = _order(caller, name, [call.party for call in calls], caller.clock.sequence)
+    answers = caller.replies([replace(call, mask=order) for call in calls])
+    masked = {party: reply for party, reply in answers.items() if isinstance(reply, Masked)}
+    reply = caller.reply_type(name)
+    caller.books.masked(name, reply, list(masked), [SERVER], list(masked.values()))
+    return unmask(masked, order, reply)
+
+
+def masked_exchange(
+    caller: Caller, calls: Sequence[Invocation], name: str, handlers: Mapping[str, str]
+) -> Replies[Any]:
+    """Summed mail: senders say whom they write to, learn who else does, and only then send, masked."""
+    session_keys(caller)
+    held = calls[0].sequence
+    plans = _plans(caller, [replace(call, mail=MailOrder(held)) for call in calls], name)
+    orders = _mail_orders(caller, name, plans, handlers, held)
+    parcels = _masked_parcels(caller, calls, name, plans, orders)
+    replies = caller.deliver(handlers, parcels, set(plans), "sum", MailOrder(held, orders))
+    to_server = {
+        parcel.sender: parcel.content
+        for parcel in parcels
+        if parcel.receiver == SERVER and isinstance(parcel.content, Masked)
+    }
+    mail = {"sum": unmask(to_server, orders[SERVER], caller.reply_type(name))} if to_server else {}
+    return Replies(replies, {}, mail)
+
+
+def session_keys(caller: Caller) -> Mapping[PartyId, bytes]:
+    """Everybody's public session key, exchanged before the first secure sum of a role."""
+    known = caller.clock.sum_keys
+    if caller.role not in known:
+        known[caller.role] = dict(caller.engine.sum_keys(caller.role))
+        caller.books.keys(known[caller.role])
+    return known[caller.role]
+
+
+def _order(
+    caller: Caller,
+    name: str,
+    parties: Sequence[PartyId],
+    sequence: int,
+    *,
+    receiver: PartyId = SERVER,
+    supports: tuple[Tensor, ...] | None = None,
+) -> MaskOrder:
+    keys, clock = session_keys(caller), caller.clock
+    tag = SumTag(
+        clock.run,
+        clock.turn.phase,
+        clock.turn.round,
+        sequence,
+        handler=name,
+        attempt=clock.turn.incarnation,
+        receiver=receiver,
+    )
+    return MaskOrder(SumRoster({party: keys[party] for party in parties}), tag, supports)
+
+
+def _plans(caller: Caller, calls: Sequence[Invocation], name: str) -> dict[PartyId, MailPlan]:
+    plans = {party: plan for party, plan in caller.replies(calls).items() if isinstance(plan, MailPlan)}
+    caller.books.batch(name, "clear", [(party, SERVER, plan) for party, plan in plans.items()])
+    return plans
+
+
+def _mail_orders(
+    caller: Caller, name: str, plans: Mapping[PartyId, MailPlan], roles: Mapping[str, str], held: int
+) -> dict[PartyId, MaskOrder]:
+    """By receiver: who writes to it, and the positions over which their sparse matrices are summed."""
+    writers: dict[PartyId, list[PartyId]] = {}
+    for party, plan in plans.items():
+        for receiver in plan.receivers:
+            writers.setdefault(receiver, []).append(party)
+    caller.check_receivers(writers, roles)
+    for receiver, senders in writers.items():
+        if len(senders) < 2:
+            raise RunError(
+                f"{name}: only {senders[0]} writes to {receiver}, and a sum over one party shows that party's "
+                "values; let two others or more write to every receiver (zeros are fine), or run without secure_sum"
+            )
+    orders = {}
+    for receiver, senders in sorted(writers.items()):
+        supports = join_supports([plans[sender].announced.get(receiver, ()) for sender in senders])
+        orders[receiver] = _order(caller, name, senders, held, receiver=receiver, supports=supports)
+    return orders
+
+
+def _masked_parcels(
+    caller: Caller,
+    calls: Sequence[Invocation],
+    name: str,
+    plans: Mapping[PartyId, MailPlan],
+    orders: Mapping[PartyId, MaskOrder],
+) -> list[Parcel]:
+    """The held mail of everybody, masked."""
+    own = {
+        party: {receiver: orders[receiver] for receiver in plan.receivers}
+        for party, plan in plans.items()
+        if plan.receivers
+    }
+    if not own:
+        return []
+    caller.books.batch(name, "clear", [(SERVER, party, _as_message(its)) for party, its in own.items()])
+    held = calls[0].sequence
+    # A number of its own, but none of the clock's: handlers draw the same random numbers as in a run without masks.
+    second = [
+        replace(call, argument=None, sequence=-held, mail=MailOrder(held, its))
+        for call in calls
+        if (its := own.get(call.party))
+    ]
+    parcels, _ = caller.collect(second)
+    by_role: dict[str, list[Parcel]] = {}
+    for parcel in parcels:
+        content = parcel.content
+        masked = isinstance(content, Masked) or (
+            isinstance(content, Sealed) and content.message_type == Masked.__name__
+        )
+        if not masked or parcel.receiver not in own[parcel.sender]:
+            raise ProtocolError(
+                f"mail of {parcel.sender} to {parcel.receiver} is not masked, or not what it said it would send"
+            )
+        by_role.setdefault(role_of(parcel.receiver), []).append(parcel)
+    for batch in by_role.values():
+        senders, receivers = [parcel.sender for parcel in batch], [parcel.receiver for parcel in batch]
+        caller.books.masked(name, caller.reply_type(name), senders, receivers, [parcel.content for parcel in batch])
+    return parcels
+
+
+def _as_message(orders: Mapping[PartyId, MaskOrder]) -> MailOrders:
+    return MailOrders(
+        {receiver: order.roster.parties for receiver, order in orders.items()},
+        {receiver: order.supports or () for receiver, order in orders.items()},
+    )

@@ -1,0 +1,1 @@
+"""Backbones, one per file: `isthmus.nn.registry` finds them here."""
