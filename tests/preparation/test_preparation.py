@@ -71,7 +71,7 @@ def prepare(tables: dict[str, OwnerTables], *, secure: bool = False, **config: o
     engine = LocalEngine(tables, TABLE, PreparationConfig(**config), Stream(0))  # type: ignore[arg-type]
     session = Session(engine, TABLE, secure=secure)
     session.clock.begin("scaling", 1, 1)
-    agree_on_scaling(session, next(iter(tables.values())).schema)
+    agree_on_scaling(session)
     session.clock.begin("linking", 1, 2)
     link_owners(session)
     return engine, session

@@ -80,6 +80,12 @@ def _check_data(settings: SiteSettings) -> list[str]:
     """Load the data once, so that a mistake shows now and not during a run."""
     if settings.share is not None:
         return []
+    if settings.tables is not None:
+        from isthmus.data.tables.check import summarise
+        from isthmus.data.tables.owner import read_owner
+
+        tables = read_owner(settings.tables.folder, str(settings.client), seed=settings.tables.seed)
+        return [f"{name}: {value}" for name, value in summarise(tables)]
     given = settings.data
     scenario = build(
         dataset=given["dataset"],

@@ -27,6 +27,7 @@ class BeginRun(Record):
         run_id: Distinguishes the run's checkpoints from those of another run of the same name.
         settings: The resolved ``config.toml``.
         versions: Of the packages at the server.
+        stage: ``prepare`` where owners of tables first agree on scaling and links, then ``run``.
     """
 
     run: str
@@ -34,6 +35,7 @@ class BeginRun(Record):
     attempt: int
     settings: str
     versions: Mapping[str, str]
+    stage: str = "run"
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,10 @@ class ClientFacts(Record):
 
 @dataclass(frozen=True)
 class JoinReply(Record):
-    """A site's reply to :class:`BeginRun`: its clients, or why it does not take part."""
+    """A site's reply to :class:`BeginRun`: its clients, or why it does not take part.
+
+    ``schema``: of tables, a hash of every table and feature of its schema, so that a difference can be named.
+    """
 
     error: str = ""
     text: str = ""
@@ -66,6 +71,7 @@ class JoinReply(Record):
     keys: Mapping[str, SessionKeys] | None = None
     dataset: str = ""
     source: str = ""
+    schema: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)

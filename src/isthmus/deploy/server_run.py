@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from isthmus.data.own_dataset import SITE_TABLES
 from isthmus.deploy.handshake import (
     BEGIN,
     END,
@@ -38,6 +40,7 @@ from isthmus.federation.interface import Failure, QuorumError, View
 from isthmus.federation.messages import ClientId, PartyId
 from isthmus.federation.party import Store
 from isthmus.federation.roles import RoleTable
+from isthmus.federation.session import Session
 from isthmus.federation.wire import Frame, pack, unpack
 
 JOIN_TIMEOUT = 600.0
@@ -92,7 +95,10 @@ def run_on_sites(path: Path, run: str, attempt: int, transport: Transport) -> No
             return
         settings = settings_from_toml(folder.config)
         torch.set_num_threads(settings.run.threads)
-        joined = _begin(BeginRun(run, folder.run_id, attempt, folder.config, versions()), transport)
+        begin = BeginRun(run, folder.run_id, attempt, folder.config, versions())
+        if settings.run.dataset == SITE_TABLES and not any(folder.ledger(0)):
+            _prepare(replace(begin, stage="prepare"), settings, folder, transport)
+        joined = _begin(begin, transport)
         clients = _clients(joined, settings)
         _distribute_keys(run, joined, transport)
         _write_sizes(path, clients)
@@ -108,6 +114,33 @@ def run_on_sites(path: Path, run: str, attempt: int, transport: Transport) -> No
         raise
     finally:
         folder.close()
+
+
+def _prepare(begin: BeginRun, settings: Settings, folder: RunFolder, transport: Transport) -> None:
+    """Owners of tables agree on scaling and on the edges between them, before the first round."""
+    from isthmus.preparation.rounds import TABLE, prepare_owners
+
+    joined = _begin(begin, transport)
+    _check_schemas(joined)
+    _clients(joined, settings)
+    _distribute_keys(begin.run, joined, transport)
+    places = {site: tuple(sorted(one.clients or {})) for site, one in joined.items() if one.clients}
+    engine = SitesEngine(places, TABLE, transport, begin.run)
+    run = settings.run
+    session = Session(engine, TABLE, seed=run.seed, incarnation=begin.attempt, secure=run.secure_sum)
+    prepare_owners(session, link=run.link != "none")
+    folder.append_round(0, session.ledger.take(), None)
+
+
+def _check_schemas(joined: Mapping[Site, JoinReply]) -> None:
+    """Raise if two sites describe their tables differently; the error names tables and features."""
+    (first, reference), *others = ((site, one.schema or {}) for site, one in joined.items())
+    for site, own in others:
+        different = [name for name in sorted(own.keys() | reference.keys()) if own.get(name) != reference.get(name)]
+        if different:
+            raise ConfigError(
+                f"{site} and {first} have different schemas ({', '.join(different)}): all need the same schema.toml"
+            )
 
 
 def _begin(begin: BeginRun, transport: Transport) -> dict[Site, JoinReply]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,12 +30,15 @@ from isthmus.experiments.scenarios import parts_for, scenario_of
 from isthmus.federation import codec
 from isthmus.federation.codec import Limits
 from isthmus.federation.host import Answer
+from isthmus.federation.roles import RoleTable
 from isthmus.federation.wire import Frame, pack, unpack
 from isthmus.seeds import Stream
 
 logger = logging.getLogger(__name__)
 
 LIMITS = Limits(max_bytes=2**30)
+CHECKPOINTS, PREPARATION = "checkpoints", "preparation"
+"""Folders of a run at a site."""
 BEGIN_LIMITS = Limits(max_bytes=2**22, max_tensors=100)
 
 
@@ -90,7 +93,7 @@ class SiteRuntime:
     def _end(self) -> bytes:
         """The run has its result: checkpoints are not needed any more."""
         assert self._open is not None
-        shutil.rmtree(self.settings.state / self._open.begin.run / "checkpoints", ignore_errors=True)
+        shutil.rmtree(self.settings.state / self._open.begin.run / CHECKPOINTS, ignore_errors=True)
         self._open = None
         return pack((codec.encode(Answer()),))
 
@@ -122,14 +125,35 @@ class SiteRuntime:
 
     def _join(self, begin: BeginRun, settings: Settings) -> _OpenRun:
         torch.set_num_threads(settings.run.threads)
+        folder = self.settings.state / begin.run
+        if self.settings.tables is not None:
+            from isthmus.deploy.site_tables import SiteTablesRun
+
+            own = SiteTablesRun(self.settings, settings, folder, begin.run_id)
+            data: Mapping[str, Any]
+            if begin.stage == "prepare":
+                data, table, config, store = own.tables_by_client, own.table, own.preparation, PREPARATION
+            else:
+                data, table, config, store = own.data(), settings.method.table, settings.method_config, CHECKPOINTS
+            return self._open_run(begin, data, table, config, store, own.reply())
         scenario = scenario_of(settings)
         parts: dict[str, Any] = parts_for(settings, scenario)
         mine = {client: parts[client] for client in self.settings.clients_of(sorted(parts))}
-        folder = self.settings.state / begin.run
+        reply = JoinReply(
+            clients={client: _facts(data) for client, data in mine.items()},
+            dataset=scenario.dataset,
+            source=scenario.source,
+        )
+        return self._open_run(begin, mine, settings.method.table, settings.method_config, CHECKPOINTS, reply)
+
+    def _open_run(
+        self, begin: BeginRun, data: Mapping[str, Any], table: RoleTable, config: Any, store: str, reply: JoinReply
+    ) -> _OpenRun:
+        folder, settings = self.settings.state / begin.run, settings_from_toml(begin.settings)
         host = SiteHost(
-            mine,
-            settings.method.table,
-            settings.method_config,
+            data,
+            table,
+            config,
             Stream(settings.run.seed, ("party",)),
             run=begin.run,
             identity=read_identity(self.settings.identity) if self.settings.identity is not None else None,
@@ -137,13 +161,8 @@ class SiteRuntime:
             write_model=lambda client, weights: write_model(folder, client, weights),
             limits=self.limits,
         )
-        host.keep_tags(lambda party: FileStore(folder / "checkpoints" / party.replace("/", "."), begin.run_id))
-        facts = {client: _facts(data) for client, data in mine.items()}
-        return _OpenRun(
-            begin,
-            host,
-            JoinReply(clients=facts, keys=host.session_keys(), dataset=scenario.dataset, source=scenario.source),
-        )
+        host.keep_tags(lambda party: FileStore(folder / store / party.replace("/", "."), begin.run_id))
+        return _OpenRun(begin, host, replace(reply, keys=host.session_keys()))
 
 
 def _release(package: str, version: str | None) -> str | None:

@@ -10,7 +10,12 @@ Written by the organisation, read by ``isthmus client start`` and by each of its
     identity = "identity.key"    # this organisation's own
     methods = ["fedavg"]         # optional: the only methods it takes part in
 
-    [data]                       # a run on other data is refused
+    [tables]                     # this organisation's own tables, or
+    folder = "data"              # with schema.toml
+    seed = 0                     # of a split by rule
+    max_ids = 100000             # optional: largest set of edges that is compared with a partner's
+
+    [data]                       # for trials: a public data set; a run on other data is refused
     dataset = "cora"
     partition = "louvain"
     clients = 3
@@ -25,13 +30,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from isthmus.data.own_dataset import SITE_TABLES
 from isthmus.errors import ConfigError, unknown
 from isthmus.experiments.config import RunConfig, Settings
 from isthmus.experiments.config_values import coerce, read_toml
 from isthmus.experiments.scenarios import DEFAULTS
 
 SCENARIO = ("dataset", "partition", "clients", "split", "seed", "undirected")
-_TOP = ("client", "state", "roster", "identity", "methods", "data")
+_TOP = ("client", "state", "roster", "identity", "methods", "data", "tables")
+_TABLES = ("folder", "seed", "max_ids")
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,15 @@ class SimulatedShare:
 
     number: int
     of: int
+
+
+@dataclass(frozen=True)
+class SiteTables:
+    """``[tables]``: the organisation's own data."""
+
+    folder: Path
+    seed: int
+    max_ids: int | None
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,7 @@ class SiteSettings:
     methods: tuple[str, ...]
     data: Mapping[str, Any]
     share: SimulatedShare | None = None
+    tables: SiteTables | None = None
 
     @classmethod
     def read(cls, path: Path) -> SiteSettings:
@@ -63,17 +80,19 @@ class SiteSettings:
         for key in raw:
             if key not in _TOP:
                 raise unknown(f"key in {path.name}", key, _TOP)
-        data = raw.get("data")
-        if not isinstance(data, dict):
+        tables = _tables(path, raw["tables"]) if "tables" in raw else None
+        data = raw.get("data", {} if tables is not None else None)
+        if not isinstance(data, dict) or (tables is not None and data):
             raise ConfigError(
-                f"{path.name} has no table [data]: add one with dataset, partition, clients, split and seed"
+                f"{path.name} needs either [tables] with the folder of the organisation's own tables, or [data] with "
+                "a public data set: dataset, partition, clients, split and seed"
             )
         simulated = data.pop("simulated", None)
         share = SimulatedShare(*_pair(simulated, path)) if simulated is not None else None
         for key in data:
             if key not in SCENARIO:
                 raise unknown(f"key in [data] of {path.name}", key, SCENARIO)
-        if share is None and not {"dataset", "clients"} <= data.keys():
+        if share is None and tables is None and not {"dataset", "clients"} <= data.keys():
             raise ConfigError(f"[data] of {path.name} must hold at least dataset and clients")
         types = {"dataset": str, "partition": str, "clients": int, "split": str, "seed": int, "undirected": bool}
         checked = {key: coerce(value, types[key], f"{key} in [data] of {path.name}") for key, value in data.items()}
@@ -92,6 +111,7 @@ class SiteSettings:
             methods,
             checked,
             share,
+            tables,
         )
 
     def check(self, settings: Settings) -> None:
@@ -107,6 +127,9 @@ class SiteSettings:
             return
         if settings.method.pooled:
             raise ConfigError(f"{run.method} needs all data in one place: run it with `isthmus run {run.method}`")
+        if self.tables is not None:
+            self._check_tables(settings)
+            return
         for key, own in self.data.items():
             asked = getattr(run, key)
             if asked != own:
@@ -117,6 +140,16 @@ class SiteSettings:
                     f"{key} is {getattr(run, key)!r} in the run, but its {self.path.name} does not give it: agree on "
                     "one"
                 )
+
+    def _check_tables(self, settings: Settings) -> None:
+        run = settings.run
+        if run.dataset != SITE_TABLES:
+            raise ConfigError(
+                f"dataset is {run.dataset!r} in the run, but {self.path.name} has [tables]: write dataset = "
+                f'"{SITE_TABLES}" in the run, or agree on a trial with [data]'
+            )
+        if run.link == "plain":
+            raise ConfigError("link=plain compares edges in the clear, which is for one process: leave it out")
 
     def clients_of(self, names: Sequence[str]) -> tuple[str, ...]:
         """Which of a run's clients this site hosts."""
@@ -143,6 +176,20 @@ def _beside(path: Path, given: object) -> Path | None:
     if not isinstance(given, str) or not given:
         raise ConfigError(f"{path.name}: state, roster and identity must be paths, got {given!r}")
     return (path.parent / given).absolute()
+
+
+def _tables(path: Path, raw: object) -> SiteTables:
+    if not isinstance(raw, dict):
+        raise ConfigError(f'[tables] of {path.name} must be a table: [tables] and below it folder = "data"')
+    for key in raw:
+        if key not in _TABLES:
+            raise unknown(f"key in [tables] of {path.name}", key, _TABLES)
+    folder = _beside(path, raw.get("folder"))
+    if folder is None:
+        raise ConfigError(f'[tables] of {path.name} must name the folder of its tables: folder = "data"')
+    seed = coerce(raw.get("seed", 0), int, f"seed in [tables] of {path.name}")
+    cap = coerce(raw.get("max_ids"), int | None, f"max_ids in [tables] of {path.name}")
+    return SiteTables(folder, seed, cap)
 
 
 def _pair(given: object, path: Path) -> tuple[int, int]:

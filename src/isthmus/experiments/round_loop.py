@@ -140,13 +140,16 @@ class RoundLoop:
         return [step for step in steps if step <= until]
 
     def note_preparation(self, entries: Sequence[Entry]) -> None:
-        """Enter the messages by which owners of tables prepared their data, before the first round."""
-        self.sheet.add(entries)
-        self.totals.add(entries, self._setup_phases)
-        if self.folder is not None:
-            self.folder.append_round(0, entries, None)
-        else:
+        """Enter the messages by which owners of tables prepared their data, once, before the first round."""
+        known = list(self.folder.ledger(0)) if self.folder is not None else []
+        if self.at.step or self.sheet.rows() or not (known or entries):
+            return
+        self.sheet.add(known or entries)
+        self.totals.add(known or entries, self._setup_phases)
+        if self.folder is None:
             self._entries.append((0, list(entries)))
+        elif not known:
+            self.folder.append_round(0, entries, None)
 
     # -- rounds ------------------------------------------------------------------------------------
 

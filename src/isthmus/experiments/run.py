@@ -195,9 +195,7 @@ class RunDriver:
                     logger.warning("differential privacy: %s", self.privacy["warning"])
                 if resumed:
                     loop.restore()
-                entries = getattr(self.scenario, "entries", ())
-                if entries and loop.at.step == 0 and not any(folder.ledger(0)):
-                    loop.note_preparation(entries)
+                loop.note_preparation(getattr(self.scenario, "entries", ()))
                 for callback in self.callbacks:
                     callback.on_start(self.settings, folder.path, loop.at.step, loop.steps)
                 loop.play()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,11 +21,10 @@ from isthmus.errors import ConfigError, DataError
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.ledger import Entry
 from isthmus.federation.session import Session
-from isthmus.preparation import LINKING, SCALING
 from isthmus.preparation.linking import KEY_BYTES, LinkCounts, read_key
 from isthmus.preparation.owner import OwnerClient, PreparationConfig
 from isthmus.preparation.prepared import prepared
-from isthmus.preparation.rounds import TABLE, agree_on_scaling, link_owners
+from isthmus.preparation.rounds import TABLE, prepare_owners
 from isthmus.seeds import Stream
 
 PARTITION, SPLIT, SOURCE = "owner", "schema", "own tables"
@@ -80,20 +79,12 @@ def prepare(tables: Mapping[str, OwnerTables], *, seed: int, secure: bool, link:
     key = read_key(tables) or Stream(seed, ("link key",)).numpy().bytes(KEY_BYTES)
     engine = LocalEngine(tables, TABLE, PreparationConfig(link=link, key=key), Stream(seed, ("preparation",)))  # type: ignore[arg-type]
     session = Session(engine, TABLE, seed=seed, secure=secure)
-    session.clock.begin(SCALING, 1, 1)
-    agree_on_scaling(session, next(iter(tables.values())).schema)
-    session.clock.begin(LINKING, 1, 2)
-    if len(tables) > 1 and link != "none":
-        link_owners(session)
-    else:
-        for name in tables:
-            owner = engine.party(name).client
-            owner.state = replace(owner.state, key=key, partners=tuple(tables))
+    prepare_owners(session, link=link != "none")
     clients: dict[str, OwnerClient] = {name: engine.party(name).client for name in tables}  # type: ignore[misc]
     return PreparedTables(
         {name: prepared(tables[name], client.state) for name, client in clients.items()},
         tuple(session.ledger.take()),
-        {name: client.counts() for name, client in clients.items()},
+        {name: client.counts() if client.state.key else {} for name, client in clients.items()},
     )
 
 

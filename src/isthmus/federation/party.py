@@ -303,6 +303,13 @@ class Party:
             self.client.state = self._selected
 
 
+def load_state(store: Store, step: int, state: type[Record]) -> Record:
+    """The state a party kept under a tag, for its owner."""
+    snapshot: Any = store.load(step, _snapshot_type(state))
+    found: Record = snapshot.state
+    return found
+
+
 def _snapshot_type(state: type[Record]) -> type[Record]:
     """What a tag holds on disk: the state, and the state validation has picked so far."""
     if state not in _SNAPSHOTS:

@@ -81,6 +81,18 @@ class LinkCounts:
         return self.listed - self.agreed
 
 
+def count_links(
+    tables: OwnerTables, key: bytes, partner: Ints, partners: Sequence[str], owner: str
+) -> dict[str, LinkCounts]:
+    """Edges that lead elsewhere: how many ``owner`` lists, how many each of its partners agreed on."""
+    found = candidates(tables, key)
+    return {
+        name: LinkCounts(len(found.items), len(np.unique(found.edge[partner == number])))
+        for number, name in enumerate(partners)
+        if name != owner
+    }
+
+
 def read_key(tables: Mapping[str, OwnerTables]) -> bytes | None:
     """The link key owners were given outside the federation: the same ``link.key`` in every folder, or none."""
     keys = {owned.link_key for owned in tables.values()}

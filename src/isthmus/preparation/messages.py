@@ -44,13 +44,11 @@ class FeatureShapes(Message):
 
 
 @dataclass(frozen=True)
-class Agreed(Message):
-    """Server -> owners: scaling and imputation of every numeric feature."""
+class Totals(Message):
+    """Server -> owners: the last sum, from which each works out scaling and imputation."""
 
-    mean: FeatureStatistic[Tensor]
-    std: FeatureStatistic[Tensor]
-    fill: FeatureStatistic[Tensor]
-    ranks: FeatureStatistic[Tensor]
+    known: Known
+    shapes: FeatureShapes
 
 
 @dataclass(frozen=True)

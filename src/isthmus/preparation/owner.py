@@ -16,9 +16,8 @@ from isthmus.data.tables.owner import OwnerTables
 from isthmus.errors import DataError, ProtocolError
 from isthmus.federation.messages import PartyId
 from isthmus.federation.roles import Client, handler
-from isthmus.preparation.linking import ITEM_BYTES, KEY_BYTES, LinkCounts, candidates
+from isthmus.preparation.linking import ITEM_BYTES, KEY_BYTES, LinkCounts, candidates, count_links
 from isthmus.preparation.messages import (
-    Agreed,
     CellCounts,
     FeatureShapes,
     FeatureSums,
@@ -28,6 +27,7 @@ from isthmus.preparation.messages import (
     LinkRequest,
     Links,
     Partners,
+    Totals,
 )
 from isthmus.privacy import psi
 from isthmus.records import Record
@@ -97,8 +97,13 @@ class OwnerClient(Client[PreparationConfig, Preparation]):
         return FeatureShapes(*(torch.from_numpy(array) for array in vars(shape).values()))
 
     @handler
-    def settle(self, agreed: Agreed) -> None:
-        self.state = replace(self.state, scaling=dict(vars(agreed)))
+    def settle(self, totals: Totals) -> None:
+        """Every owner works out the same numbers from the totals; the server needs no schema."""
+        total = scaling.Shape(*(tensor.numpy() for tensor in vars(totals.shapes).values()))
+        agreed = scaling.agree(self.tables.schema, spread(totals.known), total)
+        self.state = replace(
+            self.state, scaling={name: torch.from_numpy(array) for name, array in agreed.arrays().items()}
+        )
 
     # -- edges between owners ----------------------------------------------------------------------
 
@@ -164,13 +169,7 @@ class OwnerClient(Client[PreparationConfig, Preparation]):
 
     def counts(self) -> dict[str, LinkCounts]:
         """Edges that lead elsewhere: how many this owner lists, how many each partner agreed on. The owner's alone."""
-        edge, partner = candidates(self.tables, self.state.key).edge, self.state.partner.numpy()
-        listed = len(self._items())
-        return {
-            owner: LinkCounts(listed, len(np.unique(edge[partner == number])))
-            for number, owner in enumerate(self.state.partners)
-            if owner != self.party
-        }
+        return count_links(self.tables, self.state.key, self.state.partner.numpy(), self.state.partners, self.party)
 
     @property
     def _plain(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -12,7 +14,7 @@ from isthmus.data.node_data import CrossEdges, NodeData
 from isthmus.data.tables.owner import OwnerTables
 from isthmus.data.tables.scaling import Scaling, encode
 from isthmus.errors import DataError
-from isthmus.preparation.linking import node_ids
+from isthmus.preparation.linking import KEY_BYTES, node_ids
 from isthmus.preparation.owner import Preparation
 
 
@@ -25,7 +27,7 @@ def prepared(tables: OwnerTables, agreed: Preparation) -> NodeData | GraphSetDat
 
 def _node_data(tables: OwnerTables, agreed: Preparation, x: Tensor) -> NodeData:
     edges = tables.edges
-    ids = torch.from_numpy(node_ids(tables.ids.to_list(), agreed.key))
+    ids = torch.from_numpy(node_ids(tables.ids.to_list(), agreed.key or secrets.token_bytes(KEY_BYTES)))
     kept = torch.nonzero(agreed.partner >= 0).flatten()
     far = torch.from_numpy(node_ids_of(edges.far.gather(kept.numpy()).to_list() if len(kept) else [], agreed.key))
     return NodeData(

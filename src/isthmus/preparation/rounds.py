@@ -5,25 +5,36 @@ from __future__ import annotations
 import torch
 
 from isthmus.data.tables import scaling
-from isthmus.data.tables.schema import Schema
 from isthmus.federation.interface import Federation
 from isthmus.federation.messages import PartyId
 from isthmus.federation.roles import Role, RoleTable
-from isthmus.preparation.messages import Agreed, Known, Partners
+from isthmus.federation.session import Session
+from isthmus.preparation import LINKING, SCALING
+from isthmus.preparation.messages import Known, Partners, Totals
 from isthmus.preparation.owner import OwnerClient
 
 TABLE = RoleTable({"client": Role(OwnerClient)})
+COMMITTED = 2
+"""Step under which owners keep the outcome: scaling is step 1, linking step 2."""
 
 
-def agree_on_scaling(federation: Federation, schema: Schema) -> scaling.Scaling:
-    """Four sums, then everybody has the result."""
+def agree_on_scaling(federation: Federation) -> None:
+    """Four sums, then everybody has the totals."""
     spread = scaling.after_counts(federation.sum(OwnerClient.count_cells).cells.numpy())
     spread = scaling.after_sums(spread, federation.sum(OwnerClient.add_up, _known(spread)).values.numpy())
     spread = scaling.after_squares(spread, federation.sum(OwnerClient.add_squares, _known(spread)).values.numpy())
     total = federation.sum(OwnerClient.add_shapes, _known(spread))
-    agreed = scaling.agree(schema, spread, scaling.Shape(*(tensor.numpy() for tensor in vars(total).values())))
-    federation.call(OwnerClient.settle, Agreed(**{k: torch.from_numpy(v) for k, v in agreed.arrays().items()}))
-    return agreed
+    federation.call(OwnerClient.settle, Totals(_known(spread), total))
+
+
+def prepare_owners(session: Session, *, link: bool) -> None:
+    """All of the preparation, and every owner keeps its outcome."""
+    session.clock.begin(SCALING, 1, 1)
+    agree_on_scaling(session)
+    session.clock.begin(LINKING, 1, COMMITTED)
+    if link and len(session.clients) > 1:
+        link_owners(session)
+    session.engine.commit(COMMITTED)
 
 
 def link_owners(federation: Federation) -> None:

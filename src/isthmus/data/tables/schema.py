@@ -483,3 +483,13 @@ def differences(here: Schema, there: Schema) -> list[str]:
     if here.missing_values != there.missing_values:
         found.append("missing_values differ")
     return found
+
+
+def digests(schema: Schema) -> dict[str, str]:
+    """A hash of every table and feature, and of the bytes: enough to name a difference, not to see what it is."""
+    parts: dict[str, object] = {f"[{table}]": getattr(schema, table) for table in ("nodes", "edges", "graphs")}
+    parts |= {f"feature {feature.name}": feature for feature in schema.features}
+    parts["order of features"] = [feature.name for feature in schema.features]
+    parts["missing_values"] = schema.missing_values
+    hashed = {name: hashlib.sha256(repr(part).encode()).hexdigest()[:16] for name, part in parts.items()}
+    return hashed | {"bytes of the file": schema.hash}
