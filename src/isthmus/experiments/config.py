@@ -247,6 +247,10 @@ def _method_config(entry: Method, values: Mapping[str, Any]) -> Any:
         raise ConfigError(f"{entry.name} cannot be built with these settings: {str(error).splitlines()[0]}") from error
 
 
+_PLACE = ("partition", "clients", "split", "undirected")
+"""Settings of a scenario that tables settle themselves."""
+
+
 def _preset_values(
     preset: Preset, method: str, config: type, typed: Mapping[str, Any], allowed: Mapping[str, tuple[str, Any]]
 ) -> dict[str, Any]:
@@ -256,7 +260,13 @@ def _preset_values(
     for key in ("backbone",):
         default = next((f.default for f in dataclasses.fields(config) if f.name == key), None)
         facts[key] = typed.get(key, preset.values(facts).get(key, default))
-    return {key: coerce(value, allowed[key][1], key) for key, value in preset.values(facts).items() if key in allowed}
+    kind = kind_of(typed["dataset"])
+    settled = {None: (), "tables": _PLACE, "site tables": _PLACE}.get(kind, ("partition", "clients"))  # by own data
+    return {
+        key: coerce(value, allowed[key][1], key)
+        for key, value in preset.values(facts).items()
+        if key in allowed and key not in settled
+    }
 
 
 def settings_from_toml(text: str) -> Settings:
