@@ -250,5 +250,5 @@ def numpy_type(dtype: torch.dtype) -> Any:
 
 def dropout_masks(stream: Stream, rows: int, widths: Sequence[int], share: float, dtype: torch.dtype) -> list[Tensor]:
     """One (rows, width) per hidden layer; none without dropout."""
-    source = DropoutSource([stream.torch()])
-    return [source.mask([rows], rows, width, share, dtype) for width in widths] if share else []
+    source = DropoutSource([stream.torch()]) if share else None
+    return [source.mask([rows], rows, width, share, dtype) for width in widths] if source else []
