@@ -29,7 +29,7 @@ CITING = sorted(
     for path in ROOT.glob(pattern)
     if path != Path(__file__).resolve()
 )
-ALSO_OF = {"structure": "fedstruct", "global_graph": "fedggr", "graph_facts": "fedggr", "secmp": "hifgl"}
+ALSO_OF = {"secmp": "hifgl"}
 """Modules that belong to a paper whose name they do not carry."""
 
 
@@ -47,7 +47,7 @@ CITATION = re.compile(
 )
 PROPERTIES = re.compile(rf"(?<!: )\bpropert(?:y|ies) (?P<items>{COUNTS})", re.IGNORECASE)
 VAGUE = re.compile(rf"\b(?:{PAPERS}), (?:sections? \d|\d+\.\d)[\d.]*", re.IGNORECASE)
-"""``FedStar spec, section 9.17`` could be the paper's own section: the form is ``FedStar spec, section 9.17``."""
+"""``FedStar, section 9.17`` could be the paper's own section: the form is ``FedStar spec, section 9.17``."""
 
 
 def sections(text: str) -> dict[str, str]:
@@ -198,7 +198,7 @@ def test_a_specification_cites_its_own_sections() -> None:
         ("data/a.py", "FedStar spec, section 9.77", 1),
         ("data/a.py", "FedStruct spec, section 14: 1, 2, 15 to 19", 0),
         ("data/a.py", "FedStruct spec, section 14: 1, 2, 15 to 29", 7),
-        ("data/a.py", "FedStar spec, section 9.17", 1),
+        ("data/a.py", "FedStar, section 9.17", 1),
         ("data/a.py", "(FedStar, 9.8)", 1),
         ("data/a.py", "baselines spec, section 16", 0),
         ("data/a.py", "baselines spec, section 17", 1),

@@ -43,7 +43,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Start:
 
     def register(**changes: Any) -> str:
         method: Method = replace(fedavg.METHOD, name="changed", **changes)
-        monkeypatch.setitem(registry._METHODS, "changed", method)
+        monkeypatch.setitem(registry.METHODS._entries, "changed", method)
         return "changed"
 
     registry.get_method("fedavg")

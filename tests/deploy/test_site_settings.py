@@ -17,7 +17,7 @@ DATA = '[data]\ndataset = "cora"\nclients = 3\n'
     [
         ("client = ", "is not valid TOML"),
         (f'clint = "client-0"\n{DATA}', "did you mean 'client'?"),
-        ('client = "client-0"', "has no table [data]"),
+        ('client = "client-0"', "needs either [tables]"),
         (DATA, "does not say which client this organisation is"),
         ('client = "client-0"\n[data]\ndataset = "cora"', "must hold at least dataset and clients"),
         (f'client = "client-0"\n{DATA}sead = 1', "did you mean 'seed'?"),

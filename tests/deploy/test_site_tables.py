@@ -31,7 +31,7 @@ BANKS = ("bank-a", "bank-b", "bank-c")
 
 
 def write_banks(folder: Path, banks: Sequence[str] = BANKS) -> Path:
-    spec = importlib.util.spec_from_file_location("bank_tables", ROOT / "examples" / "bank_tables.py")
+    spec = importlib.util.spec_from_file_location("bank_tables", ROOT / "examples" / "banks" / "make_tables.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

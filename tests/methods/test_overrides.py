@@ -73,7 +73,9 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Start:
 
     def register(cls: type[FedAvgClient[Any]]) -> str:
         name = cls.__name__.lower()
-        monkeypatch.setitem(registry._METHODS, name, replace(fedavg.METHOD, name=name, roles={"client": Role(cls)}))
+        monkeypatch.setitem(
+            registry.METHODS._entries, name, replace(fedavg.METHOD, name=name, roles={"client": Role(cls)})
+        )
         return name
 
     registry.get_method("fedavg")  # everything is loaded before the first is added

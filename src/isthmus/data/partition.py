@@ -14,6 +14,7 @@ a client, or -1 for a node that takes no part. A new one needs nothing but its c
     ego             balls around K random centres; nodes in no ball are left out
     owner           as the data say themselves (generated banks, own data with ``owner``)
     column          own data: a column names the owner, ``column:NAME``
+    owners          own data: owners handed over from Python, ``partition=owner``
     list            given lists of nodes: ``list:FOLDER`` with one text file of row numbers per client
     fedspray        the lists FedSpray published (PubMed, WikiCS, Physics, Flickr), from the mirror
 """

@@ -1,6 +1,6 @@
 """Three banks' folders of tables, made up: accounts, transfers and the schema they agreed on.
 
-    python examples/bank_tables.py banks
+    python examples/banks/make_tables.py banks
 
 writes ``banks/bank-a``, ``banks/bank-b``, ``banks/bank-c``. Fraudulent accounts pass money on quickly, mostly to one
 another and across banks, so both training together and edges between banks help to find them. A few transfers stand in
@@ -61,8 +61,8 @@ def write_banks(folder: Path, accounts: int = 600, transfers: int = 6000, seed: 
         target = int(draw.choice(ring) if inside else draw.integers(accounts))
         if source != target:
             amount = draw.lognormal(5.2 if inside else 4.8, 0.8)
-            day = int(draw.integers(1, 29))
-            rows.append((source, target, f"{amount:.2f}", f"2026-0{draw.integers(1, 7)}-{day:02d}"))
+            day = f"2026-0{draw.integers(1, 7)}-{draw.integers(1, 29):02d}"
+            rows.append((source, target, f"{amount:.2f}", day))
     for number, name in enumerate(BANKS):
         home = folder / name
         home.mkdir(parents=True, exist_ok=True)
@@ -77,10 +77,10 @@ def write_banks(folder: Path, accounts: int = 600, transfers: int = 6000, seed: 
         with (home / "transfers.csv").open("w", newline="") as file:
             table = csv.writer(file)
             table.writerow(["from", "to", "amount", "booked"])
-            for row in rows:
-                ends = bank[row[0]], bank[row[1]]
+            for source, target, paid, day in rows:
+                ends = bank[source], bank[target]
                 if number in ends and not (ends[0] != ends[1] and draw.random() < 0.01):
-                    table.writerow([names[row[0]], names[row[1]], *row[2:]])
+                    table.writerow([names[source], names[target], paid, day])
 
 
 if __name__ == "__main__":
