@@ -7,6 +7,7 @@ Without head the last layer puts out the classes. With head a linear classifier 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -96,17 +97,17 @@ class Backbone(nn.Module):
             raise ConfigError("a node model has one propagation matrix: its layers and what follows them must share it")
         self.propagation: Propagation | None = kinds.pop() if kinds else None
 
-    @property
+    @cached_property
     def convs(self) -> tuple[Conv, ...]:
         return convs_of(self.layers)
 
-    @property
+    @cached_property
     def first_level(self) -> int:
         """The level the first layer puts out: the first propagation is multiplied into the features, unless it comes
         after the layer's products."""
         return 1 if self.convs[0].attends else 0
 
-    @property
+    @cached_property
     def layers_after_input(self) -> tuple[PlacedLayer, ...]:
         """The layers after the first, in order, head included."""
         placed, level = [], self.first_level
@@ -119,7 +120,7 @@ class Backbone(nn.Module):
             placed.append(PlacedLayer("head.", self.head, level, level, not self.convs[-1].propagates))
         return tuple(placed)
 
-    @property
+    @cached_property
     def last_level(self) -> int:
         """The level the last layer puts out."""
         return self.first_level + sum(conv.propagates for conv in self.convs[1:])
@@ -131,12 +132,12 @@ class Backbone(nn.Module):
         """
         return 0 if self.propagation is None else self.last_level + self.architecture.hops_after + 1
 
-    @property
+    @cached_property
     def first_terms(self) -> Mapping[str, bool]:
         """Name of each first-layer weight matrix -> whether its features are propagated."""
         return {f"layers.0.{name}": propagated for name, propagated in self.convs[0].weight_terms.items()}
 
-    @property
+    @cached_property
     def norm_names(self) -> tuple[str, ...]:
         """Names of (gamma, beta), empty without input norm."""
         return () if self.input_norm is None else (f"{NORM}.gamma", f"{NORM}.beta")

@@ -75,6 +75,8 @@ def first_rows(h: Tensor, clients: int, padded: int) -> Tensor:
 
 def activate(z: Tensor, mask: Tensor | None = None) -> Tensor:
     """``relu(z) * mask``. ``z`` may be overwritten: no layer needs it again."""
+    if z.requires_grad and z._is_view():  # to change a view in place costs autograd more than a copy
+        return torch.relu(z) if mask is None else torch.relu(z) * mask
     activated: Tensor = _Activate.apply(z, mask)  # type: ignore[no-untyped-call]
     return activated
 

@@ -153,8 +153,8 @@ class Operand:
         if norm is None:
             step_rows(self.blocks.transposed, grad, tensors, plan)
             return None
-        u_grad, v_grad = self._row_sums(grad, tensors.weight.shape[:-2])
-        return step_rows_normed(self.blocks.transposed, grad, tensors, plan, *norm, u_grad, v_grad)
+        sums = self._row_sums(grad, tensors.weight.shape[:-2])
+        return step_rows_normed(self.blocks.transposed, grad, tensors, plan, norm, sums)
 
     def _before_after(self, grad: Tensor) -> Tensor:
         """The gradient of the inner product given that of the product."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -66,17 +66,61 @@ class StepTensors:
     pull: float = 0.0
     anchor: Tensor | None = None
 
-    def arrays(self, grad: Tensor) -> list[Array | None]:
-        """All as (rows, H): gradient, source, weight, moments, anchor."""
-        tensors = (
-            grad.contiguous(),
-            self.source,
-            self.weight,
-            self.first,
-            self.second,
-            self.anchor if self.pull else None,
-        )
-        return [None if tensor is None else tensor.view(-1, self.weight.shape[-1]).numpy() for tensor in tensors]
+
+class _Arrays(NamedTuple):
+    """The tensors of a step as rows (.., H). Handed to compiled loops one by one: for each that is None the compiler
+    makes a version without the branches that fall away, which it does not for a field.
+    """
+
+    grad: Array
+    source: Array
+    weight: Array
+    first: Array | None
+    second: Array | None
+    anchor: Array | None
+
+
+class _Now(NamedTuple):
+    """The step taken: its number, steps of rows without gradient, rows of each client, whether weights are read
+    elsewhere than they are written, and constants.
+    """
+
+    step: int
+    idle_steps: int
+    per_client: int
+    apart: bool
+    pull: Any
+    table: Array
+    common: Array
+
+
+class _Matrix(NamedTuple):
+    """A CSR matrix."""
+
+    indptr: Array
+    indices: Array
+    values: Array
+
+
+class _InputNorm(NamedTuple):
+    """gamma and beta of every row, u^T G and v^T G of every client, and where gradients of the first two go (2, ..)."""
+
+    gamma: Array
+    beta: Array
+    u_grad: Array
+    v_grad: Array
+    out: Array
+
+
+def step_dense(grad: Tensor, tensors: StepTensors, plan: StepPlan) -> None:
+    """One step on weights of any shape (K, ...) whose gradient is given, shaped as they are."""
+    # Rows are those of the tensor, not clients: a large tensor of one client can then be shared among threads too.
+    table, width = plan.table[plan.step], max(1, tensors.weight.shape[-1])
+    parts = (grad.contiguous(), tensors.weight, tensors.first, tensors.second)
+    arrays = [None if part is None else part.view(-1, width).numpy() for part in parts]
+    rows = tensors.weight.numel() // width
+    per_client = rows // len(table)
+    split(lambda begin, end: _step_dense(begin, end, per_client, table, plan.common, *arrays), rows, rows * width)
 
 
 def step_rows(transposed: sp.csr_matrix, grad: Tensor, tensors: StepTensors, plan: StepPlan) -> None:
@@ -86,47 +130,9 @@ def step_rows(transposed: sp.csr_matrix, grad: Tensor, tensors: StepTensors, pla
         transposed: :math:`S^\top` (K F, R).
         grad: G (R, H).
     """
-    rows = tensors.weight.numel() // tensors.weight.shape[-1]
-    features, apart, arrays = (
-        rows // plan.table.shape[1],
-        tensors.source.data_ptr() != tensors.weight.data_ptr(),
-        tensors.arrays(grad),
-    )
-    pull = plan.common.dtype.type(tensors.pull)
-
-    def work(begin: int, end: int) -> None:
-        _step_rows(
-            begin,
-            end,
-            features,
-            plan.step,
-            plan.idle_steps,
-            apart,
-            transposed.indptr,
-            transposed.indices,
-            transposed.data,
-            *arrays,
-            pull,
-            plan.table,
-            plan.common,
-        )
-
-    split(work, rows, tensors.weight.numel())
-
-
-def step_dense(grad: Tensor, tensors: StepTensors, plan: StepPlan) -> None:
-    """One step on weights of any shape (K, ...) whose gradient is given, shaped as they are."""
-    clients = plan.table.shape[1]
-    # Rows are those of the tensor, not clients: a large tensor of one client can then be shared among threads too.
-    width = max(1, tensors.weight.shape[-1])
-    rows = tensors.weight.numel() // width
-    parts = (grad.contiguous(), tensors.weight, tensors.first, tensors.second)
-    arrays = [None if part is None else part.view(-1, width).numpy() for part in parts]
-
-    def work(begin: int, end: int) -> None:
-        _step_dense(begin, end, rows // clients, plan.step, *arrays, plan.table, plan.common)
-
-    split(work, rows, tensors.weight.numel())
+    now, arrays = _prepared(grad, tensors, plan)
+    matrix = _Matrix(transposed.indptr, transposed.indices, transposed.data)
+    split(lambda begin, end: _step_rows(begin, end, now, matrix, *arrays), len(arrays.weight), tensors.weight.numel())
 
 
 def step_rows_normed(
@@ -134,89 +140,89 @@ def step_rows_normed(
     grad: Tensor,
     tensors: StepTensors,
     plan: StepPlan,
-    gamma: Tensor,
-    beta: Tensor,
-    u_grad: Tensor,
-    v_grad: Tensor,
+    norm: tuple[Tensor, Tensor],
+    sums: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor]:
     r"""`step_rows` behind an input norm (see `isthmus.nn.first_layer_input`): the gradient of row f is
     :math:`\gamma_f ((S^\top G)_f - u^\top G) + \beta_f v^\top G`, which leaves no row without one.
 
     Args:
-        gamma, beta: (K, F), or (F,) for one client.
-        u_grad, v_grad: :math:`u^\top G` and :math:`v^\top G` of each client (K, H).
+        norm: gamma and beta (K, F), or (F,) for one client.
+        sums: :math:`u^\top G` and :math:`v^\top G` of each client (K, H).
 
     Returns:
         Gradients of gamma and beta, shaped as they are.
     """
-    width = tensors.weight.shape[-1]
-    rows = tensors.weight.numel() // width
-    features, apart, arrays = (
-        rows // plan.table.shape[1],
-        tensors.source.data_ptr() != tensors.weight.data_ptr(),
-        tensors.arrays(grad),
-    )
-    pull = plan.common.dtype.type(tensors.pull)
-    norm = [tensor.reshape(-1).numpy() for tensor in (gamma, beta)]
-    sums = [tensor.reshape(-1, width).numpy() for tensor in (u_grad, v_grad)]
-    out = torch.empty(2, *gamma.shape, dtype=gamma.dtype)
-    target = out.view(2, -1).numpy()
+    now, arrays = _prepared(grad, tensors, plan)
+    matrix = _Matrix(transposed.indptr, transposed.indices, transposed.data)
+    gamma, beta = (tensor.reshape(-1).numpy() for tensor in norm)
+    u_grad, v_grad = (tensor.reshape(-1, tensors.weight.shape[-1]).numpy() for tensor in sums)
+    out = torch.empty(2, *norm[0].shape, dtype=norm[0].dtype)
+    behind = _InputNorm(gamma, beta, u_grad, v_grad, out.view(2, -1).numpy())
 
     def work(begin: int, end: int) -> None:
-        _step_rows_normed(
-            begin,
-            end,
-            features,
-            plan.step,
-            apart,
-            transposed.indptr,
-            transposed.indices,
-            transposed.data,
-            *arrays,
-            pull,
-            plan.table,
-            plan.common,
-            *norm,
-            *sums,
-            target,
-        )
+        _step_rows_normed(begin, end, now, matrix, behind, *arrays)
 
-    split(work, rows, tensors.weight.numel())
+    split(work, len(arrays.weight), tensors.weight.numel())
     return out[0], out[1]
 
 
-# The compiler makes a version of each loop for what is None, without the branches that fall away: a choice made inside
-# the loop would keep it from being vectorised.
+def _prepared(grad: Tensor, tensors: StepTensors, plan: StepPlan) -> tuple[_Now, _Arrays]:
+    width = max(1, tensors.weight.shape[-1])
+    anchor = tensors.anchor if tensors.pull else None
+    parts = (grad.contiguous(), tensors.source, tensors.weight, tensors.first, tensors.second, anchor)
+    arrays = _Arrays(*(None if part is None else part.view(-1, width).numpy() for part in parts))  # type: ignore[arg-type]
+    apart = tensors.source.data_ptr() != tensors.weight.data_ptr()
+    pull = plan.common.dtype.type(tensors.pull)
+    per_client = len(arrays.weight) // plan.table.shape[1]
+    return _Now(plan.step, plan.idle_steps, per_client, apart, pull, plan.table, plan.common), arrays
+
+
+# Fields are taken out of their tuples before a loop: each access counts references.
 
 
 @compiled
-def _adam(
-    width: int, grad: Array, weight: Array, first: Array, second: Array, size: float, scale: float, common: Array
+def _row(array: Any, row: int) -> Any:
+    """A row, None of none; an array of one client serves all."""
+    return None if array is None else array[row % len(array)]
+
+
+@compiled
+def _update(
+    width: int,
+    grad: Array,
+    weight: Array,
+    first: Any,
+    second: Any,
+    anchor: Any,
+    pull: float,
+    size: float,
+    scale: float,
+    common: Array,
 ) -> None:
-    """One step of Adam on one row."""
-    beta1, rest1, beta2, rest2, eps, decay = common[0], common[1], common[2], common[3], common[4], common[5]
+    """A step on one row, of Adam where there are moments, else of SGD."""
+    beta1, rest1, beta2, rest2, eps, decay, keep = (
+        common[0],
+        common[1],
+        common[2],
+        common[3],
+        common[4],
+        common[5],
+        common[6],
+    )
     for h in range(width):
-        g = grad[h] + decay * weight[h]
-        m = beta1 * first[h] + rest1 * g
-        v = beta2 * second[h] + rest2 * g * g
-        first[h] = m
-        second[h] = v
-        weight[h] -= size * m / (math.sqrt(v) * scale + eps)
-
-
-@compiled
-def _sgd(width: int, grad: Array, weight: Array, size: float, common: Array) -> None:
-    """One step of SGD on one row."""
-    keep = common[6]
-    for h in range(width):
-        weight[h] = keep * weight[h] - size * grad[h]
-
-
-@compiled
-def _pulled(width: int, grad: Array, weight: Array, anchor: Array, pull: float, out: Array) -> None:
-    """The gradient with that of a proximal term."""
-    for h in range(width):
-        out[h] = grad[h] + pull * (weight[h] - anchor[h])
+        g = grad[h]
+        if anchor is not None:
+            g += pull * (weight[h] - anchor[h])
+        if first is None:
+            weight[h] = keep * weight[h] - size * g
+        else:
+            g += decay * weight[h]
+            m = beta1 * first[h] + rest1 * g
+            v = beta2 * second[h] + rest2 * g * g
+            first[h] = m
+            second[h] = v
+            weight[h] -= size * m / (math.sqrt(v) * scale + eps)
 
 
 @compiled
@@ -230,123 +236,79 @@ def _step_dense(
     begin: int,
     end: int,
     per_client: int,
-    now: int,
+    table: Array,
+    common: Array,
     grad: Array,
     weight: Array,
     first: Any,
     second: Any,
-    table: Array,
-    common: Array,
 ) -> None:
-    width = weight.shape[1]
+    width, pull = weight.shape[1], common[0]  # no pull: there is no anchor
     for row in range(begin, end):
-        client = row // per_client
-        if first is None:
-            _sgd(width, grad[row], weight[row], table[now, client, 0], common)
-        else:
-            _adam(
-                width,
-                grad[row],
-                weight[row],
-                first[row],
-                second[row],
-                table[now, client, 0],
-                table[now, client, 1],
-                common,
-            )
+        client, m, v = row // per_client, _row(first, row), _row(second, row)
+        _update(width, grad[row], weight[row], m, v, None, pull, table[client, 0], table[client, 1], common)
 
 
 @compiled
 def _step_rows(
     begin: int,
     end: int,
-    features: int,
-    now: int,
-    idle_steps: int,
-    apart: bool,
-    indptr: Array,
-    indices: Array,
-    values: Array,
+    now: _Now,
+    matrix: _Matrix,
     grad: Array,
     source: Array,
     weight: Array,
     first: Any,
     second: Any,
     anchor: Any,
-    pull: float,
-    table: Array,
-    common: Array,
 ) -> None:
+    indptr, indices, values = matrix
+    now_step, idle_steps, per_client, apart, pull, table, common = now
     width = weight.shape[1]
     total = np.zeros(width, dtype=weight.dtype)
-    pulled = np.zeros(width, dtype=weight.dtype)
     for row in range(begin, end):
         idle = indptr[row] == indptr[row + 1]
         if idle and idle_steps == 0:
             continue
-        client = row // features
-        w = weight[row]
+        client, w, m, v, a = row // per_client, weight[row], _row(first, row), _row(second, row), _row(anchor, row)
         if apart:
             _fetch(width, source[row % len(source)], w)  # a source of one client serves all
         weighted_rows(indptr[row], indptr[row + 1], width, indices, values, grad, total)
-        for step in range(now, now + (idle_steps if idle else 1)):
+        for step in range(now_step, now_step + (idle_steps if idle else 1)):
             size, scale = table[step, client, 0], table[step, client, 1]
-            if anchor is None:
-                if first is None:
-                    _sgd(width, total, w, size, common)
-                else:
-                    _adam(width, total, w, first[row], second[row], size, scale, common)
-            else:
-                _pulled(width, total, w, anchor[row % len(anchor)], pull, pulled)
-                if first is None:
-                    _sgd(width, pulled, w, size, common)
-                else:
-                    _adam(width, pulled, w, first[row], second[row], size, scale, common)
+            _update(width, total, w, m, v, a, pull, size, scale, common)
 
 
 @compiled
 def _step_rows_normed(
     begin: int,
     end: int,
-    features: int,
-    now: int,
-    apart: bool,
-    indptr: Array,
-    indices: Array,
-    values: Array,
+    now: _Now,
+    matrix: _Matrix,
+    norm: _InputNorm,
     grad: Array,
     source: Array,
     weight: Array,
     first: Any,
     second: Any,
     anchor: Any,
-    pull: float,
-    table: Array,
-    common: Array,
-    gamma: Array,
-    beta: Array,
-    u_grad: Array,
-    v_grad: Array,
-    out: Array,
 ) -> None:
-    width = weight.shape[1]
+    indptr, indices, values = matrix.indptr, matrix.indices, matrix.values
+    gamma, beta, u_grad, v_grad, out = norm.gamma, norm.beta, norm.u_grad, norm.v_grad, norm.out
+    table, common, width = now.table[now.step], now.common, weight.shape[1]
     total = np.zeros(width, dtype=weight.dtype)
     for row in range(begin, end):
-        client = row // features
+        client = row // now.per_client
         w, u, v = weight[row], u_grad[client], v_grad[client]
-        if apart:
+        if now.apart:
             _fetch(width, source[row % len(source)], w)
         weighted_rows(indptr[row], indptr[row + 1], width, indices, values, grad, total)
         out[0, row], out[1, row] = _norm_grads(width, total, u, v, w)
         gain, shift = gamma[row], beta[row]
         for h in range(width):
             total[h] = gain * (total[h] - u[h]) + shift * v[h]
-        if anchor is not None:
-            _pulled(width, total, w, anchor[row % len(anchor)], pull, total)
-        if first is None:
-            _sgd(width, total, w, table[now, client, 0], common)
-        else:
-            _adam(width, total, w, first[row], second[row], table[now, client, 0], table[now, client, 1], common)
+        moments = _row(first, row), _row(second, row)
+        _update(width, total, w, *moments, _row(anchor, row), now.pull, table[client, 0], table[client, 1], common)
 
 
 # Here sums may be reordered: a chain of dependent additions would take as long as the rest of the step.

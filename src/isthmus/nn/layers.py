@@ -98,11 +98,12 @@ class Conv(nn.Module):
             weights: By name, as `named_parameters` has them; with a leading client dimension where K clients differ.
             dropout: The clients' generators in training, for layers that drop something inside.
         """
-        itself = h if self.attends else hop.itself(h)
-        products = {
-            name: hop.map(h, weights[name]) if propagated else matmul(itself, weights[name])
-            for name, propagated in self.weight_terms.items()
-        }
+        products = {}
+        for name, propagated in self.weight_terms.items():
+            if propagated:
+                products[name] = hop.map(h, weights[name])
+            else:
+                products[name] = matmul(h if self.attends else hop.itself(h), weights[name])
         return self.finish(weights, products, hop, dropout)
 
     def finish(

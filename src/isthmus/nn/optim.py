@@ -110,12 +110,8 @@ class Stepper:
     ) -> None:
         self.weights, self.state, self.taken = weights, state, 0
         dtype = next((tensor.dtype for tensor in weights.values()), torch.float32)
-        self._plan = step_plan(optimizer, state.steps, steps, lr, weight_decay, dtype)
-
-    @property
-    def plan(self) -> StepPlan:
+        self.plan = step_plan(optimizer, state.steps, steps, lr, weight_decay, dtype)
         """The constants of the next step."""
-        return replace(self._plan, step=self.taken)
 
     def tensors(self, name: str, source: Tensor | None = None, pull: tuple[float, Tensor] | None = None) -> StepTensors:
         """What a step on one weight works on, for gradients that take it themselves.
@@ -132,6 +128,7 @@ class Stepper:
         """The next step on every weight that has a gradient."""
         self.state = take_step(self.weights, grads, self.state, self.plan)
         self.taken += 1
+        self.plan = replace(self.plan, step=self.taken)
 
 
 def optimizers() -> tuple[str, ...]:

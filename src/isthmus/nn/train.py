@@ -130,7 +130,7 @@ def local_epochs(
             if extra_gradient is not None:
                 extra_gradient(stepper.weights, grads)
             stepper.take(grads)
-            loss = loss + share * value
+            loss = value if share == 1.0 else loss + share * value
     return loss
 
 
@@ -267,6 +267,7 @@ class _GradientPass:
     ) -> None:
         self.model, self.inputs, self.dropout, self.trained = model, inputs, dropout, trained
         self.loss = get_loss(loss) if isinstance(loss, str) else loss
+        self._backward = manual_gradients if has_manual_gradient(model) else autograd_gradients
 
     def after_products(self, weights: Weights) -> Gradients:
         """Everything after the first product: gradients of the weights there, gradients of the products, loss of each
@@ -274,8 +275,7 @@ class _GradientPass:
         """
         norm = _norm(self.model, weights)
         products = {name: operand.forward(weights[name], norm) for name, operand in self.inputs.first.items()}
-        backward = manual_gradients if has_manual_gradient(self.model) else autograd_gradients
-        grads, product_grads, client_loss = backward(
+        grads, product_grads, client_loss = self._backward(
             self.model, weights, products, self.inputs, self.loss, self.dropout
         )
         return {name: grad for name, grad in grads.items() if name in self.trained}, product_grads, client_loss
