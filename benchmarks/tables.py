@@ -109,8 +109,8 @@ def link(items: int) -> None:
     done = time.process_time()
     right = common == list(range(items // 2, items))
     print(
-        f"link {items:,} by {items:,} edges: request {asked - begun:.1f} CPU s, {len(receiver.request):,} bytes; answer "
-        f"{answered - asked:.1f} CPU s, {len(reply):,} bytes; reading {done - answered:.1f} CPU s; {len(common):,} in "
+        f"link {items:,} by {items:,} edges: request {asked - begun:.1f} CPU s, {len(receiver.request):,} bytes; "
+        f"answer {answered - asked:.1f} CPU s, {len(reply):,} bytes; reading {done - answered:.1f} CPU s; {len(common):,} in "
         f"common, {'right' if right else 'WRONG'}"
     )
 
