@@ -23,11 +23,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from isthmus.errors import DataError
-from isthmus.graph.normalise import from_torch_csr
 from isthmus.graph.reach import reach
 from isthmus.nn.first_layer_input import Operand, build_operand, stack_operands
 from isthmus.nn.layers import Hop, Propagation
-from isthmus.nn.sparse import Sparse, block_diagonal, canonical, vertical
+from isthmus.nn.sparse import Sparse, as_csr, block_diagonal, canonical, vertical
 
 
 class Nodes(Protocol):
@@ -151,7 +150,7 @@ def build_inputs(
     else:
         orders = [np.arange(count)] * levels
     padded = tuple(max(1, len(order)) for order in orders)
-    x = from_torch_csr(data.x) if data.x.layout == torch.sparse_csr else sp.csr_matrix(data.x.numpy())
+    x = as_csr(data.x)
     first = {
         name: build_operand(
             x, steps if propagated else None, orders[0], padded[0], input_norm=bool(backbone.norm_names), dtype=dtype

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-import scipy.sparse as sp
 import torch
 from numba import njit
 from numpy.typing import NDArray
@@ -45,14 +44,27 @@ def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
     return compiled
 
 
-def spmm(matrix: sp.csr_matrix, dense: Tensor, values: Array | None = None) -> Tensor:
+class Csr(Protocol):
+    """A sparse matrix by rows, scipy's or bare arrays."""
+
+    @property
+    def indptr(self) -> Array: ...
+    @property
+    def indices(self) -> Array: ...
+    @property
+    def data(self) -> Array: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def spmm(matrix: Csr, dense: Tensor, values: Array | None = None) -> Tensor:
     """``matrix @ dense``: (m, n) x (n, H) -> (m, H). ``values`` replaces the values of the matrix."""
     out = torch.empty(matrix.shape[0], dense.shape[1], dtype=dense.dtype)
     spmm_into(matrix, dense, out, values)
     return out
 
 
-def spmm_into(matrix: sp.csr_matrix, dense: Tensor, out: Tensor, values: Array | None = None) -> None:
+def spmm_into(matrix: Csr, dense: Tensor, out: Tensor, values: Array | None = None) -> None:
     """`spmm` into memory the caller has."""
     data = matrix.data if values is None else values
     if dense.shape[0] != matrix.shape[1] or out.shape != (matrix.shape[0], dense.shape[1]) or out.dtype != dense.dtype:
@@ -66,7 +78,7 @@ def spmm_into(matrix: sp.csr_matrix, dense: Tensor, out: Tensor, values: Array |
     def work(begin: int, end: int) -> None:
         _spmm(begin, end, matrix.indptr, matrix.indices, data, source, target)
 
-    split(work, int(matrix.shape[0]), (matrix.nnz + int(matrix.shape[0])) * dense.shape[1])
+    split(work, int(matrix.shape[0]), (len(matrix.indices) + int(matrix.shape[0])) * dense.shape[1])
 
 
 def weighted_sum(stack: Tensor, shares: Tensor) -> Tensor:

@@ -26,17 +26,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from isthmus.graph.normalise import from_torch_csr
 from isthmus.nn.dense import add_bias, bias_grad, matmul, matmul_grads
 from isthmus.nn.first_layer_input import Operand, build_operand, stack_operands
 from isthmus.nn.fused_optimizer import StepPlan, StepTensors, step_dense
 from isthmus.nn.inputs import Nodes
 from isthmus.nn.kernels import activate, activate_grad
 from isthmus.nn.optim import OptimizerState, Stepper, step_plan
+from isthmus.nn.sparse import as_csr
 from isthmus.nn.train import local_epochs
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights
@@ -109,7 +108,7 @@ def first_encoder(
 
 def encoder_inputs(data: Nodes, train: Tensor, dtype: torch.dtype) -> EncoderInputs:
     """Inputs of one client."""
-    x = from_torch_csr(data.x) if data.x.layout == torch.sparse_csr else sp.csr_matrix(data.x.numpy())
+    x = as_csr(data.x)
     at = train.nonzero().flatten()
     count, rows = int(at.numel()), data.num_nodes
     y, weight = torch.zeros(max(1, count), dtype=torch.int64), torch.zeros(max(1, count), dtype=dtype)

@@ -28,9 +28,8 @@ from isthmus.graph.normalise import adjacency
 from isthmus.nn.architecture import Architecture
 from isthmus.nn.dense import add_bias
 from isthmus.nn.dropout import DropoutSource
-from isthmus.nn.kernels import Array, compiled
+from isthmus.nn.kernels import Array, Csr, compiled
 from isthmus.nn.layers import Conv, Hop, glorot
-from isthmus.nn.sparse import Arcs
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights
 
@@ -137,7 +136,7 @@ class _Attention(torch.autograd.Function):
         z: Tensor,
         scores: Tensor,
         own: Tensor,
-        matrix: Arcs,
+        matrix: Csr,
         mask: Tensor | None,
     ) -> Tensor:
         z, scores, own = (tensor.detach().contiguous() for tensor in (z, scores, own))
@@ -163,7 +162,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         z, scores, own, alpha, kept = (tensor.detach() for tensor in ctx.saved_tensors)  # type: ignore[attr-defined]
-        matrix: Arcs = ctx.matrix  # type: ignore[attr-defined]
+        matrix: Csr = ctx.matrix  # type: ignore[attr-defined]
         found = torch.zeros_like(z), torch.zeros_like(scores), torch.zeros_like(own)
         _attend_grad(
             matrix.indptr,
