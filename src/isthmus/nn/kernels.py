@@ -105,25 +105,14 @@ def activate(z: Tensor, mask: Tensor | None) -> None:
     split(work, z.shape[0], z.numel())
 
 
-def activate_grad(grad: Tensor, h: Tensor, mask: Tensor | None) -> None:
-    """The gradient of z, in place of that of ``h = max(z, 0) * mask``."""
-    values, kept = grad.numpy(), h.numpy()
-    scale = kept if mask is None else mask.numpy()
-
-    def work(begin: int, end: int) -> None:
-        _activate_grad(begin, end, values, kept, scale, mask is not None)
-
-    split(work, grad.shape[0], grad.numel())
-
-
-def activate_grad_into(grad: Tensor, h: Tensor, mask: Tensor | None) -> Tensor:
+def activate_grad(grad: Tensor, h: Tensor, mask: Tensor | None) -> Tensor:
     """The gradient of z given that of ``h = max(z, 0) * mask``, in memory of its own."""
     out = torch.empty_like(grad)
     source, kept, target = grad.numpy(), h.numpy(), out.numpy()
     scale = kept if mask is None else mask.numpy()
 
     def work(begin: int, end: int) -> None:
-        _activate_grad_into(begin, end, source, kept, scale, mask is not None, target)
+        _activate_grad(begin, end, source, kept, scale, mask is not None, target)
 
     split(work, out.shape[0], out.numel())
     return out
@@ -211,20 +200,8 @@ def _activate(begin: int, end: int, values: Array, mask: Array, masked: bool) ->
 
 
 @compiled
-def _activate_grad(begin: int, end: int, values: Array, kept: Array, mask: Array, masked: bool) -> None:
-    for row in range(begin, end):
-        g, out, scale = values[row], kept[row], mask[row]
-        for h in range(len(g)):
-            if not out[h] > 0:
-                g[h] = 0
-        if masked:
-            for h in range(len(g)):
-                g[h] *= scale[h]
-
-
-@compiled
-def _activate_grad_into(begin: int, end: int, grad: Array, h: Array, mask: Array, masked: bool, out: Array) -> None:
-    # Not the loop above: one that may or may not write where it reads is compiled to do one value at a time.
+def _activate_grad(begin: int, end: int, grad: Array, h: Array, mask: Array, masked: bool, out: Array) -> None:
+    # Not in place: a loop that may or may not write where it reads is compiled to do one value at a time.
     zero = out.dtype.type(0)
     for row in range(begin, end):
         source, kept, scale, target = grad[row], h[row], mask[row], out[row]

@@ -63,7 +63,7 @@ def manual_gradients(
         grad, found = conv_gradients(placed.conv, own, h, grad, hop)
         grads |= {placed.prefix + name: tensor for name, tensor in found.items()}
         if placed.activated:
-            activate_grad(grad, h, mask)
+            grad = activate_grad(grad, h, mask)
     grads["layers.0.bias"] = bias_grad(grad, weights["layers.0.bias"])
     return grads, dict.fromkeys(products, grad), client_loss
 

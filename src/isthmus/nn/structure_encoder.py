@@ -223,7 +223,7 @@ def train_encoder(
 
     def step_gradients(_: None) -> tuple[dict[str, Tensor], Tensor]:
         e, grads, e_grad, node_grad, loss = gradients(current, moved[PROXIES], inputs, predicted, lambda2)
-        activate_grad(e_grad, e, None)
+        e_grad = activate_grad(e_grad, e, None)
         grads["embed.bias"] = bias_grad(e_grad, current["embed.bias"])
         _step_features(inputs.labelled, e_grad, stepper.tensors("embed.weight"), stepper.plan)
         if train_proxies and node_grad is not None:  # at a rate of their own

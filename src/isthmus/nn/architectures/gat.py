@@ -143,18 +143,8 @@ class _Attention(torch.autograd.Function):
         alpha = torch.empty(len(matrix.indices), scores.shape[1], dtype=z.dtype)
         out = torch.zeros(own.shape[0], z.shape[1], dtype=z.dtype)
         kept = alpha if mask is None else mask
-        _attend(
-            matrix.indptr,
-            matrix.indices,
-            matrix.data,
-            z.numpy(),
-            scores.numpy(),
-            own.numpy(),
-            alpha.numpy(),
-            kept.numpy(),
-            mask is not None,
-            out.numpy(),
-        )
+        arrays = (tensor.numpy() for tensor in (z, scores, own, alpha, kept, out))
+        _attend(mask is not None, matrix.indptr, matrix.indices, matrix.data, *arrays)
         ctx.matrix, ctx.masked = matrix, mask is not None  # type: ignore[attr-defined]
         ctx.save_for_backward(z, scores, own, alpha, kept)
         return out
@@ -164,23 +154,14 @@ class _Attention(torch.autograd.Function):
         z, scores, own, alpha, kept = (tensor.detach() for tensor in ctx.saved_tensors)  # type: ignore[attr-defined]
         matrix: Csr = ctx.matrix  # type: ignore[attr-defined]
         found = torch.zeros_like(z), torch.zeros_like(scores), torch.zeros_like(own)
-        _attend_grad(
-            matrix.indptr,
-            matrix.indices,
-            z.numpy(),
-            scores.numpy(),
-            own.numpy(),
-            alpha.numpy(),
-            kept.numpy(),
-            ctx.masked,  # type: ignore[attr-defined]
-            grads[0].contiguous().numpy(),
-            *(tensor.numpy() for tensor in found),
-        )
+        arrays = (tensor.numpy() for tensor in (z, scores, own, alpha, kept, grads[0].contiguous(), *found))
+        _attend_grad(ctx.masked, matrix.indptr, matrix.indices, *arrays)  # type: ignore[attr-defined]
         return *found, None, None
 
 
 @compiled
 def _attend(
+    masked: bool,
     indptr: Array,
     indices: Array,
     count: Array,
@@ -189,7 +170,6 @@ def _attend(
     own: Array,
     alpha: Array,
     mask: Array,
-    masked: bool,
     out: Array,
 ) -> None:
     heads = scores.shape[1]
@@ -218,6 +198,7 @@ def _attend(
 
 @compiled
 def _attend_grad(
+    masked: bool,
     indptr: Array,
     indices: Array,
     z: Array,
@@ -225,7 +206,6 @@ def _attend_grad(
     own: Array,
     alpha: Array,
     mask: Array,
-    masked: bool,
     grad: Array,
     z_grad: Array,
     scores_grad: Array,
