@@ -1,9 +1,11 @@
 """Backbones and the one local training loop.
 
-build_backbone -> model           a shape of computation and its first weights
+build_backbone -> model           a node model and its first weights; build_graph_model for graphs
 build_inputs(data, model, mask)   constant inputs of one client; stack_inputs joins many into a cohort
 train_locally, gradients          a client's (or a cohort's) share of a round
 predict                           logits
+
+A new backbone, of nodes and graphs alike, is a new file in `isthmus.nn.architectures`.
 """
 
 from isthmus.nn.backbone import Backbone

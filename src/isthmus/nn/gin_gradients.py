@@ -1,4 +1,4 @@
-r"""Gradients of GIN graph models written out: one channel (``gin``), or two with GCN beside it (`TwoChannel`).
+r"""Gradients of GIN graph models by hand: one channel (``gin``), or two with GCN beside it (`TwoChannel`).
 
 The same numbers as autograd on their ``forward``, for the two models that FedStar's tables train most. What it saves:
 both channels lie side by side in one array, so that neighbours are summed for both in one pass and [h | g] W is one

@@ -1,4 +1,4 @@
-"""Gradients of node models written out: the same numbers as autograd on `Backbone.forward`, without its bookkeeping,
+"""Gradients of node models by hand: the same numbers as autograd on `Backbone.forward`, without its bookkeeping,
 which takes longer than the arithmetic of a small client.
 
 For layers that are their products and a bias, as `Conv.finish` has it (gcn, sage, sgc, mlp).

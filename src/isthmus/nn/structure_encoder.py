@@ -14,8 +14,8 @@ neighbourhood.
                stored
 
 All functions work on K clients side by side, rows padded to the largest client, as `isthmus.nn.inputs` does. Clients'
-own encoders carry a leading client dimension; K = 1 has none. Gradients are written out: the network is three affine
-maps, and the first one reads sparse features (`isthmus.nn.first_layer_input`).
+own encoders carry a leading client dimension; K = 1 has none. Gradients are written by hand: the network is three
+affine maps, and the first one reads sparse features (`isthmus.nn.first_layer_input`).
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def gradients(
 
     Returns:
         e_i; gradients of the two heads by name; of e_i; of s_i (None without the second term); the loss of each client
-        (K,). The projector hears only the labels, the classifier only the predictions.
+        (K,). The projector learns from the labels only, the classifier from the predictions only.
     """
     e = embed(weights, inputs.labelled)
     log_q = torch.log_softmax(head(weights, "project", e), dim=-1)
