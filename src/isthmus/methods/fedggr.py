@@ -378,6 +378,7 @@ class FedGGRClient(WeightedClient[FedGGRConfig]):
         rows[: learner.num_train] = turn.rows[labelled]
         found: list[Tensor] = []
         dummies: list[Tensor] = []
+        # Not isthmus.nn.train.local_epochs: dropout, head and the gradients sent back are made for each step apart.
         for _ in range(config.local_epochs):
             mask = (
                 None

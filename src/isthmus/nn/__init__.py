@@ -10,9 +10,9 @@ A new backbone, of nodes and graphs alike, is a new file in `isthmus.nn.architec
 
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.buffers import Workspace
-from isthmus.nn.cohort import stack_states, stack_weights, stacked_mean, unstack_states, unstack_weights
+from isthmus.nn.cohort import stack_states, stack_weights, unstack_states, unstack_weights
 from isthmus.nn.dropout import DropoutSource
-from isthmus.nn.inputs import Inputs, build_inputs, cohorts, stack_inputs
+from isthmus.nn.inputs import Inputs, build_inputs, stack_inputs
 from isthmus.nn.loss import get_loss, losses
 from isthmus.nn.optim import OptimizerState, fresh_state, optimizers
 from isthmus.nn.registry import backbones, build_backbone
@@ -30,7 +30,6 @@ __all__ = [
     "backbones",
     "build_backbone",
     "build_inputs",
-    "cohorts",
     "fresh_state",
     "get_loss",
     "gradients",
@@ -40,7 +39,6 @@ __all__ = [
     "stack_inputs",
     "stack_states",
     "stack_weights",
-    "stacked_mean",
     "train_locally",
     "unstack_states",
     "unstack_weights",
