@@ -110,8 +110,8 @@ def link(items: int) -> None:
     right = common == list(range(items // 2, items))
     print(
         f"link {items:,} by {items:,} edges: request {asked - begun:.1f} CPU s, {len(receiver.request):,} bytes; "
-        f"answer {answered - asked:.1f} CPU s, {len(reply):,} bytes; reading {done - answered:.1f} CPU s; {len(common):,} in "
-        f"common, {'right' if right else 'WRONG'}"
+        f"answer {answered - asked:.1f} CPU s, {len(reply):,} bytes; reading {done - answered:.1f} CPU s; "
+        f"{len(common):,} in common, {'right' if right else 'WRONG'}"
     )
 
 

@@ -100,6 +100,7 @@ class APFLClient(WeightedClient[APFLConfig]):
             config.optimizer, private_state.steps, config.local_epochs, config.lr, config.weight_decay, config.dtype
         )
         private = {name: tensor.clone() for name, tensor in private.items()}
+        # Not isthmus.nn.train.local_epochs: steps of two models alternate, each reading the other.
         for epoch in range(config.local_epochs):
             mixture = mixed(private, shared, alpha)
             grads, _ = gradients(learner.model, mixture, learner.inputs, loss=config.loss, dropout=private_dropout)

@@ -25,18 +25,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from torch import Tensor
 
 from isthmus.errors import ConfigError
-from isthmus.graph.normalise import from_torch_csr, gcn_norm
-from isthmus.nn.first_layer_input import DENSE_ABOVE, Operand, build_operand
+from isthmus.graph.normalise import gcn_norm
+from isthmus.nn.first_layer_input import Operand, build_operand
 from isthmus.nn.inputs import Nodes
 from isthmus.nn.kernels import spmm
 from isthmus.nn.layers import glorot_
 from isthmus.nn.optim import OptimizerState, Stepper
-from isthmus.nn.sparse import Sparse, canonical
+from isthmus.nn.sparse import Sparse, as_csr, canonical, stored
 from isthmus.nn.train import local_epochs
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights
@@ -81,15 +80,15 @@ class FeatureTask:
 
     @classmethod
     def of(cls, data: Nodes, *, hops: bool = True, dtype: torch.dtype = torch.float32) -> FeatureTask:
-        x = from_torch_csr(data.x) if data.x.layout == torch.sparse_csr else sp.csr_matrix(data.x.numpy())
+        x = as_csr(data.x)
         count = data.num_nodes
         propagation = gcn_norm(data.edge_index, count) if hops else None
         first = build_operand(x, propagation, np.arange(count), max(1, count), input_norm=False, dtype=dtype)
-        dense = x.nnz > DENSE_ABOVE * x.shape[0] * x.shape[1]
+        target = stored(x, dtype)
         return cls(
             first=first,
             steps=None if propagation is None else Sparse(canonical(propagation, dtype)),
-            target=torch.from_numpy(x.toarray()).to(dtype) if dense else Sparse(canonical(x, dtype)),
+            target=target if isinstance(target, Tensor) else Sparse(target),
             square=float(x.astype(np.float64).multiply(x).sum()),
             total=torch.from_numpy(np.asarray(x.astype(np.float64).sum(axis=0)).ravel()).to(dtype),
         )

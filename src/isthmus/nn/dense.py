@@ -94,4 +94,4 @@ class _Activate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
         h, *mask = (tensor.detach() for tensor in ctx.saved_tensors)  # type: ignore[attr-defined]
-        return kernels.activate_grad_into(grads[0].contiguous(), h, mask[0] if mask else None), None
+        return kernels.activate_grad(grads[0].contiguous(), h, mask[0] if mask else None), None

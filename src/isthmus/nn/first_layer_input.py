@@ -34,13 +34,9 @@ from torch import Tensor
 from isthmus.nn.buffers import empty
 from isthmus.nn.fused_optimizer import StepPlan, StepTensors, step_rows, step_rows_normed
 from isthmus.nn.kernels import spmm, spmm_into
-from isthmus.nn.sparse import Sparse, block_diagonal, canonical, spread, torch_dtype, vertical
+from isthmus.nn.sparse import DENSE_ABOVE, Sparse, block_diagonal, canonical, spread, stored, torch_dtype, vertical
 
 LAYER_NORM_EPS = 1e-5
-
-DENSE_ABOVE = 0.35
-"""Share of non-zeros above which an operand is stored dense: a dense product does about ten times the operations per
-second of a sparse one, and a CSR entry takes two to three times the memory of a dense one."""
 
 Vectors = tuple[NDArray[np.float64], NDArray[np.float64]]
 """(u, v) while an operand is built."""
@@ -264,12 +260,12 @@ def build_operand(
     if propagation is None:
         return _operand(features[rows], vectors and (vectors[0][rows], vectors[1][rows]), padded, dtype)
     part = propagation[rows].astype(np.float64)
-    heard = np.unique(part.indices)
-    multiplied, inner = (part @ features).tocsr(), features[heard]
-    if not len(heard) or not _apart(multiplied, inner, part):
+    read = np.unique(part.indices)
+    multiplied, inner = (part @ features).tocsr(), features[read]
+    if not len(read) or not _apart(multiplied, inner, part):
         return _operand(multiplied, vectors and (part @ vectors[0], part @ vectors[1]), padded, dtype)
-    after = Sparse(vertical([canonical(part[:, heard].tocsr(), dtype)], padded, len(heard)))
-    return replace(_operand(inner, vectors and (vectors[0][heard], vectors[1][heard]), len(heard), dtype), after=after)
+    after = Sparse(vertical([canonical(part[:, read].tocsr(), dtype)], padded, len(read)))
+    return replace(_operand(inner, vectors and (vectors[0][read], vectors[1][read]), len(read), dtype), after=after)
 
 
 def stack_operands(operands: Sequence[Operand], padded: int) -> Operand:
@@ -286,7 +282,7 @@ def stack_operands(operands: Sequence[Operand], padded: int) -> Operand:
             sp.csr_matrix(part.matrix.numpy()) if isinstance(part.matrix, Tensor) else part.matrix for part in operands
         ]
         matrix = vertical(parts, inner, width)
-        matrix = _stored(matrix) if dense else matrix
+        matrix = stored(matrix, torch_dtype(matrix)) if dense else matrix
     u, v = (
         [t for t in tensors if t is not None]
         for tensors in zip(*((operand.u, operand.v) for operand in operands), strict=True)
@@ -301,11 +297,13 @@ def stack_operands(operands: Sequence[Operand], padded: int) -> Operand:
 
 
 def _operand(matrix: sp.csr_matrix, vectors: Vectors | None, padded: int, dtype: torch.dtype) -> Operand:
-    stored = _stored(vertical([canonical(matrix, dtype)], padded, int(matrix.shape[1])))
+    rows = vertical([canonical(matrix, dtype)], padded, int(matrix.shape[1]))
+    rows.sum_duplicates()
+    rows.eliminate_zeros()
     if vectors is None:
-        return Operand(1, stored)
+        return Operand(1, stored(rows, dtype))
     u, v = (_pad(torch.from_numpy(vector).to(dtype), padded) for vector in vectors)
-    return Operand(1, stored, u, v)
+    return Operand(1, stored(rows, dtype), u, v)
 
 
 def _after(operand: Operand) -> sp.csr_matrix:
@@ -321,14 +319,6 @@ def _apart(multiplied: sp.csr_matrix, inner: sp.csr_matrix, part: sp.csr_matrix)
     """
     m, x = (min(float(matrix.nnz), DENSE_ABOVE * matrix.shape[0] * matrix.shape[1]) for matrix in (multiplied, inner))
     return x + part.nnz < m
-
-
-def _stored(matrix: sp.csr_matrix) -> Tensor | sp.csr_matrix:
-    matrix.sum_duplicates()
-    matrix.eliminate_zeros()
-    if matrix.nnz > DENSE_ABOVE * matrix.shape[0] * matrix.shape[1]:
-        return torch.from_numpy(matrix.toarray())
-    return canonical(matrix)
 
 
 def _pad(tensor: Tensor, rows: int) -> Tensor:

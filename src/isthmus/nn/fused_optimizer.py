@@ -119,8 +119,7 @@ def step_dense(grad: Tensor, tensors: StepTensors, plan: StepPlan) -> None:
     parts = (grad.contiguous(), tensors.weight, tensors.first, tensors.second)
     arrays = [None if part is None else part.view(-1, width).numpy() for part in parts]
     rows = tensors.weight.numel() // width
-    per_client = rows // len(table)
-    split(lambda begin, end: _step_dense(begin, end, per_client, table, plan.common, *arrays), rows, rows * width)
+    split(lambda begin, end: _step_dense(begin, end, table, plan.common, *arrays), rows, rows * width)
 
 
 def step_rows(transposed: sp.csr_matrix, grad: Tensor, tensors: StepTensors, plan: StepPlan) -> None:
@@ -189,7 +188,6 @@ def _row(array: Any, row: int) -> Any:
 
 @compiled
 def _update(
-    width: int,
     grad: Array,
     weight: Array,
     first: Any,
@@ -201,16 +199,9 @@ def _update(
     common: Array,
 ) -> None:
     """A step on one row, of Adam where there are moments, else of SGD."""
-    beta1, rest1, beta2, rest2, eps, decay, keep = (
-        common[0],
-        common[1],
-        common[2],
-        common[3],
-        common[4],
-        common[5],
-        common[6],
-    )
-    for h in range(width):
+    beta1, rest1, beta2, rest2, eps = common[0], common[1], common[2], common[3], common[4]
+    decay, keep = common[5], common[6]
+    for h in range(len(weight)):
         g = grad[h]
         if anchor is not None:
             g += pull * (weight[h] - anchor[h])
@@ -226,27 +217,19 @@ def _update(
 
 
 @compiled
-def _fetch(width: int, source: Array, weight: Array) -> None:
-    for h in range(width):
+def _fetch(source: Array, weight: Array) -> None:
+    for h in range(len(weight)):
         weight[h] = source[h]
 
 
 @compiled
 def _step_dense(
-    begin: int,
-    end: int,
-    per_client: int,
-    table: Array,
-    common: Array,
-    grad: Array,
-    weight: Array,
-    first: Any,
-    second: Any,
+    begin: int, end: int, table: Array, common: Array, grad: Array, weight: Array, first: Any, second: Any
 ) -> None:
-    width, pull = weight.shape[1], common[0]  # no pull: there is no anchor
+    per_client, no_pull = len(weight) // len(table), common[0]
     for row in range(begin, end):
-        client, m, v = row // per_client, _row(first, row), _row(second, row)
-        _update(width, grad[row], weight[row], m, v, None, pull, table[client, 0], table[client, 1], common)
+        client, moments = row // per_client, (_row(first, row), _row(second, row))
+        _update(grad[row], weight[row], *moments, None, no_pull, table[client, 0], table[client, 1], common)
 
 
 @compiled
@@ -272,11 +255,10 @@ def _step_rows(
             continue
         client, w, m, v, a = row // per_client, weight[row], _row(first, row), _row(second, row), _row(anchor, row)
         if apart:
-            _fetch(width, source[row % len(source)], w)  # a source of one client serves all
+            _fetch(source[row % len(source)], w)  # a source of one client serves all
         weighted_rows(indptr[row], indptr[row + 1], width, indices, values, grad, total)
         for step in range(now_step, now_step + (idle_steps if idle else 1)):
-            size, scale = table[step, client, 0], table[step, client, 1]
-            _update(width, total, w, m, v, a, pull, size, scale, common)
+            _update(total, w, m, v, a, pull, table[step, client, 0], table[step, client, 1], common)
 
 
 @compiled
@@ -293,22 +275,22 @@ def _step_rows_normed(
     second: Any,
     anchor: Any,
 ) -> None:
-    indptr, indices, values = matrix.indptr, matrix.indices, matrix.values
-    gamma, beta, u_grad, v_grad, out = norm.gamma, norm.beta, norm.u_grad, norm.v_grad, norm.out
+    indptr, indices, values = matrix
+    gamma, beta, u_grad, v_grad, out = norm
     table, common, width = now.table[now.step], now.common, weight.shape[1]
     total = np.zeros(width, dtype=weight.dtype)
     for row in range(begin, end):
         client = row // now.per_client
         w, u, v = weight[row], u_grad[client], v_grad[client]
         if now.apart:
-            _fetch(width, source[row % len(source)], w)
+            _fetch(source[row % len(source)], w)
         weighted_rows(indptr[row], indptr[row + 1], width, indices, values, grad, total)
         out[0, row], out[1, row] = _norm_grads(width, total, u, v, w)
         gain, shift = gamma[row], beta[row]
         for h in range(width):
             total[h] = gain * (total[h] - u[h]) + shift * v[h]
         moments = _row(first, row), _row(second, row)
-        _update(width, total, w, *moments, _row(anchor, row), now.pull, table[client, 0], table[client, 1], common)
+        _update(total, w, *moments, _row(anchor, row), now.pull, table[client, 0], table[client, 1], common)
 
 
 # Here sums may be reordered: a chain of dependent additions would take as long as the rest of the step.

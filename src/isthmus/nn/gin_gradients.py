@@ -1,4 +1,4 @@
-r"""Gradients of GIN graph models written out: one channel (``gin``), or two with GCN beside it (`TwoChannel`).
+r"""Gradients of GIN graph models by hand: one channel (``gin``), or two with GCN beside it (`TwoChannel`).
 
 The same numbers as autograd on their ``forward``, for the two models that FedStar's tables train most. What it saves:
 both channels lie side by side in one array, so that neighbours are summed for both in one pass and [h | g] W is one
@@ -25,10 +25,10 @@ from torch import Tensor
 from isthmus.nn.architectures.gcn import GCNConv
 from isthmus.nn.architectures.gin import GINConv
 from isthmus.nn.dropout import DropoutSource
-from isthmus.nn.graph_batch import Batch, Csr, Features, sum_rows, times, transposed_times
+from isthmus.nn.graph_batch import Batch, Features, sum_rows, transposed_times
 from isthmus.nn.graph_models import GraphModel
 from isthmus.nn.inputs import Inputs
-from isthmus.nn.kernels import Array, compiled, split
+from isthmus.nn.kernels import Array, Csr, compiled, split, spmm
 from isthmus.nn.loss import Loss
 from isthmus.nn.two_channel import TwoChannel
 from isthmus.tensors import Weights
@@ -105,7 +105,7 @@ class _Pass:
 
     def next(self, i: int, before: Tensor) -> _Layer:
         weights, batch = self.weights, self.batch
-        summed = times(batch.pair(P).forward, before)  # P [h | g]
+        summed = spmm(batch.pair(P).forward, before)  # P [h | g]
         z = summed @ weights[f"convs.{i}.inner.weight"]
         out, normalised = self._perceptron(i, z), None
         if self.two:
@@ -150,7 +150,7 @@ class _Pass:
         assert layer.summed is not None
         inner = self._perceptron_backward(i, layer, grad)
         self.grads[f"convs.{i}.inner.weight"] = layer.summed.T @ inner
-        total = times(batch.pair(P).backward, inner @ weights[f"convs.{i}.inner.weight"].T)
+        total = spmm(batch.pair(P).backward, inner @ weights[f"convs.{i}.inner.weight"].T)
         if self.two:
             assert layer.normalised is not None
             z_grad = self._tanh_backward(name, layer, grad)
@@ -164,15 +164,15 @@ class _Pass:
         inner = self._perceptron_backward(0, layer, grad)
         weight, pre = weights["convs.0.inner.weight"], _stacked(weights, "pre")
         width = pre.shape[1]
-        small = _product_grad(batch.rows("x", P), inner, pre.shape[0])
+        small = _product_grad(batch.rows("x", P), inner)
         parts = [pre.T @ small]
         self._split_stacked("pre", small @ weight[:width].T)
         if self.two:
             embed = _stacked(weights, "structure.embed")
-            small = _product_grad(batch.rows("s", P), inner, embed.shape[0])
+            small = _product_grad(batch.rows("s", P), inner)
             parts.append(embed.T @ small)
             embed_grad = small @ weight[width:].T
-            small = _product_grad(batch.rows("s", Q), self._tanh_backward(name, layer, grad), embed.shape[0])
+            small = _product_grad(batch.rows("s", Q), self._tanh_backward(name, layer, grad))
             self.grads[f"{name}.weight"] = embed.T @ small
             self._split_stacked("structure.embed", embed_grad + small @ weights[f"{name}.weight"].T)
         self.grads["convs.0.inner.weight"] = torch.cat(parts)
@@ -222,13 +222,13 @@ def _empty(like: Tensor, width: int) -> Tensor:
 
 def _product(rows: Features | None, matrix: Tensor) -> Tensor:
     assert rows is not None
-    return rows @ matrix if isinstance(rows, Tensor) else times(rows, matrix)
+    return rows @ matrix if isinstance(rows, Tensor) else spmm(rows, matrix)
 
 
-def _product_grad(rows: Features | None, grad: Tensor, height: int) -> Tensor:
+def _product_grad(rows: Features | None, grad: Tensor) -> Tensor:
     """The gradient of the matrix of `_product`."""
     assert rows is not None
-    return rows.T @ grad if isinstance(rows, Tensor) else transposed_times(rows, grad, height)
+    return rows.T @ grad if isinstance(rows, Tensor) else transposed_times(rows, grad)
 
 
 def _rectify(z: Tensor, bias: Tensor) -> None:

@@ -26,11 +26,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from isthmus.errors import ConfigError, unknown
-from isthmus.graph.normalise import from_torch_csr
-from isthmus.nn.first_layer_input import DENSE_ABOVE
-from isthmus.nn.kernels import Array, compiled, split, weighted_rows
+from isthmus.nn.kernels import Array, compiled, spmm
 from isthmus.nn.layers import HERE, Hop, Propagation
-from isthmus.nn.sparse import canonical, constant_product
+from isthmus.nn.sparse import DENSE_ABOVE, as_csr, canonical, constant_product, stored
 
 _ARCS_AT_ONCE = 1 << 21
 """Normalising copies its arcs several times: by stretches of graphs, memory stays at the size of the result."""
@@ -62,30 +60,27 @@ class Graphs(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Csr:
+class Arrays:
     """A CSR matrix as bare arrays: a batch makes several, and scipy's constructor takes longer than the copy."""
 
     indptr: Array
     indices: Array
     data: Array
-
-    @property
-    def rows(self) -> int:
-        return len(self.indptr) - 1
+    shape: tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
 class Pair:
     """A matrix and its transpose, for the backward pass; one object twice where it is symmetric."""
 
-    forward: Csr
-    backward: Csr
+    forward: Arrays
+    backward: Arrays
 
     def __matmul__(self, dense: Tensor) -> Tensor:
-        return constant_product(dense, lambda h: times(self.forward, h), lambda g: times(self.backward, g))
+        return constant_product(dense, lambda h: spmm(self.forward, h), lambda g: spmm(self.backward, g))
 
 
-Features = Tensor | Csr
+Features = Tensor | Arrays
 """Constant rows (n, F), dense or sparse."""
 
 
@@ -159,7 +154,7 @@ class Pack:
             return _stored(features, self.dtype)
         nodes = int(self.ptr[-1])
         arcs = self.pair(propagation).forward
-        matrix = sp.csr_matrix((arcs.data, arcs.indices, arcs.indptr), shape=(nodes, nodes))
+        matrix = sp.csr_matrix((arcs.data, arcs.indices, arcs.indptr), shape=arcs.shape)
         limit = matrix.nnz + features.nnz
         # A narrow product is never more than this, whatever it takes to make it once.
         dense = DENSE_ABOVE * nodes * features.shape[1]
@@ -244,7 +239,7 @@ class Batch:
         key = (name, propagation)
         if key not in self._made:
             rows = self.pack.rows(name, propagation)
-            if isinstance(rows, Csr):
+            if isinstance(rows, Arrays):
                 rows = self._take(rows, move=False)
             elif rows is not None:
                 rows = rows[self.nodes]
@@ -252,15 +247,19 @@ class Batch:
         made: Features | None = self._made[key]
         return made
 
-    def _take(self, matrix: Csr, *, move: bool) -> Csr:
+    def _take(self, matrix: Arrays, *, move: bool) -> Arrays:
         """The blocks of the batch's graphs; with ``move`` their columns are nodes and follow their rows."""
         ptr = self.pack.ptr
         entries = matrix.indptr[ptr[self.graphs + 1]] - matrix.indptr[ptr[self.graphs]]
         total = int(entries.sum())
-        shapes = (self.num_nodes + 1, total, total)
-        source = (matrix.indptr, matrix.indices, matrix.data)
-        taken = Csr(*(np.empty(size, dtype=array.dtype) for size, array in zip(shapes, source, strict=True)))
-        _take_blocks(self.graphs, ptr, self.ptr, move, *source, taken.indptr, taken.indices, taken.data)
+        taken = Arrays(
+            np.empty(self.num_nodes + 1, dtype=matrix.indptr.dtype),
+            np.empty(total, dtype=matrix.indices.dtype),
+            np.empty(total, dtype=matrix.data.dtype),
+            (self.num_nodes, self.num_nodes if move else matrix.shape[1]),
+        )
+        source, target = ((each.indptr, each.indices, each.data) for each in (matrix, taken))
+        _take_blocks(self.graphs, ptr, self.ptr, move, *source, *target)
         return taken
 
 
@@ -277,9 +276,8 @@ def pack_graphs(data: Graphs, *, extra: Mapping[str, Tensor] | None = None, dtyp
     for name, rows in given.items():
         if rows.shape[0] != data.num_nodes:
             raise ConfigError(f"node input {name!r} has {rows.shape[0]} rows, the graphs have {data.num_nodes} nodes")
-        matrix = from_torch_csr(rows) if rows.layout == torch.sparse_csr else sp.csr_matrix(rows.numpy())
         ones = sp.csr_matrix(np.ones((data.num_nodes, 1)))
-        features[name] = sp.csr_matrix(sp.hstack([matrix.astype(np.float64), ones], format="csr"))
+        features[name] = sp.csr_matrix(sp.hstack([as_csr(rows).astype(np.float64), ones], format="csr"))
     return Pack(data, features, dtype)
 
 
@@ -360,10 +358,10 @@ def _equal(a: sp.csr_matrix, b: sp.csr_matrix) -> bool:
     )
 
 
-def _below(parts: list[sp.csr_matrix], begins: list[int]) -> Csr:
+def _below(parts: list[sp.csr_matrix], begins: list[int]) -> Arrays:
     """Blocks along the diagonal."""
     if not parts:
-        return Csr(np.zeros(1, dtype=np.int32), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32))
+        return Arrays(np.zeros(1, dtype=np.int32), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32), (0, 0))
     entries = sum(part.nnz for part in parts)
     rows = sum(part.shape[0] for part in parts)
     index = np.int32 if max(entries, rows) < 2**31 else np.int64
@@ -376,7 +374,7 @@ def _below(parts: list[sp.csr_matrix], begins: list[int]) -> Csr:
         np.add(part.indices, begin, out=indices[place : place + part.nnz], casting="unsafe")
         values[place : place + part.nnz] = part.data
         place += part.nnz
-    return Csr(indptr, indices, values)
+    return Arrays(indptr, indices, values, (rows, rows))
 
 
 def _num_terms(matrix: sp.csr_matrix, features: sp.csr_matrix) -> int:
@@ -385,24 +383,21 @@ def _num_terms(matrix: sp.csr_matrix, features: sp.csr_matrix) -> int:
 
 
 def _stored(matrix: sp.csr_matrix, dtype: torch.dtype) -> Features:
-    if matrix.nnz > DENSE_ABOVE * matrix.shape[0] * matrix.shape[1]:
-        return torch.from_numpy(matrix.toarray()).to(dtype)
-    matrix = canonical(matrix, dtype)
-    return Csr(matrix.indptr, matrix.indices, matrix.data)
+    rows = stored(matrix, dtype)
+    return rows if isinstance(rows, Tensor) else Arrays(rows.indptr, rows.indices, rows.data, matrix.shape)
 
 
 class _ConstantRows(torch.autograd.Function):
     """``S W`` of sparse constant S."""
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, weight: Tensor, rows: Csr) -> Tensor:
-        ctx.rows, ctx.shape = rows, weight.shape  # type: ignore[attr-defined]
-        return times(rows, weight)
+    def forward(ctx: torch.autograd.function.FunctionCtx, weight: Tensor, rows: Arrays) -> Tensor:
+        ctx.rows = rows  # type: ignore[attr-defined]
+        return spmm(rows, weight)
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
-        rows: Csr = ctx.rows  # type: ignore[attr-defined]
-        return transposed_times(rows, grads[0], ctx.shape[0]), None  # type: ignore[attr-defined]
+        return transposed_times(ctx.rows, grads[0]), None  # type: ignore[attr-defined]
 
 
 class _Pool(torch.autograd.Function):
@@ -419,21 +414,9 @@ class _Pool(torch.autograd.Function):
         return torch.repeat_interleave(grads[0], ptr.diff(), dim=0, output_size=int(ptr[-1])), None
 
 
-def times(matrix: Csr, dense: Tensor) -> Tensor:
-    """``M @ dense``, rows shared out among threads."""
-    out = torch.empty(matrix.rows, dense.shape[1], dtype=dense.dtype)
-    source, target = dense.detach().contiguous().numpy(), out.numpy()
-
-    def work(begin: int, end: int) -> None:
-        _multiply(begin, end, matrix.indptr, matrix.indices, matrix.data, source, target)
-
-    split(work, matrix.rows, (len(matrix.indices) + matrix.rows) * dense.shape[1])
-    return out
-
-
-def transposed_times(matrix: Csr, dense: Tensor, height: int) -> Tensor:
-    """``M^T @ dense`` (height, H)."""
-    out = torch.zeros(height, dense.shape[1], dtype=dense.dtype)
+def transposed_times(matrix: Arrays, dense: Tensor) -> Tensor:
+    """``M^T @ dense``"""
+    out = torch.zeros(matrix.shape[1], dense.shape[1], dtype=dense.dtype)
     _scatter_rows(matrix.indptr, matrix.indices, matrix.data, dense.detach().contiguous().numpy(), out.numpy())
     return out
 
@@ -470,13 +453,6 @@ def _take_blocks(
             out_data[place + j - start] = data[j]
         place += stop - start
     out_indptr[len(out_indptr) - 1] = place
-
-
-@compiled
-def _multiply(begin: int, end: int, indptr: Array, indices: Array, values: Array, dense: Array, out: Array) -> None:
-    width = dense.shape[1]
-    for row in range(begin, end):
-        weighted_rows(indptr[row], indptr[row + 1], width, indices, values, dense, out[row])
 
 
 @compiled

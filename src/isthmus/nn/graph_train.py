@@ -36,8 +36,8 @@ Pieces = Iterable[tuple[Batch, Tensor]]
 NODES_AT_ONCE = 1 << 13
 """Losses and gradients add up over graphs, so many graphs go by pieces of about this many nodes. That changes rounding
 alone (and which draw of dropout meets which node), bounds memory, and is faster: 128 proteins of DD are 37,000 nodes,
-whose 300 MB of intermediate values would be asked of the system anew in every step, a third of its time. Smaller pieces
-cost more calls than they save."""
+whose 300 MB of intermediate values would be allocated anew in every step, a third of its time. Smaller pieces cost more
+calls than they save."""
 
 
 def train_graphs(
@@ -307,7 +307,7 @@ def _importance(sample_weight: Tensor | None, rows: Tensor, pack: Pack) -> Tenso
 
 
 def _checked(model: GraphModel, weights: Weights, pack: Pack) -> dict[str, Tensor]:
-    """The weights, fit for the model and the pack."""
+    """The weights, checked against the model and the pack."""
     parameters = dict(model.named_parameters())
     check_same_names(parameters, weights)
     for name, tensor in weights.items():

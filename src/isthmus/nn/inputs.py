@@ -23,11 +23,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from isthmus.errors import DataError
-from isthmus.graph.normalise import from_torch_csr
 from isthmus.graph.reach import reach
 from isthmus.nn.first_layer_input import Operand, build_operand, stack_operands
 from isthmus.nn.layers import Hop, Propagation
-from isthmus.nn.sparse import Sparse, block_diagonal, canonical, vertical
+from isthmus.nn.sparse import Sparse, as_csr, block_diagonal, canonical, vertical
 
 
 class Nodes(Protocol):
@@ -151,7 +150,7 @@ def build_inputs(
     else:
         orders = [np.arange(count)] * levels
     padded = tuple(max(1, len(order)) for order in orders)
-    x = from_torch_csr(data.x) if data.x.layout == torch.sparse_csr else sp.csr_matrix(data.x.numpy())
+    x = as_csr(data.x)
     first = {
         name: build_operand(
             x, steps if propagated else None, orders[0], padded[0], input_norm=bool(backbone.norm_names), dtype=dtype
@@ -192,26 +191,6 @@ def stack_inputs(items: Sequence[Inputs]) -> Inputs:
         y=y.view(-1),
         weight=weight.view(-1),
     )
-
-
-def cohorts(items: Sequence[Inputs], *, waste: float = 1.0) -> list[list[int]]:
-    """Positions of ``items`` in groups of similar size, so that padding adds at most ``waste`` times the real
-    first-level rows of a group.
-
-    Clients of a cohort do not influence each other, so the grouping changes no result, only memory and time. Groups and
-    their members are sorted by position.
-    """
-    sizes = [max(1, item.rows[0][0]) for item in items]
-    groups: list[list[int]] = []
-    total = 0
-    for position in sorted(range(len(items)), key=lambda k: (-sizes[k], k)):
-        if groups and len(groups[-1] + [position]) * sizes[groups[-1][0]] <= (1.0 + waste) * (total + sizes[position]):
-            groups[-1].append(position)
-            total += sizes[position]
-        else:
-            groups.append([position])
-            total = sizes[position]
-    return sorted(sorted(group) for group in groups)
 
 
 def _orders(steps: sp.csr_matrix | None, seeds: NDArray[np.bool_], levels: int) -> list[NDArray[np.int64]]:

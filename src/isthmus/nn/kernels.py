@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-import scipy.sparse as sp
 import torch
 from numba import njit
 from numpy.typing import NDArray
@@ -45,14 +44,27 @@ def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
     return compiled
 
 
-def spmm(matrix: sp.csr_matrix, dense: Tensor, values: Array | None = None) -> Tensor:
+class Csr(Protocol):
+    """A sparse matrix by rows, scipy's or bare arrays."""
+
+    @property
+    def indptr(self) -> Array: ...
+    @property
+    def indices(self) -> Array: ...
+    @property
+    def data(self) -> Array: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def spmm(matrix: Csr, dense: Tensor, values: Array | None = None) -> Tensor:
     """``matrix @ dense``: (m, n) x (n, H) -> (m, H). ``values`` replaces the values of the matrix."""
     out = torch.empty(matrix.shape[0], dense.shape[1], dtype=dense.dtype)
     spmm_into(matrix, dense, out, values)
     return out
 
 
-def spmm_into(matrix: sp.csr_matrix, dense: Tensor, out: Tensor, values: Array | None = None) -> None:
+def spmm_into(matrix: Csr, dense: Tensor, out: Tensor, values: Array | None = None) -> None:
     """`spmm` into memory the caller has."""
     data = matrix.data if values is None else values
     if dense.shape[0] != matrix.shape[1] or out.shape != (matrix.shape[0], dense.shape[1]) or out.dtype != dense.dtype:
@@ -66,20 +78,7 @@ def spmm_into(matrix: sp.csr_matrix, dense: Tensor, out: Tensor, values: Array |
     def work(begin: int, end: int) -> None:
         _spmm(begin, end, matrix.indptr, matrix.indices, data, source, target)
 
-    split(work, int(matrix.shape[0]), (matrix.nnz + int(matrix.shape[0])) * dense.shape[1])
-
-
-def weighted_sum(stack: Tensor, shares: Tensor) -> Tensor:
-    """``sum_k shares_k stack_k`` of (K, ...), in order of k."""
-    rows = stack.reshape(stack.shape[0], -1)
-    out = torch.empty(stack.shape[1:], dtype=stack.dtype)
-    arrays = rows.numpy(), shares.to(stack.dtype).numpy(), out.view(-1).numpy()
-
-    def work(begin: int, end: int) -> None:
-        _weighted_sum(begin, end, *arrays)
-
-    split(work, rows.shape[1], rows.numel())
-    return out
+    split(work, int(matrix.shape[0]), (len(matrix.indices) + int(matrix.shape[0])) * dense.shape[1])
 
 
 def activate(z: Tensor, mask: Tensor | None) -> None:
@@ -93,25 +92,14 @@ def activate(z: Tensor, mask: Tensor | None) -> None:
     split(work, z.shape[0], z.numel())
 
 
-def activate_grad(grad: Tensor, h: Tensor, mask: Tensor | None) -> None:
-    """The gradient of z, in place of that of ``h = max(z, 0) * mask``."""
-    values, kept = grad.numpy(), h.numpy()
-    scale = kept if mask is None else mask.numpy()
-
-    def work(begin: int, end: int) -> None:
-        _activate_grad(begin, end, values, kept, scale, mask is not None)
-
-    split(work, grad.shape[0], grad.numel())
-
-
-def activate_grad_into(grad: Tensor, h: Tensor, mask: Tensor | None) -> Tensor:
+def activate_grad(grad: Tensor, h: Tensor, mask: Tensor | None) -> Tensor:
     """The gradient of z given that of ``h = max(z, 0) * mask``, in memory of its own."""
     out = torch.empty_like(grad)
     source, kept, target = grad.numpy(), h.numpy(), out.numpy()
     scale = kept if mask is None else mask.numpy()
 
     def work(begin: int, end: int) -> None:
-        _activate_grad_into(begin, end, source, kept, scale, mask is not None, target)
+        _activate_grad(begin, end, source, kept, scale, mask is not None, target)
 
     split(work, out.shape[0], out.numel())
     return out
@@ -199,20 +187,8 @@ def _activate(begin: int, end: int, values: Array, mask: Array, masked: bool) ->
 
 
 @compiled
-def _activate_grad(begin: int, end: int, values: Array, kept: Array, mask: Array, masked: bool) -> None:
-    for row in range(begin, end):
-        g, out, scale = values[row], kept[row], mask[row]
-        for h in range(len(g)):
-            if not out[h] > 0:
-                g[h] = 0
-        if masked:
-            for h in range(len(g)):
-                g[h] *= scale[h]
-
-
-@compiled
-def _activate_grad_into(begin: int, end: int, grad: Array, h: Array, mask: Array, masked: bool, out: Array) -> None:
-    # Not the loop above: one that may or may not write where it reads is compiled to do one value at a time.
+def _activate_grad(begin: int, end: int, grad: Array, h: Array, mask: Array, masked: bool, out: Array) -> None:
+    # Not in place: a loop that may or may not write where it reads is compiled to do one value at a time.
     zero = out.dtype.type(0)
     for row in range(begin, end):
         source, kept, scale, target = grad[row], h[row], mask[row], out[row]
@@ -249,17 +225,3 @@ def _sum_rows(begin: int, end: int, padded: int, values: Array, out: Array) -> N
             value = values[row]
             for h in range(len(total)):
                 total[h] += value[h]
-
-
-@compiled
-def _weighted_sum(begin: int, end: int, stack: Array, shares: Array, out: Array) -> None:
-    block = 2048  # the sum of a block stays in cache while all clients are added to it
-    for start in range(begin, end, block):
-        stop = min(start + block, end)
-        total = out[start:stop]
-        for h in range(stop - start):
-            total[h] = 0
-        for k in range(len(shares)):
-            share, row = shares[k], stack[k, start:stop]
-            for h in range(stop - start):
-                total[h] += share * row[h]

@@ -1,4 +1,4 @@
-"""Gradients of node models written out: the same numbers as autograd on `Backbone.forward`, without its bookkeeping,
+"""Gradients of node models by hand: the same numbers as autograd on `Backbone.forward`, without its bookkeeping,
 which takes longer than the arithmetic of a small client.
 
 For layers that are their products and a bias, as `Conv.finish` has it (gcn, sage, sgc, mlp).
@@ -63,7 +63,7 @@ def manual_gradients(
         grad, found = conv_gradients(placed.conv, own, h, grad, hop)
         grads |= {placed.prefix + name: tensor for name, tensor in found.items()}
         if placed.activated:
-            activate_grad(grad, h, mask)
+            grad = activate_grad(grad, h, mask)
     grads["layers.0.bias"] = bias_grad(grad, weights["layers.0.bias"])
     return grads, dict.fromkeys(products, grad), client_loss
 

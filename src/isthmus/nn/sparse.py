@@ -16,28 +16,21 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from isthmus.nn.kernels import Array, spmm
+from isthmus.graph.normalise import from_torch_csr
+from isthmus.nn.kernels import Csr, spmm
 
+DENSE_ABOVE = 0.35
+"""Share of non-zeros above which a matrix is stored dense: a dense product does about ten times the operations per
+second of a sparse one, and a CSR entry takes two to three times the memory of a dense one."""
 _INT32_LIMIT = 2**31 - 1
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
-
-
-class Arcs(Protocol):
-    """A matrix in CSR form, scipy's or bare arrays."""
-
-    @property
-    def indptr(self) -> Array: ...
-    @property
-    def indices(self) -> Array: ...
-    @property
-    def data(self) -> Array: ...
 
 
 class Propagator(Protocol):
     """A constant matrix M."""
 
     @property
-    def forward(self) -> Arcs:
+    def forward(self) -> Csr:
         """M itself, for layers that do more than multiply with it."""
         ...
 
@@ -106,6 +99,18 @@ def canonical(matrix: sp.csr_matrix, dtype: torch.dtype | None = None) -> sp.csr
     result.indices = np.ascontiguousarray(matrix.indices, dtype=index)
     result.indptr = np.ascontiguousarray(matrix.indptr, dtype=index)
     return result
+
+
+def as_csr(x: Tensor) -> sp.csr_matrix:
+    """Features, dense or CSR."""
+    return from_torch_csr(x) if x.layout == torch.sparse_csr else sp.csr_matrix(x.numpy())
+
+
+def stored(matrix: sp.csr_matrix, dtype: torch.dtype) -> Tensor | sp.csr_matrix:
+    """Dense where more than `DENSE_ABOVE` of it is filled, else CSR."""
+    if matrix.nnz > DENSE_ABOVE * matrix.shape[0] * matrix.shape[1]:
+        return torch.from_numpy(matrix.toarray()).to(dtype)
+    return canonical(matrix, dtype)
 
 
 def block_diagonal(blocks: Sequence[sp.csr_matrix], height: int, width: int) -> sp.csr_matrix:

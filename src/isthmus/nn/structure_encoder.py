@@ -14,8 +14,8 @@ neighbourhood.
                stored
 
 All functions work on K clients side by side, rows padded to the largest client, as `isthmus.nn.inputs` does. Clients'
-own encoders carry a leading client dimension; K = 1 has none. Gradients are written out: the network is three affine
-maps, and the first one reads sparse features (`isthmus.nn.first_layer_input`).
+own encoders carry a leading client dimension; K = 1 has none. Gradients are written by hand: the network is three
+affine maps, and the first one reads sparse features (`isthmus.nn.first_layer_input`).
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from isthmus.graph.normalise import from_torch_csr
 from isthmus.nn.dense import add_bias, bias_grad, matmul, matmul_grads
 from isthmus.nn.first_layer_input import Operand, build_operand, stack_operands
 from isthmus.nn.fused_optimizer import StepPlan, StepTensors, step_dense
 from isthmus.nn.inputs import Nodes
 from isthmus.nn.kernels import activate, activate_grad
 from isthmus.nn.optim import OptimizerState, Stepper, step_plan
+from isthmus.nn.sparse import as_csr
 from isthmus.nn.train import local_epochs
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights
@@ -109,7 +108,7 @@ def first_encoder(
 
 def encoder_inputs(data: Nodes, train: Tensor, dtype: torch.dtype) -> EncoderInputs:
     """Inputs of one client."""
-    x = from_torch_csr(data.x) if data.x.layout == torch.sparse_csr else sp.csr_matrix(data.x.numpy())
+    x = as_csr(data.x)
     at = train.nonzero().flatten()
     count, rows = int(at.numel()), data.num_nodes
     y, weight = torch.zeros(max(1, count), dtype=torch.int64), torch.zeros(max(1, count), dtype=dtype)
@@ -224,7 +223,7 @@ def train_encoder(
 
     def step_gradients(_: None) -> tuple[dict[str, Tensor], Tensor]:
         e, grads, e_grad, node_grad, loss = gradients(current, moved[PROXIES], inputs, predicted, lambda2)
-        activate_grad(e_grad, e, None)
+        e_grad = activate_grad(e_grad, e, None)
         grads["embed.bias"] = bias_grad(e_grad, current["embed.bias"])
         _step_features(inputs.labelled, e_grad, stepper.tensors("embed.weight"), stepper.plan)
         if train_proxies and node_grad is not None:  # at a rate of their own
@@ -242,7 +241,7 @@ def gradients(
 
     Returns:
         e_i; gradients of the two heads by name; of e_i; of s_i (None without the second term); the loss of each client
-        (K,). The projector hears only the labels, the classifier only the predictions.
+        (K,). The projector learns from the labels only, the classifier from the predictions only.
     """
     e = embed(weights, inputs.labelled)
     log_q = torch.log_softmax(head(weights, "project", e), dim=-1)

@@ -16,18 +16,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from torch import Tensor
 
 from isthmus.errors import ConfigError
-from isthmus.graph.normalise import from_torch_csr, gcn_norm, mean_norm
+from isthmus.graph.normalise import gcn_norm
 from isthmus.nn.dense import add_bias, matmul
 from isthmus.nn.first_layer_input import Operand, build_operand
 from isthmus.nn.inputs import Nodes
-from isthmus.nn.sparse import Sparse, block_diagonal, canonical
+from isthmus.nn.layers import Conv, Hop
+from isthmus.nn.registry import find_architecture
+from isthmus.nn.sparse import Sparse, as_csr, block_diagonal, canonical
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights
 
@@ -58,7 +60,7 @@ class TypedInputs:
 
 def typed_inputs(data: Nodes, dtype: torch.dtype) -> TypedInputs:
     """Prepare one client's nodes."""
-    x = from_torch_csr(data.x) if data.x.layout == torch.sparse_csr else sp.csr_matrix(data.x.numpy())
+    x = as_csr(data.x)
     arcs = data.edge_index[:, data.edge_index[0] != data.edge_index[1]]
     ends = torch.stack([arcs.min(dim=0).values, arcs.max(dim=0).values]) if arcs.numel() else arcs
     edges, edge_of = torch.unique(ends, dim=1, return_inverse=True)
@@ -79,10 +81,9 @@ def first_typed(
         "branch.input.weight": square,
         "branch.input.bias": (types, hidden),
     }
-    for layer in range(1 if convolution == "sgc" else 2):
-        shapes |= {f"branch.{layer}.weight": square, f"branch.{layer}.bias": (types, hidden)}
-        if convolution == "sage":
-            shapes[f"branch.{layer}.root"] = square
+    for layer in range(_num_layers(convolution)):
+        shapes |= {name: square for name in _layer_names(convolution, layer).values()}
+        shapes[f"branch.{layer}.bias"] = (types, hidden)
     shapes |= {"classify.weight": (hidden, num_classes), "classify.bias": (num_classes,)}
     weights = {}
     for name, shape in shapes.items():
@@ -91,15 +92,31 @@ def first_typed(
     return weights
 
 
+@cache
+def _conv(convolution: str) -> Conv:
+    """The layer of a channel; its first weights are not used."""
+    return find_architecture(convolution)().conv(1, 1, torch.Generator())
+
+
+def _num_layers(convolution: str) -> int:
+    return 1 if find_architecture(convolution).linear else 2
+
+
+def _layer_names(convolution: str, layer: int) -> dict[str, str]:
+    """The layer's own name of each weight matrix -> its name here: the first is ``weight`` whatever the layer."""
+    terms = _conv(convolution).weight_terms
+    return {name: f"branch.{layer}.{name if i else 'weight'}" for i, name in enumerate(terms)}
+
+
 def propagation(convolution: str, inputs: TypedInputs, types: Tensor, num_types: int, dtype: torch.dtype) -> Sparse:
     """One block per type: the normalised graph of its edges, over all nodes. Self loops keep nodes alive that no edge
     of a type touches.
     """
-    normalise = mean_norm if convolution == "sage" else gcn_norm
-    blocks = []
-    for t in range(num_types):
-        block = normalise(inputs.arcs[:, types[inputs.edge_of] == t], inputs.num_nodes)
-        blocks.append(canonical((block @ block).tocsr() if convolution == "sgc" else block, dtype))
+    normalise = _conv(convolution).propagation or gcn_norm
+    blocks = [
+        canonical(normalise(inputs.arcs[:, types[inputs.edge_of] == t], inputs.num_nodes), dtype)
+        for t in range(num_types)
+    ]
     return Sparse(block_diagonal(blocks, inputs.num_nodes, inputs.num_nodes))
 
 
@@ -128,17 +145,15 @@ def typed_forward(
     h = add_bias(
         matmul(f.repeat(num_types, 1), weights["branch.input.weight"]), weights["branch.input.bias"]
     )  # (T n, h)
-    if convolution == "sgc":
-        h = add_bias(matrix @ matmul(h, weights["branch.0.weight"]), weights["branch.0.bias"])
-    else:
-        for layer in range(2):
-            out = matmul(h, weights[f"branch.{layer}.weight"])
-            out = out if convolution == "mlp" else matrix @ out
-            if convolution == "sage":
-                out = out + matmul(h, weights[f"branch.{layer}.root"])
-            h = torch.relu(add_bias(out, weights[f"branch.{layer}.bias"]))
-            if generator is not None and rate:
-                h = h * ((torch.rand(h.shape, generator=generator, dtype=h.dtype) >= rate).to(h.dtype) / (1.0 - rate))
+    hop = Hop(matrix, num_types, f.shape[0])  # every type has weights of its own, as clients have in a cohort
+    for layer in range(_num_layers(convolution)):
+        own = {name: weights[ours] for name, ours in _layer_names(convolution, layer).items()}
+        h = _conv(convolution).run(own | {"bias": weights[f"branch.{layer}.bias"]}, h, hop)
+        if find_architecture(convolution).linear:
+            continue
+        h = torch.relu(h)
+        if generator is not None and rate:
+            h = h * ((torch.rand(h.shape, generator=generator, dtype=h.dtype) >= rate).to(h.dtype) / (1.0 - rate))
     total = h.view(num_types, -1, h.shape[-1]).sum(0)
     return add_bias(matmul(total, weights["classify.weight"]), weights["classify.bias"])
 

@@ -28,9 +28,8 @@ from isthmus.graph.normalise import adjacency
 from isthmus.nn.architecture import Architecture
 from isthmus.nn.dense import add_bias
 from isthmus.nn.dropout import DropoutSource
-from isthmus.nn.kernels import Array, compiled
+from isthmus.nn.kernels import Array, Csr, compiled
 from isthmus.nn.layers import Conv, Hop, glorot
-from isthmus.nn.sparse import Arcs
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights
 
@@ -137,25 +136,15 @@ class _Attention(torch.autograd.Function):
         z: Tensor,
         scores: Tensor,
         own: Tensor,
-        matrix: Arcs,
+        matrix: Csr,
         mask: Tensor | None,
     ) -> Tensor:
         z, scores, own = (tensor.detach().contiguous() for tensor in (z, scores, own))
         alpha = torch.empty(len(matrix.indices), scores.shape[1], dtype=z.dtype)
         out = torch.zeros(own.shape[0], z.shape[1], dtype=z.dtype)
         kept = alpha if mask is None else mask
-        _attend(
-            matrix.indptr,
-            matrix.indices,
-            matrix.data,
-            z.numpy(),
-            scores.numpy(),
-            own.numpy(),
-            alpha.numpy(),
-            kept.numpy(),
-            mask is not None,
-            out.numpy(),
-        )
+        arrays = (tensor.numpy() for tensor in (z, scores, own, alpha, kept, out))
+        _attend(mask is not None, matrix.indptr, matrix.indices, matrix.data, *arrays)
         ctx.matrix, ctx.masked = matrix, mask is not None  # type: ignore[attr-defined]
         ctx.save_for_backward(z, scores, own, alpha, kept)
         return out
@@ -163,25 +152,16 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         z, scores, own, alpha, kept = (tensor.detach() for tensor in ctx.saved_tensors)  # type: ignore[attr-defined]
-        matrix: Arcs = ctx.matrix  # type: ignore[attr-defined]
+        matrix: Csr = ctx.matrix  # type: ignore[attr-defined]
         found = torch.zeros_like(z), torch.zeros_like(scores), torch.zeros_like(own)
-        _attend_grad(
-            matrix.indptr,
-            matrix.indices,
-            z.numpy(),
-            scores.numpy(),
-            own.numpy(),
-            alpha.numpy(),
-            kept.numpy(),
-            ctx.masked,  # type: ignore[attr-defined]
-            grads[0].contiguous().numpy(),
-            *(tensor.numpy() for tensor in found),
-        )
+        arrays = (tensor.numpy() for tensor in (z, scores, own, alpha, kept, grads[0].contiguous(), *found))
+        _attend_grad(ctx.masked, matrix.indptr, matrix.indices, *arrays)  # type: ignore[attr-defined]
         return *found, None, None
 
 
 @compiled
 def _attend(
+    masked: bool,
     indptr: Array,
     indices: Array,
     count: Array,
@@ -190,7 +170,6 @@ def _attend(
     own: Array,
     alpha: Array,
     mask: Array,
-    masked: bool,
     out: Array,
 ) -> None:
     heads = scores.shape[1]
@@ -219,6 +198,7 @@ def _attend(
 
 @compiled
 def _attend_grad(
+    masked: bool,
     indptr: Array,
     indices: Array,
     z: Array,
@@ -226,7 +206,6 @@ def _attend_grad(
     own: Array,
     alpha: Array,
     mask: Array,
-    masked: bool,
     grad: Array,
     z_grad: Array,
     scores_grad: Array,
