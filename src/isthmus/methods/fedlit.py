@@ -192,7 +192,7 @@ class FedLitClient(WeightedClient[FedLitConfig]):
         epochs, decay = config.local_epochs, config.weight_decay
         plans = step_plan(config.optimizer, moments.steps, epochs, config.lr, decay, config.dtype)
         kind, rate, generator = config.backbone, config.dropout, self.stream("dropout").torch()
-        # Not isthmus.nn.train.local_epochs: edges are typed anew in every epoch, also where there is nothing to train on.
+        # Not isthmus.nn.train.local_epochs: edges are typed anew in every epoch, even with nothing to train on.
         for epoch in range(epochs):
             leaves = {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
             f = features(leaves, self.inputs)
