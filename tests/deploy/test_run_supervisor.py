@@ -69,6 +69,7 @@ def supervise(tmp_path: Path, server: FakeServer) -> tuple[RunSupervisor, Path]:
         "on_poll": lambda: None,
         "attempts": [],
         "_last_heartbeat": 0.0,
+        "warn_after": 0.0,
     }
     return supervisor, run
 
@@ -204,3 +205,13 @@ def test_waits_for_an_unreachable_server(tmp_path: Path) -> None:
     server.jobs = [unreachable]
     supervisor.finish(["r"])
     assert len(server.submitted) == 1 and not server.aborted
+
+
+def test_says_at_once_for_whom_it_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server = FakeServer([], [["a"], ["a", "b"]])
+    supervisor, run = supervise(tmp_path, server)
+    server.jobs = [finish(run)]
+    supervisor.finish(["r"])
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "waiting for b; Ctrl-C ends the waiting"
+    ]

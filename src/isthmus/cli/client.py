@@ -1,4 +1,4 @@
-"""``isthmus client start|identity``: an organisation's side of a federation."""
+"""``isthmus client identity|offer|start``: an organisation's side of a federation."""
 
 from __future__ import annotations
 
@@ -28,6 +28,14 @@ def identity(
         f"the secret key is in {out} and stays here; send the lines above to the others, over a channel you trust",
         file=sys.stderr,
     )
+
+
+@app.command("offer")
+def offer(config: Annotated[Path, typer.Option(help="The organisation's client.toml.")]) -> None:
+    """Print what this organisation takes part with, for the coordinator: no data, of tables hashes of the schema."""
+    from isthmus.deploy.site_settings import SiteSettings
+
+    print(SiteSettings.read(config).offer().to_toml(), end="")
 
 
 @app.command("start")

@@ -1,21 +1,27 @@
-"""``isthmus data list|get|verify``, ``datasets``, ``partitions``: data sets and partitions, available and intact."""
+"""``isthmus data list|get|verify|check|describe``, ``datasets``, ``partitions``: data sets, own tables, partitions."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from isthmus.cli.console import print_table
 from isthmus.errors import ConfigError, DataError
 
+if TYPE_CHECKING:
+    from isthmus.data.tables.check import Checked
+    from isthmus.deploy.site_settings import SiteTables
+
 NAME = "data"
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Data sets: list, make usable offline, check that files are intact.",
+    help="Data sets: list, make usable offline, check that files are intact; own tables: check, draft a schema.",
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -70,6 +76,66 @@ def verify(
             else ""
         )
         raise DataError(f"{what}; replace these files or unset ISTHMUS_DATA to fetch them again{copies}")
+
+
+@app.command("check")
+def check(
+    place: Annotated[Path, typer.Argument(help="Folder of tables, folder of owners' folders, or a client.toml.")],
+    against: Annotated[Path | None, typer.Option(help="The schema.toml that was agreed on.")] = None,
+    json_: Json = False,
+) -> None:
+    """Say what is wrong with own tables, by file, line and column, and summarise them without giving anything away."""
+    from isthmus.data.tables.check import check_folder
+
+    if place.suffix == ".toml":
+        owner, tables = own_tables(place)
+        found = check_folder(tables.folder, against=against, seed=tables.seed, owner=owner)
+    else:
+        found = check_folder(place, against=against)
+    if json_:
+        print(json.dumps({"owners": [_checked(each) for each in found]}))
+    else:
+        _print_checked(found)
+    if any(each.problems.errors for each in found):
+        raise typer.Exit(DataError.exit_code)
+
+
+def own_tables(path: Path) -> tuple[str, SiteTables]:
+    """Name of the organisation of a ``client.toml``, and where its tables are."""
+    from isthmus.deploy.site_settings import SiteSettings
+
+    site = SiteSettings.read(path)
+    if site.tables is None:
+        raise ConfigError(f'{path} has no tables: add [tables] and below it folder = "data"')
+    return str(site.client), site.tables
+
+
+def _checked(found: Checked) -> dict[str, Any]:
+    problems = {kind: [asdict(each) for each in getattr(found.problems, kind)] for kind in ("errors", "warnings")}
+    return {"owner": found.owner, **problems, "summary": dict(found.summary)}
+
+
+def _print_checked(found: list[Checked]) -> None:
+    """Problems first, then the summary: the part a person may send to the partners."""
+    for each in found:
+        for kind, problems in (("error", each.problems.errors), ("warning", each.problems.warnings)):
+            for problem in problems:
+                print(f"{kind}: {each.owner}: {problem}")
+    errors = sum(len(each.problems.errors) for each in found)
+    if any(each.summary for each in found):
+        print("Summary: counts only, it can be sent to the partners")
+    for each in found:
+        for what, value in each.summary:
+            print(f"{each.owner}: {what}: {value}")
+    print("no errors" if not errors else f"{errors} errors: correct them and check again")
+
+
+@app.command("describe")
+def describe(folder: Annotated[Path, typer.Argument(help="Folder with one owner's CSV or Parquet files.")]) -> None:
+    """Print a draft of schema.toml for the tables of a folder; types are guessed, so edit it before use."""
+    from isthmus.data.tables.describe import draft_schema
+
+    print(draft_schema(folder), end="")
 
 
 def partitions(

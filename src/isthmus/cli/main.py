@@ -18,6 +18,7 @@ from isthmus.cli import (
     data,
     demo,
     disclose,
+    link,
     listing,
     report,
     reproduce,
@@ -57,7 +58,7 @@ def _options(
     )
 
 
-for module in (run, resume, compare, reproduce, sweep, report, disclose, audit, demo, submit, status, stop):
+for module in (run, resume, compare, reproduce, sweep, report, disclose, audit, link, demo, submit, status, stop):
     app.command(module.NAME)(module.command)
 app.command("methods")(listing.methods)
 app.command("datasets")(data.datasets)

@@ -34,6 +34,13 @@ def command(
     if (run is None) == (again is None):
         raise ConfigError("give a run file, e.g. `isthmus submit run.toml`, or the name of an earlier run with --again")
     folder = FederationFolder.read(federation)
+    silent = sorted(set(folder.config.organisations) - folder.offers().keys())
+    if run is not None and silent:
+        print(
+            f"no offer of {', '.join(silent)} in {federation / 'offers'}: they are asked only when the run begins "
+            "(`isthmus client offer` prints one)",
+            file=sys.stderr,
+        )
     name = folder.create_run(run) if run is not None else str(again)
     resume = f"isthmus submit --federation {shlex.quote(str(federation))} --again {name}"
     print(f"run {name}; after an interruption: {resume}", file=sys.stderr)

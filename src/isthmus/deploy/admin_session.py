@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import time
 from typing import Any
 
 from isthmus.deploy.startup_kit import StartupKit
@@ -52,6 +53,11 @@ class AdminSession:
     def sites(self) -> list[str]:
         """Sites that are connected."""
         return sorted(info.name for info in self.call("get_connected_client_list"))
+
+    def last_seen(self) -> dict[str, float]:
+        """Seconds since each connected site last gave a sign of life. The server must be on this machine."""
+        now = time.time()
+        return {info.name: now - info.last_connect_time for info in self.call("get_connected_client_list")}
 
     def close(self) -> None:
         if self._session is not None:

@@ -21,11 +21,14 @@ from typing import Any
 import tomli_w
 
 from isthmus.data.graphscenario import task_of
+from isthmus.data.own_dataset import SITE_TABLES
 from isthmus.deploy import require_nvflare
 from isthmus.deploy.admin_session import AdminSession
 from isthmus.deploy.heartbeat import read_heartbeat
 from isthmus.deploy.job_template import RUNS, check_run_name
 from isthmus.deploy.kit_policy import write_policy
+from isthmus.deploy.offer import Offer, check_offers
+from isthmus.deploy.parent_process import HEARTBEAT_INTERVAL
 from isthmus.deploy.process_supervisor import ProcessSupervisor
 from isthmus.deploy.processes import is_alive, terminate
 from isthmus.deploy.provisioning import COORDINATOR_KIT, SERVER_KIT, FederationConfig, provision
@@ -45,8 +48,10 @@ from isthmus.experiments.config import Settings, read_file, resolve, settings_fr
 from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.scenarios import DEFAULTS
 
-CONFIG, SERVER_PID = "federation.toml", "server.pid"
+CONFIG, SERVER_PID, OFFERS = "federation.toml", "server.pid", "offers"
 STOP_TIMEOUT = 15.0
+SEEN_WITHIN = 3 * HEARTBEAT_INTERVAL
+"""A connected organisation was seen by the server within so many seconds."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,8 @@ class FederationFolder:
     def create(cls, path: Path, config: FederationConfig) -> FederationFolder:
         """Make the folder and a kit for every party."""
         provision(config, path)
-        (path / "runs").mkdir(exist_ok=True)
+        for name in ("runs", OFFERS):
+            (path / name).mkdir(exist_ok=True)
         values = asdict(config) | {"organisations": list(config.organisations)}
         (path / CONFIG).write_text(tomli_w.dumps(values))
         return cls(path, config)
@@ -128,11 +134,10 @@ class FederationFolder:
         keys = read_file(file)
         if not isinstance(keys.get("method"), str):
             raise ConfigError(f'{file} does not say which method: add e.g. method = "fedavg"')
-        settings = resolve(keys["method"], {"engine": "nvflare"}, None, file)
+        settings = self._resolved(resolve(keys["method"], {"engine": "nvflare"}, None, file), file)
+        check_offers(self.offers(), settings)
         name = f"{settings.run.method}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-        RunFolder.create(
-            self.runs / name, self._resolved(settings, file).to_toml(), {"task": task_of(settings.run.dataset)}
-        ).close()
+        RunFolder.create(self.runs / name, settings.to_toml(), {"task": task_of(settings.run.dataset)}).close()
         return name
 
     def _resolved(self, settings: Settings, file: Path) -> Settings:
@@ -141,13 +146,29 @@ class FederationFolder:
             raise ConfigError(f"{run.method} needs all data in one place: run it with `isthmus run {run.method}`")
         if run.execution == "cohort" or run.transcript or run.nvflare_sites is not None:
             raise ConfigError("execution=cohort, transcript and nvflare.sites are for simulations: leave them out")
+        organisations = len(self.config.organisations)
         if run.clients is None:
-            raise ConfigError(f"{file} does not say how many clients: add clients = {len(self.config.organisations)}")
+            raise ConfigError(f"{file} does not say how many clients: add clients = {organisations}")
+        if run.clients != organisations:
+            raise ConfigError(
+                f"{file} is for {run.clients} clients, but the federation has {organisations} organisations with one "
+                f"client each: write clients = {organisations}"
+            )
+        if run.dataset == SITE_TABLES:
+            return replace(settings, run=replace(run, execution="each"))
         partition, split = DEFAULTS[task_of(run.dataset)]
         return replace(
             settings,
             run=replace(run, execution="each", partition=run.partition or partition, split=run.split or split),
         )
+
+    def offers(self) -> dict[str, Offer]:
+        """The offers that organisations sent, by organisation; some may have sent none."""
+        files = sorted((self.path / OFFERS).glob("*.toml"))
+        for file in files:
+            if file.stem not in self.config.organisations:
+                raise unknown(f"organisation in {self.path / OFFERS}", file.stem, self.config.organisations)
+        return {file.stem: Offer.read(file) for file in files}
 
     def _run_folder(self, name: str) -> Path:
         path = self.runs / check_run_name(name)
@@ -191,7 +212,9 @@ class FederationFolder:
         }
         try:
             with AdminSession(self.kit(COORDINATOR_KIT)) as admin:
-                found["organisations"] |= dict.fromkeys(admin.sites(), "connected")
+                for name, seconds in admin.last_seen().items():
+                    lost = seconds > SEEN_WITHIN
+                    found["organisations"][name] = f"not seen for {seconds:.0f} s" if lost else "connected"
                 found["server"] = True
         except Exception as error:
             found["reason"] = type(error).__name__

@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 RUN = "run"
 """Name of the only run of such a federation."""
 DEFAULT_SITES = 3
+CONNECT_TIME = 15.0
+"""Seconds the sites may take to connect before a warning says so."""
 
 
 class LoopbackFederation:
@@ -106,7 +108,7 @@ class LoopbackFederation:
         return self.kits[COORDINATOR_KIT]
 
     def supervisor(self, on_poll: Callable[[], None] = lambda: None) -> RunSupervisor:
-        return RunSupervisor(self.coordinator, self.runs, self.names, on_poll)
+        return RunSupervisor(self.coordinator, self.runs, self.names, on_poll, warn_after=CONNECT_TIME)
 
     def close(self) -> None:
         """End everything that was started and remove the temporary folder."""

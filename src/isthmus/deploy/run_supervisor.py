@@ -37,7 +37,7 @@ MAX_FRUITLESS = 6
 """After so many attempts in a row that add no round the run is given up; before each the pause doubles."""
 PAUSE, MAX_PAUSE = 2.0, 30.0
 ABORT_TIMEOUT = 25.0
-WARN_MISSING_AFTER, WARN_MISSING_EVERY = 15.0, 30.0
+WARN_MISSING_EVERY = 30.0
 PERMANENT = ("InvalidJobDefinition", "AuthorizationError", "AuthenticationError")
 """Errors of a submission that a second try would get too."""
 
@@ -50,13 +50,20 @@ class RunSupervisor:
         runs: Folder that holds the run folders.
         sites: Organisations that must take part.
         on_poll: Called twice a second, e.g. to show progress.
+        warn_after: Seconds that an organisation may be absent before a warning names it.
     """
 
     def __init__(
-        self, kit: StartupKit, runs: Path, sites: Sequence[str], on_poll: Callable[[], None] = lambda: None
+        self,
+        kit: StartupKit,
+        runs: Path,
+        sites: Sequence[str],
+        on_poll: Callable[[], None] = lambda: None,
+        warn_after: float = 0.0,
     ) -> None:
         self.admin = AdminSession(kit)
         self.runs, self.sites, self.on_poll = runs, tuple(sites), on_poll
+        self.warn_after = warn_after
         self._last_heartbeat = 0.0  # when the server job was last known to have started
         self.attempts: list[dict[str, Any]] = []
         """What happened, attempt by attempt."""
@@ -203,7 +210,7 @@ class RunSupervisor:
 
     def _wait_for_sites(self) -> None:
         """Wait until every organisation is connected."""
-        next_warning = time.monotonic() + WARN_MISSING_AFTER
+        next_warning = time.monotonic() + self.warn_after
         while True:
             try:
                 missing = sorted(set(self.sites) - set(self.admin.sites()))
@@ -211,8 +218,8 @@ class RunSupervisor:
                 missing = [f"server ({type(error).__name__})"]
             if not missing:
                 return
-            if time.monotonic() > next_warning:
-                logger.warning("waiting for %s", ", ".join(missing))
+            if time.monotonic() >= next_warning:
+                logger.warning("waiting for %s; Ctrl-C ends the waiting", ", ".join(missing))
                 next_warning = time.monotonic() + WARN_MISSING_EVERY
             self._poll()
 

@@ -27,6 +27,7 @@ from isthmus.deploy.handshake import (
     Site,
     Transport,
 )
+from isthmus.deploy.offer import check_schemas, owners_of
 from isthmus.deploy.run_status import ProgressWriter, RunFailure
 from isthmus.errors import ConfigError, ProtocolError
 from isthmus.experiments.config import Settings, settings_from_toml
@@ -121,7 +122,7 @@ def _prepare(begin: BeginRun, settings: Settings, folder: RunFolder, transport: 
     from isthmus.preparation.rounds import TABLE, prepare_owners
 
     joined = _begin(begin, transport)
-    _check_schemas(joined)
+    check_schemas({site: one.schema or {} for site, one in joined.items()})
     _clients(joined, settings)
     _distribute_keys(begin.run, joined, transport)
     places = {site: tuple(sorted(one.clients or {})) for site, one in joined.items() if one.clients}
@@ -130,17 +131,6 @@ def _prepare(begin: BeginRun, settings: Settings, folder: RunFolder, transport: 
     session = Session(engine, TABLE, seed=run.seed, incarnation=begin.attempt, secure=run.secure_sum)
     prepare_owners(session, link=run.link != "none")
     folder.append_round(0, session.ledger.take(), None)
-
-
-def _check_schemas(joined: Mapping[Site, JoinReply]) -> None:
-    """Raise if two sites describe their tables differently; the error names tables and features."""
-    (first, reference), *others = ((site, one.schema or {}) for site, one in joined.items())
-    for site, own in others:
-        different = [name for name in sorted(own.keys() | reference.keys()) if own.get(name) != reference.get(name)]
-        if different:
-            raise ConfigError(
-                f"{site} and {first} have different schemas ({', '.join(different)}): all need the same schema.toml"
-            )
 
 
 def _begin(begin: BeginRun, transport: Transport) -> dict[Site, JoinReply]:
@@ -167,15 +157,8 @@ def _join_reply(site: Site, reply: bytes) -> JoinReply:
 
 
 def _clients(joined: Mapping[Site, JoinReply], settings: Settings) -> dict[ClientId, ClientFacts]:
-    owners: dict[ClientId, Site] = {}
-    clients: dict[ClientId, ClientFacts] = {}
-    for site, one in joined.items():
-        for client, facts in (one.clients or {}).items():
-            if client in owners:
-                raise ConfigError(
-                    f"{owners[client]} and {site} both say they are {client}: one of them must change its client.toml"
-                )
-            owners[client], clients[client] = site, facts
+    owners_of({site: tuple(one.clients or {}) for site, one in joined.items()})
+    clients = {client: facts for one in joined.values() for client, facts in (one.clients or {}).items()}
     wanted = 1 if settings.method.pooled else settings.run.clients
     if len(clients) != wanted:
         raise ConfigError(

@@ -30,13 +30,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from isthmus.data.own_dataset import SITE_TABLES
+from isthmus.deploy.offer import SCENARIO, Offer, check_method
 from isthmus.errors import ConfigError, unknown
 from isthmus.experiments.config import RunConfig, Settings
 from isthmus.experiments.config_values import coerce, read_toml
-from isthmus.experiments.scenarios import DEFAULTS
 
-SCENARIO = ("dataset", "partition", "clients", "split", "seed", "undirected")
 _TOP = ("client", "state", "roster", "identity", "methods", "data", "tables")
 _TABLES = ("folder", "seed", "max_ids")
 
@@ -114,42 +112,21 @@ class SiteSettings:
             tables,
         )
 
+    def offer(self) -> Offer:
+        """What this organisation takes part with; of tables only ``schema.toml`` is read."""
+        schema = None
+        if self.tables is not None:
+            from isthmus.data.tables.schema import digests, read_schema
+
+            schema = digests(read_schema(self.tables.folder))
+        return Offer(str(self.client), self.methods, self.data, schema)
+
     def check(self, settings: Settings) -> None:
         """Raise unless this organisation takes part in such a run; the error names what differs."""
-        run = settings.run
-        if self.methods and run.method not in self.methods:
-            raise ConfigError(
-                f"method {run.method!r} is not allowed by {self.path.name} ({', '.join(self.methods)}): agree on one"
-            )
-        if run.transcript:
-            raise ConfigError("transcript=true keeps what protections hide, which is for simulations: leave it out")
         if self.share is not None:
-            return
-        if settings.method.pooled:
-            raise ConfigError(f"{run.method} needs all data in one place: run it with `isthmus run {run.method}`")
-        if self.tables is not None:
-            self._check_tables(settings)
-            return
-        for key, own in self.data.items():
-            asked = getattr(run, key)
-            if asked != own:
-                raise ConfigError(f"{key} is {own!r} in its {self.path.name}, but {asked!r} in the run: agree on one")
-        for key in SCENARIO:
-            if key not in self.data and getattr(run, key) != _DEFAULTS[key]:
-                raise ConfigError(
-                    f"{key} is {getattr(run, key)!r} in the run, but its {self.path.name} does not give it: agree on "
-                    "one"
-                )
-
-    def _check_tables(self, settings: Settings) -> None:
-        run = settings.run
-        if run.dataset != SITE_TABLES:
-            raise ConfigError(
-                f"dataset is {run.dataset!r} in the run, but {self.path.name} has [tables]: write dataset = "
-                f'"{SITE_TABLES}" in the run, or agree on a trial with [data]'
-            )
-        if run.link == "plain":
-            raise ConfigError("link=plain compares edges in the clear, which is for one process: leave it out")
+            check_method(self.methods, settings, self.path.name)
+        else:
+            self.offer().check(settings, self.path.name)
 
     def clients_of(self, names: Sequence[str]) -> tuple[str, ...]:
         """Which of a run's clients this site hosts."""
@@ -158,16 +135,6 @@ class SiteSettings:
         if self.client not in names:
             raise unknown(f"client in {self.path.name}", str(self.client), names)
         return (str(self.client),)
-
-
-_DEFAULTS: dict[str, Any] = {
-    "dataset": None,
-    "partition": DEFAULTS["node"][0],
-    "clients": None,
-    "split": DEFAULTS["node"][1],
-    "seed": 0,
-    "undirected": False,
-}
 
 
 def _beside(path: Path, given: object) -> Path | None:

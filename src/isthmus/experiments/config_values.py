@@ -20,7 +20,9 @@ def read_toml(path: Path, what: str = "") -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read {what}{path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{what}{path} is not valid TOML: {error}") from None
+        twice = "Cannot overwrite" in str(error) or "Cannot declare" in str(error)
+        hint = "; a key and a [table] cannot share a name: write settings as plain keys, without [method]"
+        raise ConfigError(f"{what}{path} is not valid TOML: {error}{hint if twice else ''}") from None
 
 
 def parse_override(text: str) -> tuple[str, Any]:

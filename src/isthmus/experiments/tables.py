@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,15 +16,17 @@ from isthmus.data.scenario import Scenario
 from isthmus.data.statistics import describe
 from isthmus.data.tables.check import owner_folders
 from isthmus.data.tables.owner import OwnerTables, owners_in, read_owner
-from isthmus.data.tables.schema import FILE, differences, read_schema
+from isthmus.data.tables.schema import FILE, Schema, differences, read_schema
 from isthmus.errors import ConfigError, DataError
 from isthmus.federation.engines.local import LocalEngine
+from isthmus.federation.interface import QuorumError
 from isthmus.federation.ledger import Entry
 from isthmus.federation.session import Session
+from isthmus.preparation import LINKING
 from isthmus.preparation.linking import KEY_BYTES, LinkCounts, read_key
 from isthmus.preparation.owner import OwnerClient, PreparationConfig
 from isthmus.preparation.prepared import prepared
-from isthmus.preparation.rounds import TABLE, prepare_owners
+from isthmus.preparation.rounds import TABLE, link_owners, prepare_owners
 from isthmus.seeds import Stream
 
 PARTITION, SPLIT, SOURCE = "owner", "schema", "own tables"
@@ -64,13 +66,40 @@ def read_owners(folder: Path, seed: int) -> dict[str, OwnerTables]:
                 f"{folder} holds one owner's tables: give a folder of such folders, or name the owner column in {FILE}"
             )
         return {name: read_owner(folder, name, seed=seed, only=name) for name in owners_in(folder, schema)}
-    schemas = {owner: read_schema(path) for owner, path in apart.items()}
+    check_same_schema({owner: read_schema(path) for owner, path in apart.items()})
+    return {owner: read_owner(path, owner, seed=seed) for owner, path in apart.items()}
+
+
+def check_same_schema(schemas: Mapping[str, Schema]) -> None:
+    """Refuse owners whose schemas differ; the error names where."""
     first, *others = schemas
     for owner in others:
         if schemas[owner].hash != schemas[first].hash:
             found = differences(schemas[owner], schemas[first]) or ["its bytes differ: copy the file"]
             raise DataError(f"{owner} and {first} have different schemas: {'; '.join(found)}")
-    return {owner: read_owner(path, owner, seed=seed) for owner, path in apart.items()}
+
+
+def link_counts(
+    tables: Mapping[str, OwnerTables], max_ids: Mapping[str, int | None]
+) -> dict[str, dict[str, LinkCounts]]:
+    """Owner -> partner -> edges listed and agreed, by private set intersection; no owner compares more than it may."""
+    for owner, owned in tables.items():
+        if owned.schema.task == "graph":
+            raise DataError(f"{owner} holds sets of graphs, which have no edges between owners: nothing to link")
+    if len(tables) < 2:
+        raise DataError("linking takes at least two owners: give the client.toml of every owner, or their folder")
+    config = PreparationConfig(link="psi", key=read_key(tables))
+    engine = LocalEngine(tables, TABLE, config, Stream(0, ("preparation",)))  # type: ignore[arg-type]
+    clients: dict[str, OwnerClient] = {name: engine.party(name).client for name in tables}  # type: ignore[misc]
+    for name, client in clients.items():
+        client.config = replace(config, max_ids=max_ids[name])
+    session = Session(engine, TABLE)
+    session.clock.begin(LINKING, 1, 1)
+    try:
+        link_owners(session)
+    except QuorumError as error:
+        raise DataError(str(error)) from None
+    return {name: client.counts() for name, client in clients.items()}
 
 
 def prepare(tables: Mapping[str, OwnerTables], *, seed: int, secure: bool, link: str) -> PreparedTables:

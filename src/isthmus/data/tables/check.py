@@ -50,17 +50,22 @@ def first_schema(folder: Path) -> Schema:
     return read_schema(next(iter(apart.values())) if apart else folder)
 
 
-def check_folder(folder: Path, *, against: Path | None = None, seed: int = 0) -> list[Checked]:
-    """Check one owner's folder, all owners of a shared folder, or a folder of folders."""
+def check_folder(
+    folder: Path, *, against: Path | None = None, seed: int = 0, owner: str | None = None
+) -> list[Checked]:
+    """Check one owner's folder, all owners of a shared folder, or a folder of folders.
+
+    ``owner``: name of the one owner of a folder; default the name of the folder.
+    """
     apart = owner_folders(folder)
     wanted = read_schema(against) if against is not None else None
     if apart:
         schemas = {owner: read_schema(path) for owner, path in apart.items()}
         first = wanted if wanted is not None else next(iter(schemas.values()))
-        return [_check(path, owner, schemas[owner], first, seed) for owner, path in apart.items()]
+        return [_check(path, name, schemas[name], first, seed) for name, path in apart.items()]
     schema = read_schema(folder)
     names: list[str | None] = [None] if schema.owner is None else [*owners_in(folder, schema)]
-    return [_check(folder, name or folder.name, schema, wanted, seed, only=name) for name in names]
+    return [_check(folder, name or owner or folder.absolute().name, schema, wanted, seed, only=name) for name in names]
 
 
 def _check(
