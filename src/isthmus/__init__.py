@@ -4,7 +4,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Tables", "__version__", "resume", "run"]
+__all__ = ["Tables", "__version__", "register_backbone", "resume", "run"]
 
 # torch says so at the first CSR tensor of a process; we use only what our tests cover, and a user can do nothing about
 # it.
@@ -12,6 +12,7 @@ warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta 
 
 if TYPE_CHECKING:
     from isthmus.experiments.run import Tables, resume, run
+    from isthmus.nn.registry import register_backbone
 
 
 def __getattr__(name: str) -> Any:
@@ -20,4 +21,8 @@ def __getattr__(name: str) -> Any:
         from isthmus.experiments import run as module
 
         return getattr(module, name)
+    if name == "register_backbone":
+        from isthmus.nn.registry import register_backbone
+
+        return register_backbone
     raise AttributeError(f"module 'isthmus' has no attribute {name!r}")

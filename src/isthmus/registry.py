@@ -48,9 +48,11 @@ class Registry(Mapping[str, T]):
 
         return decorate
 
-    def add(self, name: str, item: T) -> None:
-        """Make ``item`` known. A name can be taken only once."""
-        if self._entries.setdefault(name, item) is not item:
+    def add(self, name: str, item: T, *, replace: bool = False) -> None:
+        """Make ``item`` known. A name can be taken only once, unless ``replace``."""
+        if replace:
+            self._entries[name] = item
+        elif self._entries.setdefault(name, item) is not item:
             raise ConfigError(f"{self.what} {name!r} is registered twice; rename one of them")
 
     def find(self, name: str) -> T:

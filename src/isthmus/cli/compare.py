@@ -21,6 +21,7 @@ from isthmus.cli.run import (
     Json,
     Metric,
     Partition,
+    Plugin,
     Preset,
     Profile,
     Rounds,
@@ -51,6 +52,7 @@ def command(
     engine: EngineName = None,
     config: Config = None,
     set_: Set = None,
+    plugin: Plugin = None,
     runs: Runs = 3,
     jobs: Jobs = None,
     out: Out = None,
@@ -75,6 +77,7 @@ def command(
         "profile": profile,
         "metric": metric,
         "engine": engine,
+        "plugins": plugin,
     }
     overrides = dict(parse_override(text) for text in set_ or ())
     settings: dict[str, list[Settings]] = {}
@@ -120,11 +123,14 @@ def command(
 
 
 def split_method(text: str) -> tuple[str, dict[str, Any]]:
-    """``local:backbone=mlp,lr=0.1`` -> the method's name and its own settings."""
+    """``local:backbone=mlp,lr=0.1`` -> the method's name and its own settings; also ``./mine.py:name:lr=0.1``."""
     from isthmus.errors import ConfigError
     from isthmus.experiments.config_values import parse_override
 
     name, colon, own = text.partition(":")
+    if name.endswith(".py") and colon and "=" not in own.partition(":")[0]:
+        chosen, colon, own = own.partition(":")
+        name = f"{name}:{chosen}"
     parts = split_commas(own) if colon else []
     if any("=" not in part for part in parts):
         raise ConfigError(f"{text}: settings of a method are key=value, e.g. {name}:backbone=mlp")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from isthmus.cli.console import print_table, stdout
-from isthmus.cli.run import Preset, Profile
+from isthmus.cli.run import Plugin, Preset, Profile
 
 NAME = "disclose"
 
@@ -23,6 +23,7 @@ def command(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Setting of the method as key=value, e.g. protocol=published.")
     ] = None,
+    plugin: Plugin = None,
 ) -> None:
     """Print a method's disclosure sheet: which kinds of content each party receives, and how they are protected, with
     the settings a run would have.
@@ -33,10 +34,16 @@ def command(
     from isthmus.federation.ledger import PROTECTIONS
     from isthmus.methods.registry import get_method
 
-    entry = get_method(method)
     # Any data set will do: a sheet depends on settings, not on data.
-    flags = {"dataset": "csbm", "preset": preset, "profile": profile, "secure_sum": secure_sum or None}
+    flags = {
+        "dataset": "csbm",
+        "preset": preset,
+        "profile": profile,
+        "secure_sum": secure_sum or None,
+        "plugins": plugin,
+    }
     settings = resolve(method, flags, dict(map(parse_override, set_ or ())))
+    entry = get_method(settings.run.method)
     lines = sheet_of(entry, metric=metric, secure_sum=settings.run.secure_sum, config=settings.method_config)
     rows = [
         (line.phase, line.sender, line.receiver, line.message.__name__, ", ".join(line.kinds), line.protection)

@@ -9,13 +9,19 @@ from typing import Annotated, Any
 import typer
 
 from isthmus.cli.console import print_table
+from isthmus.cli.run import Plugin
 
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show the settings of this method instead.")] = None,
+    plugin: Plugin = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """List the methods, or the settings of one with their defaults and meaning."""
+    from isthmus.methods.own_parts import find_method, load_all
+
+    load_all(plugin or ())
+    name = find_method(name)[0] if name is not None else None
     if name is not None:
         _settings(name, json_)
         return

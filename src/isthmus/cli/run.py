@@ -30,12 +30,18 @@ Metric = Annotated[str | None, typer.Option(help="Score by which validation sele
 EngineName = Annotated[str | None, typer.Option("--engine", help="Where parties run: local, ray or nvflare.")]
 Config = Annotated[Path | None, typer.Option("--config", help="TOML file with settings.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Any setting, as key=value; may be repeated.")]
+Plugin = Annotated[
+    list[str] | None,
+    typer.Option("--plugin", help="Own code to load first: ./file.py or an importable module; may be repeated."),
+]
 Out = Annotated[Path | None, typer.Option(help="Run folder (default: a new one under runs/).")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
 
 def command(
-    method: Annotated[str, typer.Argument(help="Method; isthmus methods lists them.")],
+    method: Annotated[
+        str, typer.Argument(help="Method; isthmus methods lists them. Or a file of your own, ./file.py.")
+    ],
     dataset: Dataset = None,
     partition: Partition = None,
     clients: Clients = None,
@@ -48,6 +54,7 @@ def command(
     engine: EngineName = None,
     config: Config = None,
     set_: Set = None,
+    plugin: Plugin = None,
     out: Out = None,
     json_: Json = False,
 ) -> None:
@@ -67,6 +74,7 @@ def command(
         "profile": profile,
         "metric": metric,
         "engine": engine,
+        "plugins": plugin,
     }
     settings = resolve(method, flags, dict(parse_override(text) for text in set_ or ()), config)
     display = ProgressDisplay()

@@ -21,6 +21,7 @@ from isthmus.cli.run import (
     Json,
     Metric,
     Partition,
+    Plugin,
     Preset,
     Profile,
     Rounds,
@@ -51,6 +52,7 @@ def command(
     engine: EngineName = None,
     config: Config = None,
     set_: Set = None,
+    plugin: Plugin = None,
     runs: Runs = 1,
     jobs: Jobs = None,
     out: Out = None,
@@ -61,6 +63,7 @@ def command(
     from isthmus.experiments.batch import Job
     from isthmus.experiments.config import resolve
     from isthmus.experiments.config_values import parse_override
+    from isthmus.methods.own_parts import find_method
     from isthmus.papers import folder_of
 
     axes = dict(parse_grid(text) for text in grid)
@@ -79,11 +82,13 @@ def command(
         "profile": profile,
         "metric": metric,
         "engine": engine,
+        "plugins": plugin,
     }
     for key in axes:
         if flags.get(key) is not None:
             raise ConfigError(f"{key} is both swept and given as --{key}: choose one")
     overrides = dict(parse_override(text) for text in set_ or ())
+    method = find_method(method)[0]
     target = out if out is not None else Path("runs/sweep") / method
     jobs_of = []
     for point in points:

@@ -32,6 +32,7 @@ from isthmus.experiments.config import Settings
 from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.run import default_folder
 from isthmus.experiments.scenarios import report_statistics, scenario_of
+from isthmus.methods.own_parts import file_of
 
 logger = logging.getLogger(__name__)
 
@@ -49,10 +50,19 @@ class LoopbackFederation:
         runs: Folder that holds run folders.
         state: Folder for what each site keeps.
         extra: Further participants that get a kit but are not started (for tests).
+        plugins: Files of own code all sites run.
     """
 
-    def __init__(self, sites: int, runs: Path, state: Path, extra: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(
+        self,
+        sites: int,
+        runs: Path,
+        state: Path,
+        extra: Sequence[Mapping[str, Any]] = (),
+        plugins: Sequence[Path] = (),
+    ) -> None:
         require_nvflare()
+        self.plugins = [str(path) for path in plugins]
         self.names = tuple(f"site-{number}" for number in range(1, sites + 1))
         self.runs, self.state = runs.absolute(), state.absolute()
         self.folder = Path(tempfile.mkdtemp(prefix="isthmus-"))
@@ -76,7 +86,7 @@ class LoopbackFederation:
             (self.state / name).mkdir(parents=True, exist_ok=True)
             (self.folder / f"{name}.toml").write_text(
                 f'state = {json.dumps(str(self.state / name))}\nroster = "roster.toml"\nidentity = "identity.key"\n'
-                f"[data]\nsimulated = [{number}, {len(self.names)}]\n"
+                f"plugins = {json.dumps(self.plugins)}\n[data]\nsimulated = [{number}, {len(self.names)}]\n"
             )
 
     def __enter__(self) -> LoopbackFederation:
@@ -175,7 +185,8 @@ def _run(path: Path, settings: Settings, callbacks: Sequence[Callback]) -> dict[
         (Path(runs) / RUN).symlink_to(path.absolute())
         follower = ProgressFollower(path, settings, callbacks)
         try:
-            with LoopbackFederation(sites, Path(runs), path / "sites") as federation:
+            plugins = [file_of(text) for text in settings.run.plugins]
+            with LoopbackFederation(sites, Path(runs), path / "sites", plugins=plugins) as federation:
                 follower.start()
                 federation.supervisor(follower.poll).finish([RUN])
                 follower.poll()

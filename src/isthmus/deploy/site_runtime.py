@@ -108,7 +108,7 @@ class SiteRuntime:
         self._open = None
         try:
             self._check_versions(begin.versions)
-            settings = settings_from_toml(begin.settings)
+            settings = settings_from_toml(begin.settings, own_files=self.settings.plugins)
             self.settings.check(settings)
             self._open = self._join(begin, settings)
         except IsthmusError as error:
@@ -149,7 +149,8 @@ class SiteRuntime:
     def _open_run(
         self, begin: BeginRun, data: Mapping[str, Any], table: RoleTable, config: Any, store: str, reply: JoinReply
     ) -> _OpenRun:
-        folder, settings = self.settings.state / begin.run, settings_from_toml(begin.settings)
+        folder = self.settings.state / begin.run
+        settings = settings_from_toml(begin.settings, own_files=self.settings.plugins)
         host = SiteHost(
             data,
             table,

@@ -9,6 +9,7 @@ Written by the organisation, read by ``isthmus client start`` and by each of its
     roster = "roster.toml"       # long-term keys of all organisations, agreed outside
     identity = "identity.key"    # this organisation's own
     methods = ["fedavg"]         # optional: the only methods it takes part in
+    plugins = ["my_method.py"]   # optional: files of own methods and backbones it runs, beside this file
 
     [tables]                     # this organisation's own tables, or
     folder = "data"              # with schema.toml
@@ -35,7 +36,7 @@ from isthmus.errors import ConfigError, unknown
 from isthmus.experiments.config import RunConfig, Settings
 from isthmus.experiments.config_values import coerce, read_toml
 
-_TOP = ("client", "state", "roster", "identity", "methods", "data", "tables")
+_TOP = ("client", "state", "roster", "identity", "methods", "plugins", "data", "tables")
 _TABLES = ("folder", "seed", "max_ids")
 
 
@@ -69,6 +70,7 @@ class SiteSettings:
     data: Mapping[str, Any]
     share: SimulatedShare | None = None
     tables: SiteTables | None = None
+    plugins: tuple[Path, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> SiteSettings:
@@ -99,17 +101,17 @@ class SiteSettings:
             raise ConfigError(
                 f'{path.name} does not say which client this organisation is: add e.g. client = "client-0"'
             )
-        methods = coerce(raw.get("methods", ()), tuple[str, ...], f"methods in {path.name}")
         return cls(
             path,
             client,
             _beside(path, raw.get("state", "state")) or path.parent,
             _beside(path, raw.get("roster")),
             _beside(path, raw.get("identity")),
-            methods,
+            _texts(raw, "methods", path),
             checked,
             share,
             tables,
+            tuple(path.parent / each for each in _texts(raw, "plugins", path)),
         )
 
     def offer(self) -> Offer:
@@ -135,6 +137,11 @@ class SiteSettings:
         if self.client not in names:
             raise unknown(f"client in {self.path.name}", str(self.client), names)
         return (str(self.client),)
+
+
+def _texts(raw: Mapping[str, Any], key: str, path: Path) -> tuple[str, ...]:
+    found: tuple[str, ...] = coerce(raw.get(key, ()), tuple[str, ...], f"{key} in {path.name}")
+    return found
 
 
 def _beside(path: Path, given: object) -> Path | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from isthmus.experiments.config_values import coerce, flat, keys_of, plain, read
 from isthmus.experiments.presets import Preset, load_preset
 from isthmus.experiments.scoring import SCORE_RULES
 from isthmus.federation.engines import ELSEWHERE, ENGINES
+from isthmus.methods.own_parts import find_backbone, find_method, load_all, settle_backbone
 from isthmus.methods.registry import Method, Phase, get_method
 from isthmus.methods.training import TrainConfig
 from isthmus.metrics.registry import parse_metric
@@ -52,6 +53,8 @@ class RunConfig:
         data_hash: SHA-256 of own data, resolved; a run is continued with the same data only.
         link: How owners of tables find the edges between them: ``psi`` (private set intersection), ``plain`` (items
             compared in the clear, for one process), ``none``; ``auto`` is plain in one process, else psi.
+        plugins: Own code, files or modules (``--plugin``), with the SHA-256 of each, resolved; a run is continued with
+            the same code only.
         rounds: Rounds of the main phase.
         metric: Score by which validation selects a round.
         selection: Round whose model is kept and scored: the last, or the best on validation.
@@ -83,6 +86,7 @@ class RunConfig:
     undirected: bool = False
     data_hash: str | None = None
     link: Literal["auto", "psi", "plain", "none"] = "auto"
+    plugins: tuple[str, ...] = ()
     rounds: int = 100
     preset: str = "fedstruct"
     profile: Literal["paper", "reference"] = "paper"
@@ -131,6 +135,8 @@ class RunConfig:
             raise ConfigError(f"seed must be below 2^63, got {self.seed}")
         if self.threads > MAX_THREADS:
             raise ConfigError(f"threads must be at most {MAX_THREADS}, got {self.threads}")
+        if self.plugins and self.engine == "ray":
+            raise ConfigError("own files and modules are not sent to ray's processes: use --engine local, or nvflare")
         if self.execution == "cohort" and self.secure_sum:
             raise ConfigError("secure_sum=true masks each client's message by itself: use it with execution=each")
         if self.execution == "cohort" and self.transcript:
@@ -191,8 +197,13 @@ def resolve(
         overrides: ``--set key=value`` pairs; values may be strings.
         file: TOML file with keys at the top or under ``[run]`` and ``[method]``.
     """
-    entry = get_method(method)
     from_file = read_file(file) if file is not None else {}
+    named = {**from_file, **(overrides or {}), **{key: value for key, value in flags.items() if value is not None}}
+    plugins = load_all(coerce(named.get("plugins", ()), tuple[str, ...], "plugins"))
+    method, own_method = find_method(method)
+    backbone, own_backbone = find_backbone(str(named.get("backbone", "")))
+    plugins += [plugin for plugin in (own_method, own_backbone) if plugin is not None]
+    entry = get_method(method)
     allowed = keys_of(RunConfig) | keys_of(entry.config)
     typed: dict[str, Any] = {}
     for source in (from_file, overrides or {}, {key: value for key, value in flags.items() if value is not None}):
@@ -209,8 +220,11 @@ def resolve(
     if "dataset" not in typed:
         raise ConfigError("no data set given: use --dataset NAME (isthmus datasets lists them)")
     typed = _own_data(typed)
+    typed |= {"plugins": tuple(dict.fromkeys(plugin.text for plugin in plugins))} if plugins else {}
+    typed |= {"backbone": backbone} if "backbone" in typed else {}
     task = task_of(typed["dataset"])
     entry.check_task(task)
+    entry.check_backbone(backbone, task, typed.get("execution", "auto"))
     preset = load_preset(typed.get("preset", entry.preset or BASELINE_PRESETS[task]))
     values = _preset_values(preset, method, entry.config, typed, allowed) | typed
     values |= {"method": method, "preset": preset.name}
@@ -269,10 +283,15 @@ def _preset_values(
     }
 
 
-def settings_from_toml(text: str) -> Settings:
-    """Read a resolved ``config.toml``; presets are not applied again."""
+def settings_from_toml(text: str, *, own_files: Sequence[Path] | None = None) -> Settings:
+    """Read a resolved ``config.toml``; presets are not applied again.
+
+    ``own_files``: at a site, the files of own code it lists itself; others that a run names are refused.
+    """
     try:
         raw = tomllib.loads(text)
+        plugins = load_all(raw["run"].get("plugins", ()), own_files)
+        settle_backbone(raw["method"].get("backbone"), plugins)
         entry = get_method(raw["run"]["method"])
         run_keys, method_keys = keys_of(RunConfig), keys_of(entry.config)
         run = RunConfig(**{run_keys[k][0]: coerce(v, run_keys[k][1], k) for k, v in flat(raw["run"]).items()})

@@ -156,6 +156,7 @@ METHOD = register(
         name="apfl",
         summary="a private and a federated model at each client, mixed by a weight it learns",
         reference="Deng, Kamani & Mahdavi, Adaptive Personalized Federated Learning, 2020",
+        own_backbones=False,
         config=APFLConfig,
         tasks=("node",),
         phases=(Phase("setup", fedavg.count_round, rounds=1, setup=True), Phase("train", apfl_round)),

@@ -211,6 +211,7 @@ METHOD = register(
         config=FedAvgConfig,
         init=init,
         phases=(Phase("setup", count_round, rounds=1, setup=True), Phase("train", fedavg_round)),
+        own_backbones=True,
         roles={"client": Role(FedAvgClient)},
         discloses=DISCLOSES,
         privacy=privacy,

@@ -15,6 +15,7 @@ from isthmus.methods.fedavg import FedAvgClient, FedAvgConfig
 from isthmus.methods.registry import register
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.graph_models import GraphModel
+from isthmus.nn.own_module import layer_prefixes
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class FedPerConfig(FedAvgConfig):
                 )
             # FedStar: the base is the convolutions.
             return ("pre.", "post.", "readout.") if self.personal_layers else super().personal_prefixes(model)
-        groups = model.shared_groups
+        groups = model.shared_groups if isinstance(model, Backbone) else layer_prefixes(model)
         if self.personal_layers > len(groups):
             raise ConfigError(
                 f"personal_layers={self.personal_layers}: this model has {len(groups)} layers; use fewer, or method "

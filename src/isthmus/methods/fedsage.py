@@ -33,6 +33,7 @@ METHOD = register(
         name="fedsage",
         summary="FedAvg with GraphSAGE",
         reference="Zhang et al., Subgraph Federated Learning with Missing Neighbor Generation, NeurIPS 2021",
+        own_backbones=False,
         config=FedSageConfig,
     )
 )

@@ -123,6 +123,7 @@ METHOD = register(
         config=WeightedConfig,
         init=init,
         phases=(Phase("setup", count_round, rounds=1, setup=True), Phase("train", fedsgd_round)),
+        own_backbones=True,
         roles={"client": Role(FedSGDClient)},
         discloses=(
             Disclosure("setup", "client", "server", Size, "summed"),

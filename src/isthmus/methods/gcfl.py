@@ -253,6 +253,7 @@ METHOD = register(
         init=init,
         phases=(Phase("train", gcfl_round),),
         evaluate=evaluate,
+        own_backbones=True,
         roles={"client": Role(GCFLClient)},
         discloses=(
             Disclosure("train", "server", "client", ClusterModel),

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from isthmus.data.graph_set import GraphSetData
 from isthmus.data.node_data import NodeData
@@ -30,6 +30,7 @@ from isthmus.nn.graph_train import (
 )
 from isthmus.nn.inputs import Inputs, build_inputs
 from isthmus.nn.optim import OptimizerState
+from isthmus.nn.own_module import ModuleData, module_gradients, predict_module, train_module
 from isthmus.nn.registry import find_architecture
 from isthmus.nn.train import ExtraGradient, TrainResult, TrainSettings, gradients, predict, train_locally
 from isthmus.seeds import Stream
@@ -136,6 +137,58 @@ class NodeLearner:
 
     def logits(self, weights: Weights) -> Tensor:
         return predict(self.model, weights, self.everything)
+
+
+class ModuleLearner:
+    """Node classification with a module of the user's own, full batch."""
+
+    def __init__(self, data: NodeData, model: nn.Module, config: Hyper) -> None:
+        self.model, self.config = model, config
+        self.y, self.num_samples, self.num_train = data.y, data.num_nodes, data.num_train
+        self.masks: dict[str, Tensor] = {part: getattr(data, part) for part in PARTS} | node_groups(data)
+        share = data.train.to(config.dtype)
+        if config.class_weight == "balanced":
+            share /= torch.bincount(data.y[data.train], minlength=data.num_classes).clamp(min=1)[data.y.clamp(min=0)]
+        share /= share.sum().clamp(min=torch.finfo(config.dtype).tiny)
+        x = data.x.to_dense() if data.x.layout != torch.strided else data.x
+        self.module_data = ModuleData(x.to(config.dtype), data.edge_index, data.y.clamp(min=0), share)
+
+    def train(
+        self,
+        weights: Weights,
+        state: OptimizerState,
+        streams: Streams,
+        extra: ExtraGradient | None,
+        frozen: Collection[str],
+    ) -> TrainResult:
+        config = self.config
+        return train_module(
+            self.model,
+            weights,
+            state,
+            self.module_data,
+            streams("dropout"),
+            epochs=config.local_epochs,
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            optimizer=config.optimizer,
+            loss=config.loss,
+            extra_gradient=extra,
+            frozen=frozen,
+        )
+
+    def gradients(self, weights: Weights, streams: Streams) -> dict[str, Tensor]:
+        return module_gradients(self.model, weights, self.module_data, streams("dropout"), self.config.loss)
+
+    def logits(self, weights: Weights) -> Tensor:
+        return predict_module(self.model, weights, self.module_data)
+
+
+def node_learner(data: NodeData, model: nn.Module, config: Hyper) -> NodeLearner | ModuleLearner:
+    """The learner of nodes that suits a model: one of ours, or a module of the user's own."""
+    if isinstance(model, Backbone) or hasattr(model, "shared_groups"):
+        return NodeLearner(data, model, config)  # type: ignore[arg-type]
+    return ModuleLearner(data, model, config)
 
 
 def need_features(data: GraphSetData | NodeData) -> None:

@@ -59,6 +59,7 @@ METHOD = register(
         config=TrainConfig,
         init=init,
         phases=(Phase("train", local_round),),
+        own_backbones=True,
         roles={"client": Role(LocalClient)},
         discloses=(Disclosure("evaluation", "client", "server", Evaluation),),
     )

@@ -17,6 +17,7 @@ from isthmus.federation.messages import PartyId
 from isthmus.federation.roles import Role, RoleTable
 from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.global_model import evaluate_models, first_global_model, num_shared_values
+from isthmus.nn.registry import OWN_BACKBONES
 from isthmus.records import Record
 from isthmus.registry import Registry
 
@@ -64,6 +65,8 @@ class Method:
         cross_edges: Clients may know their cross edges. Otherwise the engine never hands them over.
         pooled: The method trains on the union of all data at one place (a reference, not a federation).
         needs_single_updates: The server must see each client's message, so secure sums are refused.
+        own_backbones: Takes a module of the user's own as backbone, for node tasks: it needs nothing of a model but its
+            parameters, logits and gradients.
         shared_values: How many numbers of a model are shared: ``(state) -> count``. By default those in ``weights``.
         privacy: What differential privacy a run has: ``(first state, config, rounds, clients, masked sums) ->
             result["privacy"]``, or None where it has none. A ``warning`` in it goes to the log.
@@ -90,6 +93,7 @@ class Method:
     cross_edges: bool = False
     pooled: bool = False
     needs_single_updates: bool = False
+    own_backbones: bool = False
     shared_values: Callable[[Any], int] = num_shared_values
     privacy: Callable[[Any, Any, int, int, bool], Mapping[str, Any] | None] | None = None
     facts: Callable[[Any, Any, Any], Mapping[str, Any]] | None = None
@@ -114,6 +118,24 @@ class Method:
                 f"{self.name} learns from {wanted}: choose such a data set (isthmus datasets lists them), "
                 f"or another method ({others} from this one)"
             )
+
+    def check_backbone(self, backbone: str, task: str, execution: str) -> None:
+        """Refuse a module of the user's own where the method cannot use it."""
+        if backbone not in OWN_BACKBONES:
+            return
+        if task != "node":
+            raise ConfigError(f"backbone {backbone!r} is a module of your own, which learns nodes, not sets of graphs")
+        if self.own_backbones:
+            if execution == "cohort":
+                raise ConfigError(
+                    f"backbone {backbone!r} is a module of your own, trained by each client: use execution=each"
+                )
+            return
+        others = ", ".join(name for name in sorted(METHODS) if METHODS[name].own_backbones)
+        raise ConfigError(
+            f"{self.name} computes with layers it knows and cannot use backbone {backbone!r}, a module of your own: "
+            f"use one of Isthmus' backbones, or a method that takes yours ({others})"
+        )
 
     def discloses_with(self, config: Any) -> tuple[Disclosure, ...]:
         """The disclosure sheet of a run with this config."""

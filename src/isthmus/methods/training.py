@@ -17,7 +17,7 @@ from isthmus.federation.messages import Count, Message, Model
 from isthmus.federation.roles import Client, Cohort, handler
 from isthmus.federation.schema import ScaledRows
 from isthmus.methods.evaluation import Detail, Evaluation, Tally, detail, tally
-from isthmus.methods.learners import GraphLearner, Learner, NodeLearner, dropout_source, need_features
+from isthmus.methods.learners import GraphLearner, Learner, NodeLearner, dropout_source, need_features, node_learner
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.buffers import Workspace
 from isthmus.nn.cohort import stack_states, stack_weights, unstack_states, unstack_weights
@@ -26,7 +26,7 @@ from isthmus.nn.graph_models import GraphModel
 from isthmus.nn.inputs import stack_inputs
 from isthmus.nn.layers import uniform01_
 from isthmus.nn.optim import OptimizerState, fresh_state
-from isthmus.nn.registry import build_backbone, build_graph_model
+from isthmus.nn.registry import OWN_BACKBONES, build_backbone, build_graph_model, build_own_backbone
 from isthmus.nn.train import ExtraGradient, Proximal, predict, train_locally
 from isthmus.privacy.dp import Mechanism
 from isthmus.records import Record
@@ -109,6 +109,10 @@ class TrainConfig:
 
     def build(self, *, num_features: int, num_classes: int, stream: Stream) -> Backbone:
         """The model; same stream, same first weights."""
+        if self.backbone in OWN_BACKBONES:
+            sizes: Any = {"num_features": num_features, "num_classes": num_classes}
+            own: Any = build_own_backbone(self.backbone, **sizes, stream=stream, dtype=self.dtype)
+            return own  # type: ignore[no-any-return]
         model = build_backbone(
             self.backbone,
             num_features=num_features,
@@ -233,7 +237,7 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
             self.learner = GraphLearner(data, model, self.config)
         else:
             backbone = self.config.build(num_features=data.num_features, num_classes=data.num_classes, stream=stream)
-            self.learner = NodeLearner(data, backbone, self.config)
+            self.learner = node_learner(data, backbone, self.config)
 
     def initial_state(self) -> ModelState:
         weights = get_weights(self.learner.model)

@@ -1,4 +1,6 @@
-"""Backbones by name: every file of `isthmus.nn.architectures` is one, for node and for graph tasks."""
+"""Backbones by name: every file of `isthmus.nn.architectures` is one, for node and for graph tasks; and modules of the
+user's own (`register_backbone`), for node tasks.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,45 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
+import torch
+from torch import nn
+
 from isthmus.errors import ConfigError, unknown
 from isthmus.nn import architectures
 from isthmus.nn.architecture import Architecture
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.graph_models import GraphModel
+from isthmus.nn.own_module import BackboneFactory, build_module
+from isthmus.registry import Registry
 from isthmus.seeds import Stream
+
+OWN_BACKBONES: Registry[BackboneFactory] = Registry("own backbone", "isthmus.nn.architectures")
+"""Modules of the user's own, by name."""
+
+
+def register_backbone(name: str, factory: BackboneFactory) -> None:
+    """Make a model of your own known as ``backbone=name``; registering a name again replaces it.
+
+    Args:
+        name: Not that of a backbone that comes with Isthmus.
+        factory: ``(num_features, num_classes) -> torch.nn.Module`` whose ``forward(x, edge_index)`` gives logits, one
+            row per node. Widths, dropout and the like are its own affair: ``hidden``, ``dropout``, ``head`` and
+            ``input_norm`` have no effect on it.
+    """
+    known = _architectures()
+    if name in known or any(name in kind.aliases for kind in known.values()):
+        raise ConfigError(f"backbone {name!r} comes with Isthmus: give yours another name")
+    if not callable(factory):
+        raise ConfigError(f"the factory of backbone {name!r} cannot be called: give a function or a class")
+    OWN_BACKBONES.add(name, factory, replace=True)
+
+
+def build_own_backbone(
+    name: str, *, num_features: int, num_classes: int, stream: Stream, dtype: torch.dtype
+) -> nn.Module:
+    """A module of the user's own with its first weights."""
+    factory = OWN_BACKBONES.find(name)
+    return build_module(name, factory, num_features=num_features, num_classes=num_classes, stream=stream, dtype=dtype)
 
 
 @cache
@@ -44,8 +79,13 @@ def find_architecture(name: str) -> type[Architecture]:
     known = _architectures()
     aliases = {alias: kind for kind in known.values() for alias in kind.aliases}
     kind = known.get(name) or aliases.get(name)
+    if kind is None and name in OWN_BACKBONES:
+        raise ConfigError(
+            f"backbone {name!r} is a module of your own, which this method or task cannot use: it works with layers it "
+            f"knows ({', '.join(sorted(known))}); methods like fedavg, fedprox, fedper and local take yours on nodes"
+        )
     if kind is None:
-        raise unknown("backbone", name, [*known, *aliases])
+        raise unknown("backbone", name, [*known, *aliases, *OWN_BACKBONES])
     return kind
 
 

@@ -204,6 +204,7 @@ METHOD = register(
         name="fedgcn",
         summary="neighbour sums exchanged once, exact over 0, 1 or 2 hops, then FedAvg",
         reference="Yao et al., FedGCN: Convergence-Communication Tradeoffs in Federated Training of GCNs, NeurIPS 2023",
+        own_backbones=False,
         config=FedGCNConfig,
         tasks=("node",),
         phases=(setup_phase, Phase("exchange", exchange_round, rounds=1, setup=True), train_phase),
