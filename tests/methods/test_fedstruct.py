@@ -293,9 +293,9 @@ def test_trained_betas_move_and_are_told() -> None:
     run.loop.play()
     facts = run.settings.method.facts
     assert facts is not None
-    told = facts(run.loop.kept_state, run.settings.method_config, where)
-    assert len(told["betas"]) == 4 and told["betas"] != [0.5, 0.0, 0.0, 1.0]
-    assert told["kept_row_mass"] == pytest.approx(1.0) and told["empty_rows"] == 0 and told["nodes"] == 45
+    output = facts(run.loop.kept_state, run.settings.method_config, where)
+    assert len(output["betas"]) == 4 and output["betas"] != [0.5, 0.0, 0.0, 1.0]
+    assert output["kept_row_mass"] == pytest.approx(1.0) and output["empty_rows"] == 0 and output["nodes"] == 45
 
 
 def test_two_hardened_runs_of_one_seed_have_secrets_of_their_own() -> None:

@@ -330,7 +330,7 @@ def test_devices_with_few_neighbours_drop_what_they_hear(backbone: str) -> None:
         matrix[1:4, 1:4] = torch.eye(3, dtype=torch.float64)  # as if alone; the hub hears three neighbours as before
     expected = dense_logits(backbone, star.whole, driver.state.weights, matrix)
     assert float((driver.logits() - expected).abs().max()) < 1e-5
-    # Backward: the hub heard its leaves, but they have one listener each and throw its gradient away.
+    # Backward: the hub heard its leaves, but they have one such device each and discard its gradient.
     for silo in driver.silos:
         devices = driver.devices(silo)
         leaves = [row for row, node in enumerate(devices.data.node_id.tolist()) if node in (1, 2, 3)]
@@ -455,9 +455,9 @@ def test_bytes_between_devices_are_those_of_the_cost_model(secmp: str, threshold
     name = {"hardened": "ShareRows", "published": "CodedRows", "plain": "PlainRows"}[secmp]
     rows = [entry for entry in driver.session.ledger.take() if entry.message == name]
     assert len(rows) == 2 and all(sum(entry.by_kind.values()) == cross * per_edge for entry in rows)
-    told = driver.experiment.loop.method.facts(driver.state, driver.config, scenario)  # type: ignore[misc]
-    assert told["cost"]["device_device_round"] == scenario.whole.edge_index.shape[1] * 2 * per_edge
-    assert told["forward_widths"] == [3] and told["backward_widths"] == [3] and 0 < told["eps_p"] <= 1
+    described = driver.experiment.loop.method.facts(driver.state, driver.config, scenario)  # type: ignore[misc]
+    assert described["cost"]["device_device_round"] == scenario.whole.edge_index.shape[1] * 2 * per_edge
+    assert described["forward_widths"] == [3] and described["backward_widths"] == [3] and 0 < described["eps_p"] <= 1
 
 
 def test_owners_are_found_by_id_whatever_the_ids_are() -> None:

@@ -1,4 +1,4 @@
-r"""Gradients of GIN graph models written out: one channel (``gin``), or two with GCN beside it (`TwoChannel`).
+r"""Manual gradients of GIN graph models: one channel (``gin``), or two with GCN beside it (`TwoChannel`).
 
 The same numbers as autograd on their ``forward``, for the two models that FedStar's tables train most. What it saves:
 both channels lie side by side in one array, so that neighbours are summed for both in one pass and [h | g] W is one
@@ -39,7 +39,7 @@ _ROWS = 64
 
 
 def has_manual_gradient(model: GraphModel, batch: Batch) -> bool:
-    """Whether `gin_gradients` knows this model on this batch."""
+    """Whether `gin_gradients` supports this model on this batch."""
     if not all(type(conv) is GINConv for conv in model.convs) or type(model).forward not in _FORWARDS:
         return False
     if isinstance(model, TwoChannel):

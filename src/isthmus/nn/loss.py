@@ -52,7 +52,7 @@ def double_softmax(logits: Tensor, inputs: Inputs) -> Tensor:
     return ce(torch.softmax(logits, dim=-1), inputs)
 
 
-def _written_out(double: bool, logits: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+def _manual_gradient(double: bool, logits: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
     if inputs.num_labels > logits.shape[1]:  # the compiled loop checks no bounds
         raise DataError(
             f"labels go up to {inputs.num_labels - 1}, the model has {logits.shape[1]} classes; set num_classes "
@@ -145,8 +145,8 @@ def distilled(targets: Tensor, weight: Tensor, inputs: Inputs, labels: str = "ce
 
 
 _LOSSES = {
-    "ce": Loss(ce, partial(_written_out, False)),
-    "double_softmax": Loss(double_softmax, partial(_written_out, True)),
+    "ce": Loss(ce, partial(_manual_gradient, False)),
+    "double_softmax": Loss(double_softmax, partial(_manual_gradient, True)),
 }
 
 
@@ -168,7 +168,7 @@ class Shifted:
 
     def _value_and_grad(self, logits: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
         value, grad = self.base.value_and_grad(logits + self.shift, inputs)
-        self._keep(grad.clone())  # the way back works in place
+        self._keep(grad.clone())  # the backward pass works in place
         return value, grad
 
     def _keep(self, grad: Tensor) -> None:
@@ -176,7 +176,7 @@ class Shifted:
 
 
 def losses() -> tuple[str, ...]:
-    """Names `get_loss` knows."""
+    """Names that `get_loss` accepts."""
     return tuple(sorted(_LOSSES))
 
 

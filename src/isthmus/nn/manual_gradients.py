@@ -1,4 +1,4 @@
-"""Gradients of node models written out: the same numbers as autograd on `Backbone.forward`, without its bookkeeping,
+"""Manual gradients of node models: the same numbers as autograd on `Backbone.forward`, without its bookkeeping,
 which takes longer than the arithmetic of a small client.
 
 For layers that are their products and a bias, as `Conv.finish` has it (gcn, sage, sgc, mlp).
@@ -26,7 +26,7 @@ Gradients = tuple[dict[str, Tensor], dict[str, Tensor], Tensor]
 
 
 def has_manual_gradient(model: Backbone) -> bool:
-    """Whether `manual_gradients` knows this model."""
+    """Whether `manual_gradients` supports this model."""
     return type(model.architecture).after_layers is Architecture.after_layers and all(
         (type(conv).run, type(conv).finish) == (Conv.run, Conv.finish) and not conv.attends for conv in model.convs
     )

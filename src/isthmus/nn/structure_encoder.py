@@ -14,8 +14,8 @@ neighbourhood.
                stored
 
 All functions work on K clients side by side, rows padded to the largest client, as `isthmus.nn.inputs` does. Clients'
-own encoders carry a leading client dimension; K = 1 has none. Gradients are written out: the network is three affine
-maps, and the first one reads sparse features (`isthmus.nn.first_layer_input`).
+own encoders carry a leading client dimension; K = 1 has none. Gradients are computed by hand: the network is three
+affine maps, and the first one reads sparse features (`isthmus.nn.first_layer_input`).
 """
 
 from __future__ import annotations

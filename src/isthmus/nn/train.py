@@ -5,10 +5,10 @@ cohort carry a leading client dimension and `Inputs` are stacked. Clients of a c
 cohort ends where its clients end one by one.
 
 A step of a node model works in two halves. The product of the constant features with the first weight matrix and its
-gradient are written out, because they are the bulk of the work: with sparse features, gradient and step are one pass
-over the weights (`isthmus.nn.fused_optimizer`), otherwise the gradient goes to memory we keep. Everything after the
-first product is written out too for layers that allow it (`isthmus.nn.manual_gradients`), and left to autograd for
-others.
+gradient are computed by hand, because they are the bulk of the work: with sparse features, gradient and step are one
+pass over the weights (`isthmus.nn.fused_optimizer`), otherwise the gradient goes to memory we keep. Everything after
+the first product is computed by hand too for layers that allow it (`isthmus.nn.manual_gradients`), and left to autograd
+for others.
 """
 
 from __future__ import annotations

@@ -92,8 +92,8 @@ def first_typed(
 
 
 def propagation(convolution: str, inputs: TypedInputs, types: Tensor, num_types: int, dtype: torch.dtype) -> Sparse:
-    """One block per type: the normalised graph of its edges, over all nodes. Self loops keep nodes alive that no edge
-    of a type touches.
+    """One block per type: the normalised graph of its edges, over all nodes. Self loops keep the values of nodes
+    that no edge of a type touches.
     """
     normalise = mean_norm if convolution == "sage" else gcn_norm
     blocks = []

@@ -67,8 +67,8 @@ class SumTag:
 class SumRoster:
     """Who takes part in a sum, with their session keys.
 
-    Every party builds its own with :meth:`of`: one whose keys came from the server unsigned lets the server play all
-    the other parties (``attacks.relay.Puppets``).
+    Every party builds its own with :meth:`of`: one whose keys came from the server unsigned lets the server impersonate
+    all the other parties (``attacks.relay.Impersonator``).
     """
 
     keys: Mapping[str, bytes]

@@ -67,7 +67,7 @@ class StructureClient(PublishedPowers, HardenedPowers, FeatureClient):
         """S: what the server has sent, or the client's own copy."""
         nsf = self.state.nsf if given is None else given
         if nsf is None:
-            raise RunError("no structure features: play the phases in order")
+            raise RunError("no structure features: run the phases in order")
         return nsf
 
     # -- Abar --------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class StructureClient(PublishedPowers, HardenedPowers, FeatureClient):
         """Made from state, so made again when that is another."""
         blocks = self.state.combined
         if not blocks:
-            raise RunError("the powers have not been exchanged: play the phases in order")
+            raise RunError("the powers have not been exchanged: run the phases in order")
         kept = self._derived.get(name)
         if kept is None or kept[0] is not blocks:
             self._derived[name] = kept = blocks, make(blocks)
