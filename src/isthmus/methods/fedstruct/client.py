@@ -13,13 +13,13 @@ from torch import Tensor
 
 from isthmus.errors import RunError
 from isthmus.federation.roles import Cohort
+from isthmus.methods.cohort_training import ModelCohort
 from isthmus.methods.evaluation import Evaluation, Tally
 from isthmus.methods.fedstruct.config import FedStructConfig
 from isthmus.methods.fedstruct.features import NSF, FeatureClient, Fingerprint, check_replicas, fingerprint
 from isthmus.methods.fedstruct.powers_hardened import HardenedPowers
 from isthmus.methods.fedstruct.powers_published import PublishedPowers
 from isthmus.methods.fedstruct.state import NO_STEPS, FedStructState, block_of
-from isthmus.methods.training import ModelCohort
 from isthmus.nn.inputs import Inputs, stack_inputs
 from isthmus.nn.optim import fresh_state
 from isthmus.nn.structure import Group, Matrix, Reach, StructureNet
