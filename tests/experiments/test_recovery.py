@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults import Fault, FaultyEngine
 from run_helpers import assert_same_run, run_in_folder, small
 
 import isthmus
@@ -15,7 +16,6 @@ from isthmus.errors import RunError
 from isthmus.experiments import round_loop as loop_module
 from isthmus.experiments.callbacks import Callback
 from isthmus.experiments.config import Settings
-from isthmus.federation.faults import Fault, FaultyEngine
 from isthmus.federation.interface import FailureKind, QuorumError
 from isthmus.methods import fedavg
 from isthmus.methods.fedavg import FedAvgClient, FedAvgCohort

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from faults import Fault, FaultyEngine
 from test_protocols import Hop, Stripe, dense_adjacency
 from torch import Tensor
 
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.errors import ProtocolError, RunError
 from isthmus.federation.engines.local import LocalEngine
-from isthmus.federation.faults import Fault, FaultyEngine
 from isthmus.federation.interface import QuorumError
 from isthmus.federation.messages import SERVER, Count, Embedding, Message, PartyId, Structure
 from isthmus.federation.party import Parcel

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from faults import Fault, FaultyEngine
 from torch import Tensor
 
 from isthmus.data.scenario import Scenario, build_scenario
@@ -18,7 +19,6 @@ from isthmus.experiments.config import resolve
 from isthmus.experiments.disclosure import sheet_of
 from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.engines.local import LocalEngine
-from isthmus.federation.faults import Fault, FaultyEngine
 from isthmus.federation.interface import QuorumError
 from isthmus.federation.ledger import differences
 from isthmus.federation.messages import Count, Identifier, Message, Model, Structure

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from faults import Fault, FaultyEngine
 from torch import Tensor
 from torch.func import functional_call
 
@@ -16,7 +17,6 @@ from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import SimulatedRun
-from isthmus.federation.faults import Fault, FaultyEngine
 from isthmus.federation.ledger import differences
 from isthmus.methods.fedggr import FedGGRConfig, ServerState
 from isthmus.methods.fedggr.algorithm import chosen, joined_gradient

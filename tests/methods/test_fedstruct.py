@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from dense_powers import combined_adjacency
 from fedstruct_helpers import experiment, graph, same_secrets, scenario, states, walk
 from torch import Tensor
 
@@ -22,7 +23,6 @@ from isthmus.experiments.config import resolve
 from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.messages import Kind
 from isthmus.graph.normalise import row_norm
-from isthmus.graph.powers import combined_adjacency
 from isthmus.methods.fedstruct import FedStructClient, FedStructConfig, Task
 from isthmus.methods.fedstruct.algorithm import PROTOCOLS
 from isthmus.methods.fedstruct.features import fingerprint

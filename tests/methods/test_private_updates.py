@@ -13,6 +13,7 @@ from typing import Any
 import dp_accounting
 import pytest
 import torch
+from faults import Fault, FaultyEngine
 from torch import Tensor
 
 from isthmus.data.scenario import Scenario, build_scenario
@@ -21,7 +22,6 @@ from isthmus.experiments.config import Settings, resolve
 from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.engines.local import LocalEngine
-from isthmus.federation.faults import Fault, FaultyEngine
 from isthmus.federation.ledger import differences
 from isthmus.methods.fedavg import Update
 from isthmus.methods.fedsgd import Step

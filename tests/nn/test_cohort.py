@@ -17,19 +17,17 @@ from isthmus.nn import (
     DropoutSource,
     TrainResult,
     build_inputs,
-    cohorts,
     gradients,
     predict,
     stack_inputs,
     stack_states,
     stack_weights,
-    stacked_mean,
     train_locally,
     unstack_states,
     unstack_weights,
 )
 from isthmus.seeds import Stream
-from isthmus.tensors import equal_weights, get_weights, max_difference, weighted_mean
+from isthmus.tensors import equal_weights, get_weights, max_difference
 
 VARIANTS = [
     ("gcn", (5,), False, False),
@@ -219,25 +217,6 @@ def test_stacking_views_of_a_stack_copies_nothing() -> None:
     backwards = stack_weights(unstack_weights(weights)[::-1])
     assert equal_weights(backwards, {name: tensor.flip(0) for name, tensor in weights.items()})
     assert backwards["a"].data_ptr() != weights["a"].data_ptr()
-
-
-def test_stacked_mean_is_the_weighted_mean() -> None:
-    items = [{"a": torch.randn(3, 2, dtype=torch.float64), "b": torch.randn(5, dtype=torch.float64)} for _ in range(4)]
-    shares = [0.1, 0.2, 0.3, 0.4]
-    assert max_difference(stacked_mean(stack_weights(items), shares), weighted_mean(items, shares)) < 1e-14
-    with pytest.raises(ProtocolError, match="4 clients, 3 shares"):
-        stacked_mean(stack_weights(items), shares[:3])
-
-
-def test_cohorts_bound_padding() -> None:
-    backbone = model("gcn")
-    items = [build_inputs(client(n, n), backbone) for n in (3, 40, 4, 38, 100, 5)]
-    groups = cohorts(items, waste=0.3)
-    assert sorted(k for group in groups for k in group) == list(range(6))
-    for group in groups:
-        sizes = [items[k].rows[0][0] for k in group]
-        assert len(sizes) * max(sizes) <= 1.3 * sum(sizes)
-    assert [4] in groups and len(cohorts(items, waste=100.0)) == 1
 
 
 def test_state_of_another_number_of_clients_is_refused() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from secure_sums import unmask_total
 from torch import Tensor
 
 from isthmus.errors import ProtocolError
@@ -31,7 +32,7 @@ from isthmus.privacy.flatten import decode_leaves, error_bound, template_of_leav
 from isthmus.privacy.guard import RosterGuard
 from isthmus.privacy.keys import Identity, Roster
 from isthmus.privacy.lagrange import LagrangeCode
-from isthmus.privacy.masks import CHECK_WORDS, SumParty, SumRoster, SumTag, unmask_total
+from isthmus.privacy.masks import CHECK_WORDS, SumParty, SumRoster, SumTag
 from isthmus.privacy.sealed_message import Envelope, Header, Mailbox
 
 TAG = SumTag("run", "train", 1, 1, "gradient")

@@ -8,11 +8,11 @@ predict                           logits
 
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.buffers import Workspace
-from isthmus.nn.cohort import stack_states, stack_weights, stacked_mean, unstack_states, unstack_weights
+from isthmus.nn.cohort import stack_states, stack_weights, unstack_states, unstack_weights
 from isthmus.nn.dropout import DropoutSource
-from isthmus.nn.inputs import Inputs, build_inputs, cohorts, stack_inputs
+from isthmus.nn.inputs import Inputs, build_inputs, stack_inputs
 from isthmus.nn.loss import get_loss, losses
-from isthmus.nn.optim import OptimizerState, fresh_state, optimizers
+from isthmus.nn.optim import OptimizerState, fresh_state
 from isthmus.nn.registry import backbones, build_backbone
 from isthmus.nn.train import ExtraGradient, Proximal, TrainResult, gradients, predict, train_locally
 
@@ -28,17 +28,14 @@ __all__ = [
     "backbones",
     "build_backbone",
     "build_inputs",
-    "cohorts",
     "fresh_state",
     "get_loss",
     "gradients",
     "losses",
-    "optimizers",
     "predict",
     "stack_inputs",
     "stack_states",
     "stack_weights",
-    "stacked_mean",
     "train_locally",
     "unstack_states",
     "unstack_weights",

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from isthmus.errors import ProtocolError
-from isthmus.nn.kernels import weighted_sum
 from isthmus.nn.optim import OptimizerState
 from isthmus.tensors import Weights, check_same_names
 
@@ -44,16 +42,6 @@ def unstack_states(state: OptimizerState) -> list[OptimizerState]:
         return [OptimizerState((step,), {}, {}) for step in state.steps]
     parts = zip(state.steps, unstack_weights(state.first), unstack_weights(state.second), strict=True)
     return [OptimizerState((step,), first, second) for step, first, second in parts]
-
-
-def stacked_mean(weights: Weights, shares: Sequence[float]) -> dict[str, Tensor]:
-    """``sum_k share_k W_k`` of stacked weights, in one pass."""
-    means = {}
-    for name, tensor in weights.items():
-        if tensor.shape[0] != len(shares):
-            raise ProtocolError(f"weight {name!r} holds {tensor.shape[0]} clients, {len(shares)} shares given")
-        means[name] = weighted_sum(tensor, torch.tensor(list(shares), dtype=torch.float64))
-    return means
 
 
 def _join(tensors: Sequence[Tensor]) -> Tensor:

@@ -194,26 +194,6 @@ def stack_inputs(items: Sequence[Inputs]) -> Inputs:
     )
 
 
-def cohorts(items: Sequence[Inputs], *, waste: float = 1.0) -> list[list[int]]:
-    """Positions of ``items`` in groups of similar size, so that padding adds at most ``waste`` times the real
-    first-level rows of a group.
-
-    Clients of a cohort do not influence each other, so the grouping changes no result, only memory and time. Groups and
-    their members are sorted by position.
-    """
-    sizes = [max(1, item.rows[0][0]) for item in items]
-    groups: list[list[int]] = []
-    total = 0
-    for position in sorted(range(len(items)), key=lambda k: (-sizes[k], k)):
-        if groups and len(groups[-1] + [position]) * sizes[groups[-1][0]] <= (1.0 + waste) * (total + sizes[position]):
-            groups[-1].append(position)
-            total += sizes[position]
-        else:
-            groups.append([position])
-            total = sizes[position]
-    return sorted(sorted(group) for group in groups)
-
-
 def _orders(steps: sp.csr_matrix | None, seeds: NDArray[np.bool_], levels: int) -> list[NDArray[np.int64]]:
     """Rows needed at each level, nearest to the seeds first; each list starts with the next one."""
     order = np.flatnonzero(seeds)

@@ -69,19 +69,6 @@ def spmm_into(matrix: sp.csr_matrix, dense: Tensor, out: Tensor, values: Array |
     split(work, int(matrix.shape[0]), (matrix.nnz + int(matrix.shape[0])) * dense.shape[1])
 
 
-def weighted_sum(stack: Tensor, shares: Tensor) -> Tensor:
-    """``sum_k shares_k stack_k`` of (K, ...), in order of k."""
-    rows = stack.reshape(stack.shape[0], -1)
-    out = torch.empty(stack.shape[1:], dtype=stack.dtype)
-    arrays = rows.numpy(), shares.to(stack.dtype).numpy(), out.view(-1).numpy()
-
-    def work(begin: int, end: int) -> None:
-        _weighted_sum(begin, end, *arrays)
-
-    split(work, rows.shape[1], rows.numel())
-    return out
-
-
 def activate(z: Tensor, mask: Tensor | None) -> None:
     """``z <- max(z, 0) * mask`` in place; (R, H)."""
     values = z.numpy()
@@ -249,17 +236,3 @@ def _sum_rows(begin: int, end: int, padded: int, values: Array, out: Array) -> N
             value = values[row]
             for h in range(len(total)):
                 total[h] += value[h]
-
-
-@compiled
-def _weighted_sum(begin: int, end: int, stack: Array, shares: Array, out: Array) -> None:
-    block = 2048  # the sum of a block stays in cache while all clients are added to it
-    for start in range(begin, end, block):
-        stop = min(start + block, end)
-        total = out[start:stop]
-        for h in range(stop - start):
-            total[h] = 0
-        for k in range(len(shares)):
-            share, row = shares[k], stack[k, start:stop]
-            for h in range(stop - start):
-                total[h] += share * row[h]
