@@ -39,7 +39,7 @@ _DUMMIES = (
     "them apart"
 )
 _UNSIGNED = (
-    "keys of a simulation are not signed: a server that cheats could hand out its own; one that keeps to the "
+    "keys of a simulation are not signed: a malicious server could hand out its own; one that keeps to the "
     "protocol reads no part"
 )
 _OPENING = "shares open only for who gets all of them or knows common masks, which the ledger cannot tell"

@@ -258,12 +258,14 @@ def build_operand(
     if propagation is None:
         return _operand(features[rows], vectors and (vectors[0][rows], vectors[1][rows]), padded, dtype)
     part = propagation[rows].astype(np.float64)
-    heard = np.unique(part.indices)
-    multiplied, inner = (part @ features).tocsr(), features[heard]
-    if not len(heard) or not _apart(multiplied, inner, part):
+    sources = np.unique(part.indices)
+    multiplied, inner = (part @ features).tocsr(), features[sources]
+    if not len(sources) or not _apart(multiplied, inner, part):
         return _operand(multiplied, vectors and (part @ vectors[0], part @ vectors[1]), padded, dtype)
-    after = Sparse(vertical([canonical(part[:, heard].tocsr(), dtype)], padded, len(heard)))
-    return replace(_operand(inner, vectors and (vectors[0][heard], vectors[1][heard]), len(heard), dtype), after=after)
+    after = Sparse(vertical([canonical(part[:, sources].tocsr(), dtype)], padded, len(sources)))
+    return replace(
+        _operand(inner, vectors and (vectors[0][sources], vectors[1][sources]), len(sources), dtype), after=after
+    )
 
 
 def stack_operands(operands: Sequence[Operand], padded: int) -> Operand:

@@ -242,7 +242,7 @@ def gradients(
 
     Returns:
         e_i; gradients of the two heads by name; of e_i; of s_i (None without the second term); the loss of each client
-        (K,). The projector hears only the labels, the classifier only the predictions.
+        (K,). The projector learns from the labels only, the classifier from the predictions only.
     """
     e = embed(weights, inputs.labelled)
     log_q = torch.log_softmax(head(weights, "project", e), dim=-1)

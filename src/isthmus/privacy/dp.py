@@ -153,11 +153,11 @@ def _check_delta(delta: float) -> None:
         raise ConfigError(f"delta lies in (0, 1), got {delta}; a common choice is below one over the number of records")
 
 
-# -- honesty ---------------------------------------------------------------------------------------
+# -- warnings --------------------------------------------------------------------------------------
 
 
 def noise_warning(mechanism: Mechanism, dimension: int, parties: int = 1) -> str | None:
-    """A sentence for log and report when noise drowns what is released, else None.
+    """A sentence for log and report when noise is much larger than what is released, else None.
 
     The signal can be at most ``clip`` long; noise is about ``scale * sqrt(d)`` long (Laplace: sqrt(2) more) and,
     averaged over parties that each add their own, sqrt(parties) shorter.

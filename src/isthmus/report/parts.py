@@ -295,7 +295,7 @@ def _remark(group: Group, rows: Sequence[Disclosure]) -> str:
 
 
 def facts(groups: Sequence[Group]) -> str:
-    """What a method tells of itself (``facts`` in ``result.json``): names and values, whatever they are."""
+    """What a method reports of itself (``facts`` in ``result.json``): names and values, whatever they are."""
     folded = []
     for group in groups:
         given = [found for run in group.runs if isinstance(found := run.result.get("facts"), Mapping) and found]

@@ -2,6 +2,7 @@
 
 schema.py       what ``schema.toml`` may say, read and checked
 reader.py       CSV and Parquet files to typed columns; a wrong cell is named by file, line and column
+ids.py          ids in the form in which they are compared
 owner.py        one owner's folder: ids, features, labels, edges
 edge_table.py   edges of one owner: own, towards others, outside; what a node learns from its edges
 frames.py       polars and pyarrow, imported where they are used

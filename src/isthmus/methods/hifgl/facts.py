@@ -51,7 +51,7 @@ def privacy(state: Any, config: HiFGLConfig, rounds: int, clients: int, masked: 
 
 
 def facts(state: Any, secmp: SecMP, scenario: Scenario | None) -> dict[str, Any]:
-    """Costs by the cost model, and in a simulation what only an onlooker knows of the partition."""
+    """Costs by the cost model, and in a simulation what no single party knows of the partition."""
     config, plan = secmp.config, secmp.config.plan(state.features, state.classes)
     found: dict[str, Any] = {
         "secmp": config.secmp,
