@@ -84,9 +84,9 @@ def cora() -> Scenario:
         )
 
 
-def round_row(name: str, engine: Callable[..., Engine], options: Options) -> Row:
-    """FedAvg-GCN on Cora, 3 clients."""
-    flags = {
+def cora_flags(options: Options) -> dict[str, Any]:
+    """Settings of the measured run."""
+    return {
         "dataset": "cora",
         "clients": 3,
         "seed": 0,
@@ -97,7 +97,11 @@ def round_row(name: str, engine: Callable[..., Engine], options: Options) -> Row
         "eval_every": options.rounds,
         "execution": "each",
     }
-    with SimulatedRun(resolve("fedavg", flags), cora(), engine=engine) as experiment:
+
+
+def round_row(name: str, engine: Callable[..., Engine], options: Options) -> Row:
+    """FedAvg-GCN on Cora, 3 clients."""
+    with SimulatedRun(resolve("fedavg", cora_flags(options)), cora(), engine=engine) as experiment:
         experiment.loop.play()
         sent = sum(experiment.loop.totals.training.values()) / options.rounds
         spent = experiment.loop.round_seconds[2:]
@@ -222,20 +226,11 @@ def nvflare_rows(options: Options) -> Iterator[Row]:
 
     from isthmus.experiments.run import start
 
-    flags = {
-        "dataset": cora().dataset,
-        "clients": 3,
-        "seed": 0,
-        "backbone": "gcn",
-        "hidden": 64,
-        "rounds": options.rounds,
-        "local_epochs": 1,
-        "eval_every": options.rounds,
-        "execution": "each",
-        "engine": "nvflare",
-    }
     with tempfile.TemporaryDirectory() as folder:
-        result = start(resolve("fedavg", flags), Path(folder) / "run")
+        result = start(
+            resolve("fedavg", {**cora_flags(options), "dataset": cora().dataset, "engine": "nvflare"}),
+            Path(folder) / "run",
+        )
     sent = (result["bytes"]["up"] + result["bytes"]["down"]) / options.rounds
     spent = 1e3 * result["seconds_per_round"]
     yield Row("nvflare", "rounds: FedAvg-GCN, Cora, 3 clients", spent, note=f"{sent / 1e6:.2f} MB per round")

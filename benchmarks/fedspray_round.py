@@ -1,6 +1,6 @@
 """One round of FedSpray against a straightforward dense implementation, and the memory of a round on Physics.
 
-Both sides play the reference profile (proxies of training nodes go on from their last value, projector loaded from the
+Both sides run the reference profile (proxies of training nodes go on from their last value, projector loaded from the
 classifier, teaching above a confidence of 0.7) on PubMed's published seven clients: two-layer GCN (hidden 64), proxies
 of width 64, 5 local epochs per phase, Adam. The plain side is how one would write it first: PyG's GCNConv on dense
 features, torch modules, autograd and torch.optim.Adam, a proxy for every node, both networks on all nodes in every

@@ -10,8 +10,8 @@ encoders must agree to 1e-4 after a round before anything is timed, in float32. 
 messages and averaging, without evaluation. Times are CPU time (``time.process_time``, one thread), rounds of the two
 sides in turn, the median of each.
 
-The lower bound counts the multiplications of the dense products (forward, and twice that on the way back) at the rate
-of a dense float32 product of a batch's shape, measured here.
+The lower bound counts the multiplications of the dense products (forward, and twice that in the backward pass) at the
+rate of a dense float32 product of a batch's shape, measured here.
 
 Embeddings: CPU time and largest memory of a process of its own that loads the data set and computes RWSE with 16 steps,
 without cache.
@@ -182,7 +182,7 @@ class Ours:
         self.experiment.loop.play(until=self.experiment.loop.at.step + 1)
 
     def orders(self) -> dict[str, list[int]]:
-        """Which training graphs each client took in the round just played, in order."""
+        """Which training graphs each client took in the last round, in order."""
         return {
             c: torch.randperm(client.learner.num_train, generator=client.stream("shuffle").torch()).tolist()
             for c, client in self.clients.items()

@@ -215,9 +215,12 @@ def lower_bound_ms(inputs: Inputs, num_features: int, num_classes: int, epochs: 
     array = torch.from_numpy(np.ones(3 * parameters, dtype=np.float32))  # weight and both moments
     array.mul_(1.0)
     bandwidth = 8 * array.numel() / cpu_ms(lambda: array.mul_(1.0), 9)  # bytes per millisecond
-    operations = 4 * inputs.first["layers.0.weight"].num_products * HIDDEN + 4 * inputs.hidden[0].csr.nnz * num_classes
+    first = inputs.first["layers.0.weight"]
+    products = int(first.matrix.numel() if isinstance(first.matrix, torch.Tensor) else first.matrix.nnz)
+    products += 0 if first.after is None else first.after.csr.nnz
+    operations = 4 * products * HIDDEN + 4 * inputs.hidden[0].csr.nnz * num_classes
     operations += 6 * sum(inputs.rows[0]) * HIDDEN * num_classes
-    blocks = inputs.first["layers.0.weight"].blocks
+    blocks = first.blocks
     idle = 0 if blocks is None else int((np.diff(blocks.transposed.indptr) == 0).sum()) * HIDDEN
     return epochs * operations / rate, 24 * (epochs * (parameters - idle) + idle) / bandwidth
 

@@ -25,7 +25,7 @@ from isthmus.privacy.fixedpoint import FixedPoint
 from isthmus.privacy.flatten import encode_all, error_bound, template_of_leaves
 from isthmus.privacy.homomorphic import CkksParameters, HomomorphicKeys
 from isthmus.privacy.lagrange import LagrangeCode
-from isthmus.privacy.masks import SumParty, SumRoster, SumServer, SumTag, unmask_total
+from isthmus.privacy.masks import SumParty, SumRoster, SumServer, SumTag
 
 T = TypeVar("T")
 PRIMES = {"2^31-1": P31, "2^61-1": P61}
@@ -88,8 +88,10 @@ def check_masks(clients: int) -> None:
     roster = SumRoster({name: party.public_key for name, party in parties.items()})
     tag = SumTag("benchmark", "check", 0, 0)
     values = {name: torch.randn(500, dtype=torch.float64) for name in parties}
-    masked = {name: party.mask([values[name]], roster, tag) for name, party in parties.items()}
-    total = unmask_total(masked, roster, tag, template_of_leaves([values["client-0"]]))
+    server = SumServer(roster, tag)
+    for name, party in parties.items():
+        server.add(name, party.mask([values[name]], roster, tag))
+    total = server.total(template_of_leaves([values["client-0"]]))
     error = float((torch.as_tensor(total[0]) - torch.stack(list(values.values())).sum(0)).abs().max())
     assert error <= error_bound(clients) + 1e-12, error
 

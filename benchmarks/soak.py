@@ -2,7 +2,7 @@
 
     python benchmarks/soak.py [--rounds 2000] [--sites 3]
 
-A federation on loopback (real kits and processes) plays FedAvg on a small generated graph; resident memory and threads
+A federation on loopback (real kits and processes) runs FedAvg on a small generated graph; resident memory and threads
 of every process are read twenty times on the way. Flat means: from a quarter of the run to its end neither grows by
 more than a tenth plus 20 MB, or 40 threads.
 """

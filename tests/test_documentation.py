@@ -1,5 +1,5 @@
 """What the repository says about itself is true: citations of specifications, links, commands, paths, the table of
-rooms, the keys of a result.
+packages, the keys of a result.
 """
 
 from __future__ import annotations
@@ -356,7 +356,7 @@ def test_the_check_of_commands_can_fail(text: str, bad: int) -> None:
     assert len(wrong_commands(text)) == bad
 
 
-# -- paths, modules, rooms, keys ------------------------------------------------------------------------
+# -- paths, modules, packages, keys ------------------------------------------------------------------------
 
 PATH = re.compile(
     r"(?:src|tests|docs|benchmarks|examples|federation|methods|privacy|experiments)/[\w./<>*-]*|[\w-]+\.py"
@@ -414,16 +414,16 @@ def test_the_check_of_paths_can_fail(text: str, bad: int) -> None:
     assert len(missing_paths(text)) == bad
 
 
-def test_the_table_of_rooms_says_what_imports_are_allowed() -> None:
+def test_the_table_of_packages_says_what_imports_are_allowed() -> None:
     section = sections(ARCHITECTURE.read_text())["2"]
     rows = {}
     for line in re.findall(r"^\| (`.*) \|$", section, re.MULTILINE):
-        room, _, allowed = line.split(" | ")
-        rows |= dict.fromkeys(re.findall(r"`(\w+)`", room), allowed)
-    named = {room: frozenset(re.findall(r"`(\w+)`", allowed)) for room, allowed in rows.items()}
-    assert {room: named[room] for room in MAY_IMPORT} == MAY_IMPORT
+        package, _, allowed = line.split(" | ")
+        rows |= dict.fromkeys(re.findall(r"`(\w+)`", package), allowed)
+    named = {package: frozenset(re.findall(r"`(\w+)`", allowed)) for package, allowed in rows.items()}
+    assert {package: named[package] for package in MAY_IMPORT} == MAY_IMPORT
     assert named.keys() == MAY_IMPORT.keys() | BASE | (ANYTHING - {""})
-    assert {room for room, allowed in rows.items() if allowed == "everything"} == ANYTHING - {""}
+    assert {package for package, allowed in rows.items() if allowed == "everything"} == ANYTHING - {""}
 
 
 def test_every_file_names_the_same_version() -> None:
@@ -440,5 +440,5 @@ def test_the_keys_of_a_result_are_documented(tmp_path: Path) -> None:
     documented = {key for keys, _ in rows for key in re.findall(r"`(\w+)`", keys)}
     assert documented - {"privacy", "facts"} == result.keys() - {"privacy", "facts"}
     for key in ("bytes", "seconds", "parameters"):
-        told = next(meaning for keys, meaning in rows if f"`{key}`" in keys)
-        assert set(re.findall(r"`(\w+)`", told)) == set(result[key])
+        output = next(meaning for keys, meaning in rows if f"`{key}`" in keys)
+        assert set(re.findall(r"`(\w+)`", output)) == set(result[key])

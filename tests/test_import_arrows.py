@@ -1,5 +1,5 @@
-"""Which room may import which (architecture, section 2). Every import counts, also one inside a function or for types
-only.
+"""Which package may import which (architecture, section 2). Every import counts, also one inside a function or for
+types only.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ ANYTHING = frozenset({"cli", "testing", ""})
 NO_ENGINE = frozenset({"methods"})
 
 
-def _room(module: str) -> str:
-    """The room of ``isthmus.nn.gcn`` is ``nn``; of ``isthmus`` itself, the empty name."""
+def _package(module: str) -> str:
+    """The package of ``isthmus.nn.gcn`` is ``nn``; of ``isthmus`` itself, the empty name."""
     return module.split(".")[1] if "." in module else ""
 
 
@@ -56,8 +56,8 @@ def _imports(tree: ast.AST, module: str, *, package: bool) -> list[tuple[int, st
         elif isinstance(node, ast.ImportFrom):
             anchor = module.split(".")[: len(module.split(".")) - node.level + package] if node.level else []
             base = ".".join([*anchor, *([node.module] if node.module else [])])
-            # `from isthmus import federation` imports a room; `from isthmus import __version__` imports a name of the
-            # package.
+            # `from isthmus import federation` imports a package; `from isthmus import __version__` imports a name of
+            # the package.
             found += [
                 (node.lineno, f"{base}.{alias.name}" if _known(f"{base}.{alias.name}") else base)
                 for alias in node.names
@@ -66,14 +66,14 @@ def _imports(tree: ast.AST, module: str, *, package: bool) -> list[tuple[int, st
 
 
 def _allowed(module: str, imported: str) -> bool:
-    room, other = _room(module), _room(imported)
-    if room in ANYTHING or other == room or other == "":
-        return room not in BASE or other in BASE
-    if room in BASE:
+    package, other = _package(module), _package(imported)
+    if package in ANYTHING or other == package or other == "":
+        return package not in BASE or other in BASE
+    if package in BASE:
         return other in BASE
-    if room in NO_ENGINE and f"{imported}.".startswith(f"isthmus.{ENGINES}."):
+    if package in NO_ENGINE and f"{imported}.".startswith(f"isthmus.{ENGINES}."):
         return False
-    return other in BASE or other in MAY_IMPORT[room]
+    return other in BASE or other in MAY_IMPORT[package]
 
 
 def _violations(source: str, path: Path) -> list[str]:
@@ -86,10 +86,10 @@ def _violations(source: str, path: Path) -> list[str]:
     ]
 
 
-def test_every_room_is_in_the_table() -> None:
-    rooms = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    rooms |= {path.stem for path in ROOT.glob("*.py") if path.stem != "__init__"}
-    assert rooms <= set(MAY_IMPORT) | ANYTHING | BASE
+def test_every_package_is_in_the_table() -> None:
+    packages = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    packages |= {path.stem for path in ROOT.glob("*.py") if path.stem != "__init__"}
+    assert packages <= set(MAY_IMPORT) | ANYTHING | BASE
 
 
 def test_the_arrows_hold() -> None:

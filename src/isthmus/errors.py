@@ -39,7 +39,7 @@ class ProtocolError(RunError):
 
 
 def unknown(what: str, given: str, allowed: Iterable[str], *, error: type[IsthmusError] = ConfigError) -> IsthmusError:
-    """The error for a name nobody knows: quotes it, names the nearest valid one, lists what is allowed."""
+    """The error for an unknown name: quotes it, names the nearest valid one, lists what is allowed."""
     names = sorted(allowed)
     near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""

@@ -81,10 +81,10 @@ def unfinished(finished: Path, tmp_path: Path) -> Path:
 def test_json_is_one_object_with_the_agreed_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "fedavg", *RUN, "--out", str(tmp_path / "r"), "--json"]) == 0
     out, err = capsys.readouterr()
-    told = json.loads(out)
-    assert out.count("\n") == 1 and told == json.loads((tmp_path / "r" / "result.json").read_text())
-    assert set(told) == KEYS | {"source", "finished", "groups", "test_minority_last"}
-    assert set(told["bytes"]) - {"evaluation_up", "evaluation_down"} == {
+    output = json.loads(out)
+    assert out.count("\n") == 1 and output == json.loads((tmp_path / "r" / "result.json").read_text())
+    assert set(output) == KEYS | {"source", "finished", "groups", "test_minority_last"}
+    assert set(output["bytes"]) - {"evaluation_up", "evaluation_down"} == {
         "setup_up",
         "setup_down",
         "up",
@@ -92,9 +92,9 @@ def test_json_is_one_object_with_the_agreed_keys(tmp_path: Path, capsys: pytest.
         "peer",
         "device",
     }
-    assert set(told["seconds"]) == {"setup", "train", "eval"} and set(told["parameters"]) == {"trainable", "shared"}
+    assert set(output["seconds"]) == {"setup", "train", "eval"} and set(output["parameters"]) == {"trainable", "shared"}
     assert all(
-        0.0 <= told[key] <= 1.0
+        0.0 <= output[key] <= 1.0
         for key in ("val", "test", "test_last", "test_client_mean", "test_client_mean_last", "score")
     )
     assert "train 3/3" in err and "\x1b" not in err, "progress goes to stderr, as plain lines where that is no terminal"
@@ -102,11 +102,11 @@ def test_json_is_one_object_with_the_agreed_keys(tmp_path: Path, capsys: pytest.
 
 
 def test_python_gives_the_same_result(finished: Path, tmp_path: Path) -> None:
-    told = isthmus.run(
+    output = isthmus.run(
         "fedavg", dataset="csbm:nodes=90,features=6,degree=4", clients=3, rounds=3, hidden=8, out=tmp_path / "r"
     )
     other = json.loads((finished / "result.json").read_text())
-    assert {k: v for k, v in told.items() if k not in TIMES} == {k: v for k, v in other.items() if k not in TIMES}
+    assert {k: v for k, v in output.items() if k not in TIMES} == {k: v for k, v in other.items() if k not in TIMES}
     for file in (finished / "models").iterdir():
         assert file.read_bytes() == (tmp_path / "r" / "models" / file.name).read_bytes()
 
@@ -114,8 +114,8 @@ def test_python_gives_the_same_result(finished: Path, tmp_path: Path) -> None:
 def test_people_get_a_table(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["resume", str(finished)]) == 0
     out, err = capsys.readouterr()
-    told = json.loads((finished / "result.json").read_text())
-    assert f"{100 * told['test']:.2f} %" in out and "fedavg on csbm" in out and err == ""
+    output = json.loads((finished / "result.json").read_text())
+    assert f"{100 * output['test']:.2f} %" in out and "fedavg on csbm" in out and err == ""
 
 
 def test_flags_win_over_set_and_file(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,8 +132,8 @@ def test_flags_win_over_set_and_file(finished: Path, tmp_path: Path, capsys: pyt
         "1",
     ]
     assert main([*arguments, "--json", "--out", str(tmp_path / "r")]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["rounds"], told["seed"], told["clients"]) == (1, 8, 3)
+    output = json.loads(capsys.readouterr().out)
+    assert (output["rounds"], output["seed"], output["clients"]) == (1, 8, 3)
 
 
 def test_progress_is_about_ten_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,8 +161,8 @@ def test_a_live_bar_on_a_terminal(
 def test_resume(unfinished: Path, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["resume", str(unfinished), "--json"]) == 0
     out, err = capsys.readouterr()
-    told, other = json.loads(out), json.loads((finished / "result.json").read_text())
-    assert {k: v for k, v in told.items() if k not in TIMES} == {k: v for k, v in other.items() if k not in TIMES}
+    output, other = json.loads(out), json.loads((finished / "result.json").read_text())
+    assert {k: v for k, v in output.items() if k not in TIMES} == {k: v for k, v in other.items() if k not in TIMES}
     assert "continued after 4 of 4 rounds" in err
 
 

@@ -150,9 +150,9 @@ def test_missing_data_is_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setenv("ISTHMUS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("ISTHMUS_OFFLINE", "1")
     assert compare("local", "fedavg", "--dataset", "flickr", "--runs", "2", "--out", str(tmp_path / "new" / "o")) == 3
-    told = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert (
-        "4 of 4 runs have no result: data set 'flickr' is not available" in told and len(told.splitlines()) == 1
+        "4 of 4 runs have no result: data set 'flickr' is not available" in output and len(output.splitlines()) == 1
     )  # once, not per run
     assert not (tmp_path / "new").exists()
 

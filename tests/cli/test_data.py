@@ -10,14 +10,14 @@ import pytest
 from isthmus.cli.main import main
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> dict[str, list[dict[str, object]]]:
+def output(capsys: pytest.CaptureFixture[str]) -> dict[str, list[dict[str, object]]]:
     found: dict[str, list[dict[str, object]]] = json.loads(capsys.readouterr().out)
     return found
 
 
 def test_list_names_sets_settings_and_generators(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "list", "--json"]) == 0
-    entries = {entry["name"]: entry for entry in told(capsys)["datasets"]}
+    entries = {entry["name"]: entry for entry in output(capsys)["datasets"]}
     assert {"cora", "mutag", "chem", "banks", "csbm"} <= set(entries)
     assert entries["chem"]["kind"] == "setting" and entries["banks"]["where"] == "generated"
     assert main(["datasets"]) == 0 and "cora" in capsys.readouterr().out

@@ -259,7 +259,7 @@ def local_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 @pytest.fixture
 def scratch() -> Iterator[Path]:
-    """A temporary folder with a short name (ray's sockets), by which processes can be told."""
+    """A temporary folder with a short name (ray's sockets), by which processes can be identified."""
     folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)

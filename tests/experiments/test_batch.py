@@ -41,9 +41,9 @@ def scores(outcomes: dict[Path, Outcome]) -> dict[str, Any]:
 
 def test_runs_are_played_once_and_reused(tmp_path: Path) -> None:
     jobs = [job(tmp_path, seed=0), job(tmp_path, seed=1), job(tmp_path, seed=0)]
-    told: list[str] = []
-    first = run_all(jobs, workers=1, on_done=lambda outcome: told.append(outcome.status))
-    assert told == ["done", "done"]
+    output: list[str] = []
+    first = run_all(jobs, workers=1, on_done=lambda outcome: output.append(outcome.status))
+    assert output == ["done", "done"]
     assert len(first) == 2
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
     again = run_all(jobs, workers=1)

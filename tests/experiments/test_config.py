@@ -192,8 +192,8 @@ def test_set_needs_key_and_value(text: str) -> None:
     ],
 )
 def test_wrong_types_are_config_errors(value: Any, hint: Any) -> None:
-    with pytest.raises(ConfigError, match="knob"):
-        coerce(value, hint, "knob")
+    with pytest.raises(ConfigError, match="setting"):
+        coerce(value, hint, "setting")
 
 
 def test_literals_name_what_is_allowed() -> None:

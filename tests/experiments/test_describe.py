@@ -49,13 +49,13 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", "fedprox"]) == 0
     assert "Weight of the proximal term" in capsys.readouterr().out
     assert main(["methods", "fedprox", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)["settings"]
+    output = json.loads(capsys.readouterr().out)["settings"]
     assert {
         "group": "method",
         "key": "mu",
         "default": 0.01,
         "meaning": "Weight of the proximal term; 0 is FedAvg.",
-    } in told
+    } in output
     assert main(["methods", "--json"]) == 0
     assert {row["name"] for row in json.loads(capsys.readouterr().out)["methods"]} == {
         method.name for method in all_methods()

@@ -132,9 +132,9 @@ def test_ctrl_c_says_how_to_go_on(plain: dict[str, Path], tmp_path: Path) -> Non
     assert process.pid is not None
     os.kill(process.pid, signal.SIGINT)
     process.join()
-    told = (tmp_path / "log.err").read_text()
-    assert process.exitcode == 130, told
-    assert f"stopped; continue with: isthmus resume '{path}'" in told and "Traceback" not in told
+    output = (tmp_path / "log.err").read_text()
+    assert process.exitcode == 130, output
+    assert f"stopped; continue with: isthmus resume '{path}'" in output and "Traceback" not in output
     assert (tmp_path / "log.out").read_text() == ""
     process = start(["resume", str(path)], tmp_path / "last")
     process.join()
@@ -153,7 +153,7 @@ def test_two_processes_on_one_folder(plain: dict[str, Path], tmp_path: Path) -> 
     os.kill(first.pid, signal.SIGCONT)
     first.join()
     assert second.exitcode == 4
-    told = (tmp_path / "second.err").read_text()
-    assert told.count("\n") == 1 and "in use by another process" in told
+    output = (tmp_path / "second.err").read_text()
+    assert output.count("\n") == 1 and "in use by another process" in output
     assert first.exitcode == 0
     assert_same_run(path, plain["each"])

@@ -135,12 +135,12 @@ def test_always_the_majority_class_is_never_right_on_minorities() -> None:
     parts = build_scenario(
         dataset="csbm:nodes=120,classes=3,features=4,degree=4", clients=3, split="client:40/30/30", seed=1
     ).parts
-    told = {}
+    output = {}
     for name, data in parts.items():
         logits = torch.zeros(data.num_nodes, 3)
         logits[:, majority_class(data.y, data.train)] = 1.0
         masks = {"train": data.train, "val": data.val, "test": data.test} | node_groups(data)
-        told[name] = Evaluation({part: tally(logits, data.y, mask) for part, mask in masks.items()})
-    line = evaluation_line(told, {name: data.num_nodes for name, data in parts.items()})
+        output[name] = Evaluation({part: tally(logits, data.y, mask) for part, mask in masks.items()})
+    line = evaluation_line(output, {name: data.num_nodes for name, data in parts.items()})
     (wrong, few), (right, many) = line["test_groups"]["minority"], line["test_groups"]["majority"]
     assert wrong == 0 < few and right == many and line["test"] == pytest.approx(many / (few + many))

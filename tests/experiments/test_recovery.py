@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults import Fault, FaultyEngine
 from run_helpers import assert_same_run, run_in_folder, small
 
 import isthmus
@@ -15,7 +16,6 @@ from isthmus.errors import RunError
 from isthmus.experiments import round_loop as loop_module
 from isthmus.experiments.callbacks import Callback
 from isthmus.experiments.config import Settings
-from isthmus.federation.faults import Fault, FaultyEngine
 from isthmus.federation.interface import FailureKind, QuorumError
 from isthmus.methods import fedavg
 from isthmus.methods.fedavg import FedAvgClient, FedAvgCohort
@@ -83,10 +83,10 @@ def test_a_party_that_always_fails_ends_the_run_after_a_few_recoveries(kind: Fai
         run_in_folder(settings(), tmp_path / "r", engine=FaultyEngine, plan=plan, callbacks=[seen])
     assert caught.value.exit_code == 4 and len(seen.steps) == loop_module.MAX_RECOVERIES
     assert not (tmp_path / "r" / "result.json").exists()
-    told = isthmus.resume(tmp_path / "r")  # with the party back
+    output = isthmus.resume(tmp_path / "r")  # with the party back
     run_in_folder(settings(), tmp_path / "plain")
     assert_same_run(tmp_path / "r", tmp_path / "plain")
-    assert told["rounds"] == 4
+    assert output["rounds"] == 4
 
 
 def test_parties_that_fail_in_turn_do_not_loop_for_ever(tmp_path: Path) -> None:

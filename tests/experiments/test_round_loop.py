@@ -157,17 +157,17 @@ def test_test_labels_do_not_touch_training_or_selection(selection: str, tmp_path
 def test_score_rules(rule: str, tmp_path: Path) -> None:
     settings = dataclasses.replace(small(rounds=5, dropout=0.6), score=rule)
     simulated = run_in_folder(settings, tmp_path / "r")
-    found, told = lines(tmp_path / "r"), result(tmp_path / "r")
+    found, output = lines(tmp_path / "r"), result(tmp_path / "r")
     column, when, sentence = SCORE_RULES[rule]
-    line = found[-1] if when == "last" else found[told["selected_round"] - 1]
-    assert told["score"] == line[column] and told["score_rule"] == sentence
-    assert told["val"] == max(other["val"] for other in found) and told["test_last"] == found[-1]["test"]
-    assert told["test"] == found[told["selected_round"] - 1]["test"]
+    line = found[-1] if when == "last" else found[output["selected_round"] - 1]
+    assert output["score"] == line[column] and output["score_rule"] == sentence
+    assert output["val"] == max(other["val"] for other in found) and output["test_last"] == found[-1]["test"]
+    assert output["test"] == found[output["selected_round"] - 1]["test"]
     loop = simulated.loop
     again = form_result(
         simulated.settings, simulated.scenario, simulated.nodes, loop.lines, loop.totals, {}, [], {}, "x"
     )
-    assert again["score"] == told["score"] and again["seconds_per_round"] is None
+    assert again["score"] == output["score"] and again["seconds_per_round"] is None
 
 
 def test_unknown_score_rule() -> None:
@@ -252,10 +252,10 @@ def test_no_result_before_the_end_and_no_lock_after_an_error(tmp_path: Path) -> 
     with pytest.raises(KeyboardInterrupt):
         isthmus.run("fedavg", **SMALL, out=tmp_path / "r", callbacks=[stop])
     assert len(seen) == 5 and not any(seen) and not (tmp_path / "r" / "result.json").exists() and stop.closed == 1
-    told = isthmus.resume(tmp_path / "r")  # in the same process: the lock is free
+    output = isthmus.resume(tmp_path / "r")  # in the same process: the lock is free
     isthmus.run("fedavg", **SMALL, out=tmp_path / "plain")
     assert_same_run(tmp_path / "r", tmp_path / "plain")
-    assert told["seconds_per_round"] > 0
+    assert output["seconds_per_round"] > 0
 
 
 def test_seconds_per_round_is_the_median_over_all_rounds_also_after_a_resume(

@@ -1,5 +1,5 @@
-"""An engine with walls but without processes: parties behind hosts, everything packed to one buffer each way, hosts
-that can be killed.
+"""An engine that separates parties as processes would, in one process: everything is packed into one
+buffer each way, and hosts can be killed.
 """
 
 from __future__ import annotations

@@ -558,7 +558,7 @@ def _csr_parts(
     pointers: tuple[str, list[int], bytes] | None = None,
     values: tuple[str, list[int], bytes] | None = None,
 ) -> dict[str, tuple[str, list[int], bytes]]:
-    """[[1, 2], [0, 0]] unless told otherwise."""
+    """[[1, 2], [0, 0]] by default."""
     return {
         "0": values or _single(1.0, 2.0),
         "1": columns or _ints(0, 1),

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from faults import Fault, FaultyEngine
 
-from isthmus.federation.faults import Fault, FaultyEngine
 from isthmus.federation.interface import Failure, QuorumError
 from isthmus.federation.messages import Count, Message
 from isthmus.federation.roles import Client, Role, RoleTable, handler

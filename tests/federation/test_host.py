@@ -1,4 +1,4 @@
-"""Parties behind a wall: the same bits as in one process, every refusal an answer, lost places taken back."""
+"""Parties in other processes: the same bits as in one process, every refusal an answer, lost places taken back."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_without_stores_a_lost_place_ends_the_run() -> None:
         experiment.loop.play()
 
 
-# -- a host's door ---------------------------------------------------------------------------------
+# -- what a host refuses ---------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -55,12 +55,12 @@ def scenario() -> Scenario:
     return build_scenario(dataset="csbm:nodes=40,classes=3,features=5,degree=4", clients=3, split="40/20/40", seed=3)
 
 
-def open_session(scenario: Scenario, roles: Mapping[str, Role], wall: str = "copies") -> Session:
+def open_session(scenario: Scenario, roles: Mapping[str, Role], boundary: str = "copies") -> Session:
     table = RoleTable(roles)
     stream = Stream(0, ("party",))
-    if wall == "hosts":
+    if boundary == "hosts":
         return Session(HostedEngine(scenario.parts, table, None, stream), table)
-    return Session(LocalEngine(scenario.parts, table, None, stream, wire=wall == "codec"), table)
+    return Session(LocalEngine(scenario.parts, table, None, stream, wire=boundary == "codec"), table)
 
 
 def dense_adjacency(data: NodeData) -> Tensor:
@@ -168,9 +168,9 @@ class Hop(Client[None, Powers]):
             self.state = Powers({"": power})
 
 
-@pytest.mark.parametrize("wall", ["copies", "codec", "hosts"])
-def test_fedstruct_powers_by_column_stripes_equal_the_dense_power(scenario: Scenario, wall: str) -> None:
-    session = open_session(scenario, {"client": Role(Hop)}, wall)
+@pytest.mark.parametrize("boundary", ["copies", "codec", "hosts"])
+def test_fedstruct_powers_by_column_stripes_equal_the_dense_power(scenario: Scenario, boundary: str) -> None:
+    session = open_session(scenario, {"client": Role(Hop)}, boundary)
     for power in (2, 3):
         session.clock.begin("powers", power)
         for owner in session.clients:
@@ -339,9 +339,9 @@ def pass_messages(federation: Federation, *, backward: bool) -> int:
     return len(replies.mail)
 
 
-@pytest.mark.parametrize("wall", ["copies", "codec", "hosts"])
-def test_hifgl_shares_give_forward_and_backward_of_two_layers(scenario: Scenario, wall: str) -> None:
-    session = open_session(scenario, {"client": Role(Silo, holds=identities), "device": Role(Devices)}, wall)
+@pytest.mark.parametrize("boundary", ["copies", "codec", "hosts"])
+def test_hifgl_shares_give_forward_and_backward_of_two_layers(scenario: Scenario, boundary: str) -> None:
+    session = open_session(scenario, {"client": Role(Silo, holds=identities), "device": Role(Devices)}, boundary)
     matrix = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     session.clock.begin("train", 1)
     devices = session.tier("device")
@@ -449,11 +449,11 @@ def split_round(state: SplitState, federation: Federation, lr: float) -> SplitSt
     return replace(state, generator=state.generator - lr * generator.grad, head=head)
 
 
-@pytest.mark.parametrize("wall", ["copies", "codec", "hosts"])
+@pytest.mark.parametrize("boundary", ["copies", "codec", "hosts"])
 def test_fedggr_split_round_equals_one_centralised_step_and_evaluates_through_messages(
-    scenario: Scenario, wall: str
+    scenario: Scenario, boundary: str
 ) -> None:
-    session = open_session(scenario, {"client": Role(SplitClient)}, wall)
+    session = open_session(scenario, {"client": Role(SplitClient)}, boundary)
     head = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     state = SplitState({}, torch.ones(5, dtype=torch.float64), head)
     session.clock.begin("upload", 1)

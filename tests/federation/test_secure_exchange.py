@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from faults import Fault, FaultyEngine
 from test_protocols import Hop, Stripe, dense_adjacency
 from torch import Tensor
 
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.errors import ProtocolError, RunError
 from isthmus.federation.engines.local import LocalEngine
-from isthmus.federation.faults import Fault, FaultyEngine
 from isthmus.federation.interface import QuorumError
 from isthmus.federation.messages import SERVER, Count, Embedding, Message, PartyId, Structure
 from isthmus.federation.party import Parcel
@@ -115,7 +115,7 @@ def scenario() -> Scenario:
     return build_scenario(dataset="csbm:nodes=80,classes=3,features=4,degree=4", clients=4, split="30/20/50", seed=5)
 
 
-class Listening(LocalEngine):
+class Recording(LocalEngine):
     """Writes down what leaves each party."""
 
     left: list[Any]
@@ -164,7 +164,7 @@ def test_own_mail_is_added_in_the_clear_and_nobody_without_mail_is_forgotten(sce
 
 
 def test_sparse_mail_is_summed_over_announced_positions(scenario: Scenario) -> None:
-    plain, masked = open_session(scenario, secure=False), open_session(scenario, engine=Listening)
+    plain, masked = open_session(scenario, secure=False), open_session(scenario, engine=Recording)
     for session in (plain, masked):
         session.exchange(Neighbour.post_sparse, Neighbour.absorb_sparse, combine="sum")
     for party in PARTIES:
@@ -183,7 +183,7 @@ def test_sparse_mail_is_summed_over_announced_positions(scenario: Scenario) -> N
 
 
 def test_what_one_sender_sends_is_uniform(scenario: Scenario) -> None:
-    session = open_session(scenario, engine=Listening)
+    session = open_session(scenario, engine=Recording)
     session.exchange(Neighbour.post, Neighbour.absorb, combine="sum")
     engine: Any = session.engine
     parcels = [parcel for outcome in engine.left if isinstance(outcome, tuple) for parcel in outcome]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from faults import Fault, FaultyEngine
 from torch import Tensor
 
 from isthmus.data.scenario import Scenario, build_scenario
@@ -18,7 +19,6 @@ from isthmus.experiments.config import resolve
 from isthmus.experiments.disclosure import sheet_of
 from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.engines.local import LocalEngine
-from isthmus.federation.faults import Fault, FaultyEngine
 from isthmus.federation.interface import QuorumError
 from isthmus.federation.ledger import differences
 from isthmus.federation.messages import Count, Identifier, Message, Model, Structure
@@ -64,14 +64,14 @@ def test_masked_sums_give_the_same_weights_within_the_fixed_point_bound(scenario
 def test_what_one_party_sends_is_uniform_and_only_the_sum_means_anything(scenario: Scenario) -> None:
     sent: list[Masked] = []
 
-    class Listening(LocalEngine):
+    class Recording(LocalEngine):
         def _invoke(self, call: Any) -> Any:
             outcome = super()._invoke(call)
             if isinstance(outcome, Masked):
                 sent.append(outcome)
             return outcome
 
-    play("fedavg", scenario, engine=Listening, secure_sum=True, hidden=(32,))
+    play("fedavg", scenario, engine=Recording, secure_sum=True, hidden=(32,))
     assert len(sent) == 3 * (1 + 4), "one masked message per client and sum, the count of samples included"
     words = np.concatenate([message.words.numpy().view(np.uint64) for message in sent])
     assert uniformity(words) > 1e-4

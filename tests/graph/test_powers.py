@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from isthmus.graph.powers import (
     Selection,
     add,
-    combined_adjacency,
     entries,
     find_bin,
     keep_largest_by_owner,
@@ -94,13 +93,11 @@ def test_owners_who_only_count_keep_exactly_the_largest_of_all(seed: int, wanted
     assert kept == set(everything[:wanted])
 
 
-def test_the_combined_adjacency_is_the_polynomial_and_propagation_needs_no_power() -> None:
+def test_propagation_is_the_product_with_the_polynomial() -> None:
     walk = sparse(3, 6, 6)
     walk = sp.csr_matrix(sp.diags(1 / np.maximum(row_mass(walk), 1e-9)) @ walk)
     dense, values = walk.toarray().astype(np.float64), np.random.default_rng(0).normal(size=(6, 2))
     expected = 0.5 * np.eye(6) + 0.3 * dense + 0.2 * np.linalg.matrix_power(dense, 3)
-    found = combined_adjacency(walk, (0.3, 0.0, 0.2), 0.5)
-    np.testing.assert_allclose(found, expected, atol=1e-12)
     np.testing.assert_allclose(
         propagate(walk.astype(np.float64), values, (0.3, 0.0, 0.2), 0.5), expected @ values, atol=1e-12
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from faults import Fault
 from torch import Tensor
 
 from isthmus.data.node_data import NodeData
@@ -14,7 +15,6 @@ from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.engines.local import LocalEngine
-from isthmus.federation.faults import Fault
 from isthmus.federation.messages import address
 from isthmus.methods.hifgl.algorithm import Devices, ServerState, Silo, setup_round, train_round
 from isthmus.methods.hifgl.messages import Common, Down, Pass

@@ -145,7 +145,6 @@ def test_the_published_simulation_is_not_quite_central() -> None:
 def test_general_properties(settings: dict[str, Any]) -> None:
     skip = {
         "identical_clients_stay_identical": "a node has one owner",
-        "order_does_not_matter": "data and the names that cross edges give must be exchanged together",
         "one_client_equals_local": "rounding: sums are formed before the first product, not in it",
     }
     check_method("fedgcn", settings={"head": False, **settings}, skip=skip)

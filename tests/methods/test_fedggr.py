@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from faults import Fault, FaultyEngine
 from torch import Tensor
 from torch.func import functional_call
 
@@ -16,7 +17,6 @@ from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import SimulatedRun
-from isthmus.federation.faults import Fault, FaultyEngine
 from isthmus.federation.ledger import differences
 from isthmus.methods.fedggr import FedGGRConfig, ServerState
 from isthmus.methods.fedggr.algorithm import chosen, joined_gradient
@@ -354,7 +354,7 @@ def test_facts_against_a_count_by_hand(scenario: Scenario) -> None:
     state = server(run)
     facts = run.settings.method.facts
     assert facts is not None
-    told = facts(state, run.settings.method_config, scenario)["learned_graph"]
+    output = facts(state, run.settings.method_config, scenario)["learned_graph"]
     ids = torch.cat([scenario.parts[name].node_id for name in sorted(scenario.parts)]).tolist()
     owner = {int(node): name for name, data in scenario.parts.items() for node in data.node_id}
     learned = {frozenset((ids[i], ids[j])) for i, row in enumerate(state.neighbours.tolist()) for j in row if i != j}
@@ -362,14 +362,14 @@ def test_facts_against_a_count_by_hand(scenario: Scenario) -> None:
     lost = {pair for pair in true if len({owner[node] for node in pair}) == 2}
     cross = {pair for pair in learned if len({owner[node] for node in pair}) == 2}
     alike = [len({int(scenario.whole.y[node]) for node in pair}) == 1 for pair in learned]
-    assert told["edges"] == len(learned) and told["deleted_edges"] == len(lost)
-    assert told["cross_share"] == pytest.approx(len(cross) / len(learned))
-    assert told["deleted_recall"] == pytest.approx(len(lost & learned) / len(lost))
-    assert told["deleted_precision"] == pytest.approx(len(lost & cross) / len(cross))
-    assert told["homophily"] == pytest.approx(sum(alike) / len(alike))
-    assert told["degree_min"] >= 4 and told["degree_max"] >= told["degree_p95"] >= told["degree_median"]
+    assert output["edges"] == len(learned) and output["deleted_edges"] == len(lost)
+    assert output["cross_share"] == pytest.approx(len(cross) / len(learned))
+    assert output["deleted_recall"] == pytest.approx(len(lost & learned) / len(lost))
+    assert output["deleted_precision"] == pytest.approx(len(lost & cross) / len(cross))
+    assert output["homophily"] == pytest.approx(sum(alike) / len(alike))
+    assert output["degree_min"] >= 4 and output["degree_max"] >= output["degree_p95"] >= output["degree_median"]
     alone = facts(state, run.settings.method_config, None)["learned_graph"]
-    assert alone["cross_share"] == told["cross_share"] and "deleted_recall" not in alone
+    assert alone["cross_share"] == output["cross_share"] and "deleted_recall" not in alone
 
 
 def test_facts_do_not_depend_on_what_node_ids_look_like(scenario: Scenario) -> None:
@@ -389,9 +389,9 @@ def test_encoders_trained_apart_find_fewer_edges_between_clients(scenario: Scena
         run = play(
             scenario, encoder=encoder, encoder_epochs=40, encoder_hops=False, embedding_width=24, encoder_hidden=32
         )
-        told = run.settings.method.facts(server(run), run.settings.method_config, None)["learned_graph"]  # type: ignore[misc]
-        shares[encoder] = told["cross_share"]
-        chance = told["cross_share_by_chance"]
+        output = run.settings.method.facts(server(run), run.settings.method_config, None)["learned_graph"]  # type: ignore[misc]
+        shares[encoder] = output["cross_share"]
+        chance = output["cross_share_by_chance"]
     assert abs(shares["federated"] - chance) < 0.1 and abs(shares["projection"] - chance) < 0.1
     assert shares["independent"] < 0.5 * chance
 
@@ -435,7 +435,7 @@ def test_self_supervision_changes_only_what_the_server_trains(scenario: Scenario
         assert torch.equal(tensor, helped.weights[name])
 
 
-def test_global_rows_equal_the_written_out_formula() -> None:
+def test_global_rows_equal_the_formula() -> None:
     """Spec 2.3 c: biases are added before A*, whose rows do not sum to one."""
     module = GlobalModule(3, dropout=0.5, input_dropout=0.4)
     weights = module.first_weights(4, 5, 2, Stream(0), torch.float64)

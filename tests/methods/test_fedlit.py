@@ -224,9 +224,9 @@ def test_every_client_gets_its_own_alignment(scenario: Scenario) -> None:
 
 
 def test_the_first_reference_is_nobodys_place_in_line() -> None:
-    told = {f"c{k}": torch.randn(3, 4, generator=torch.Generator().manual_seed(k)) for k in range(4)}
-    turned = {f"c{3 - k}": told[f"c{k}"] for k in range(4)}
-    assert torch.equal(most_alike(told), most_alike(turned))
+    output = {f"c{k}": torch.randn(3, 4, generator=torch.Generator().manual_seed(k)) for k in range(4)}
+    turned = {f"c{3 - k}": output[f"c{k}"] for k in range(4)}
+    assert torch.equal(most_alike(output), most_alike(turned))
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,6 @@ def test_general_properties() -> None:
             "one_client_equals_local": (
                 "the same up to rounding (test_without_cross_edges_and_noise_it_is_fedavg), by other kernels"
             ),
-            "order_does_not_matter": "cross edges name their owners, so parts cannot be exchanged",
             "cohort_equals_each": "clients have no cohort",
         },
     )

@@ -70,17 +70,17 @@ def scenario() -> Scenario:
     )
 
 
-class Listener(LocalEngine):
+class Recorder(LocalEngine):
     """Keeps what arrives at the server, message by message: what a curious server has."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.heard: list[tuple[str, str, Any]] = []
-        self.told: list[tuple[str, Any]] = []
+        self.received: list[tuple[str, Any]] = []
 
     def dispatch(self, calls: Sequence[Invocation], timeout: float | None) -> Any:
         outcome = super().dispatch(calls, timeout)
-        self.told += [(call.handler, call.argument) for call in calls if call.argument is not None]
+        self.received += [(call.handler, call.argument) for call in calls if call.argument is not None]
         if isinstance(outcome, Mapping):  # not where clients are trained together
             self.heard += [
                 (call.handler, party, reply)
@@ -99,7 +99,7 @@ def experiment(method: str, scenario: Scenario, **settings: Any) -> SimulatedRun
     flags = {"dataset": "csbm", "clients": len(scenario.parts), "seed": 1, **SMALL, **settings}
     known = {f for f in flags if f not in SMALL or f in settings} | set(_keys(method))
     return SimulatedRun(
-        resolve(method, {key: value for key, value in flags.items() if key in known}), scenario, engine=Listener
+        resolve(method, {key: value for key, value in flags.items() if key in known}), scenario, engine=Recorder
     )
 
 
@@ -235,7 +235,7 @@ def test_the_means_are_weighted_by_class_shares_and_training_size(scenario: Scen
     """fedspray (pre-weighted sums) against fedspray-published (single uploads), and both against the formula."""
     plain, published = play("fedspray", scenario), play("fedspray-published", scenario)
     heard = published.engine
-    assert isinstance(heard, Listener)
+    assert isinstance(heard, Recorder)
     census, uploads = heard.replies("census"), heard.replies("upload")
     shares = torch.stack([census[name].class_shares for name in uploads])  # (K, C)
     weights = shares / shares.sum(0)
@@ -266,7 +266,7 @@ def test_identical_proxies_come_back_and_who_lacks_a_class_has_no_say() -> None:
 def test_a_class_at_one_client_only_is_copied_from_it(scenario: Scenario) -> None:
     change = {name: torch.where(data.y == 2, 1, data.y) for name, data in scenario.parts.items() if name != "client-1"}
     played = play("fedspray-published", with_labels(scenario, change))
-    assert isinstance(played.engine, Listener)
+    assert isinstance(played.engine, Recorder)
     uploads = played.engine.replies("upload")
     torch.testing.assert_close(played.loop.state.proxies[2], uploads["client-1"].proxies[2])  # type: ignore[attr-defined]
     assert all(torch.equal(upload.proxies[2], torch.zeros(6)) for name, upload in uploads.items() if name != "client-1")
@@ -277,7 +277,7 @@ def test_one_client_gets_back_what_it_sent() -> None:
         dataset="csbm:nodes=40,classes=3,features=12,degree=4", clients=1, split="client:40/30/30", seed=1
     )
     played = play("fedspray-published", one)
-    assert isinstance(played.engine, Listener)
+    assert isinstance(played.engine, Recorder)
     (upload,) = played.engine.replies("upload").values()
     assert equal_weights(played.loop.state.encoder, upload.encoder)  # type: ignore[attr-defined]
     torch.testing.assert_close(played.loop.state.proxies, upload.proxies)  # type: ignore[attr-defined]
@@ -474,7 +474,7 @@ def test_without_proxies_they_stay_zero_and_p_sees_features_only(scenario: Scena
 
 
 def test_the_control_is_a_federated_mlp_that_teaches(scenario: Scenario) -> None:
-    """Its encoder is FedAvg of an MLP: the GNNs never speak to it."""
+    """Its encoder is FedAvg of an MLP: the GNNs send nothing to it."""
     taught, untaught = play("mlpteacher", scenario), play("mlpteacher", scenario, lambda1=0.0)
     assert equal_weights(taught.loop.state.encoder, untaught.loop.state.encoder)  # type: ignore[attr-defined]
     assert set(taught.loop.state.encoder) == {"embed.weight", "embed.bias", "project.weight", "project.bias"}  # type: ignore[attr-defined]
@@ -487,7 +487,7 @@ def test_the_control_is_a_federated_mlp_that_teaches(scenario: Scenario) -> None
 @pytest.mark.parametrize("method", ["fedspray", "fedspray-published", "mlpteacher"])
 def test_nothing_on_the_wire_has_a_row_per_node(scenario: Scenario, method: str) -> None:
     played = play(method, scenario)
-    assert isinstance(played.engine, Listener)
+    assert isinstance(played.engine, Recorder)
     allowed = {(12, 6), (6,), (6, 3), (3,), (3, 6)}  # omega, the (C, d_s) matrix, the histogram
     seen: dict[str, set[tuple[int, ...]]] = {}
     for handler, _, reply in played.engine.heard:
@@ -495,7 +495,7 @@ def test_nothing_on_the_wire_has_a_row_per_node(scenario: Scenario, method: str)
             tensors = list(_tensors(reply))
             seen.setdefault(handler, set()).update(tuple(tensor.shape) for tensor in tensors)
     assert set().union(*seen.values()) <= allowed
-    for _, message in played.engine.told:
+    for _, message in played.engine.received:
         assert {tuple(tensor.shape) for tensor in _tensors(message)} <= allowed
     if method != "mlpteacher":  # d_x d_s + d_s + 2 (d_s C + C) + C d_s
         count = played.settings.method.shared_values
@@ -538,18 +538,18 @@ def test_test_labels_do_not_choose_the_round(scenario: Scenario) -> None:
 
 def test_facts_name_majorities_and_count_minorities(scenario: Scenario) -> None:
     played = play("fedspray", scenario)
-    told = facts(cast(Any, played.loop.state), cast(Any, played.settings.method_config), scenario)
+    given = facts(cast(Any, played.loop.state), cast(Any, played.settings.method_config), scenario)
     for name, data in scenario.parts.items():
         majority = int(torch.bincount(data.y[data.train], minlength=3).argmax())
-        assert told["clients"][name] == {
+        assert given["clients"][name] == {
             "majority_class": majority,
             "minority_test_nodes": int((data.test & (data.y != majority)).sum()),
         }
     assert (
-        sum(each["minority_test_nodes"] for each in told["clients"].values())
+        sum(each["minority_test_nodes"] for each in given["clients"].values())
         == played.loop.lines[-1]["test_groups"]["minority"][1]
     )
-    assert told["classes_without_proxy"] == []
+    assert given["classes_without_proxy"] == []
 
 
 # -- bad input -------------------------------------------------------------------------------------
@@ -651,7 +651,7 @@ def singleton_proxy(played: SimulatedRun) -> Tensor:
 
 def histograms(played: SimulatedRun) -> dict[str, list[int]]:
     """What a curious server makes of the census replies it got, read as if they were in the clear."""
-    assert isinstance(played.engine, Listener)
+    assert isinstance(played.engine, Recorder)
     found = {}
     for name, reply in played.engine.replies("census").items():
         if isinstance(reply, Masked):
@@ -666,14 +666,14 @@ def test_published_messages_show_label_histogram_and_singleton_proxy(scenario: S
     played = play("fedspray-published", lonely(scenario), rounds=1)
     truth = {name: torch.bincount(data.y[data.train], minlength=3).tolist() for name, data in played.parts.items()}
     assert histograms(played) == truth
-    assert isinstance(played.engine, Listener)
+    assert isinstance(played.engine, Recorder)
     torch.testing.assert_close(played.engine.replies("upload")["client-0"].proxies[2], singleton_proxy(played))
 
 
 def test_masked_sums_hide_both(scenario: Scenario) -> None:
     played = play("fedspray", lonely(scenario), rounds=1, secure_sum=True, min_class_count=3)
     truth = {name: torch.bincount(data.y[data.train], minlength=3).tolist() for name, data in played.parts.items()}
-    assert isinstance(played.engine, Listener)
+    assert isinstance(played.engine, Recorder)
     heard = {
         **played.engine.replies("census"),
         **{f"{k} update": v for k, v in played.engine.replies("local_update").items()},

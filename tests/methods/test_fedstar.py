@@ -73,7 +73,7 @@ def bytes_of(experiment: SimulatedRun) -> dict[str, int]:
     return {
         "up": totals.training["up"] + totals.setup["up"],
         "down": totals.training["down"] + totals.setup["down"],
-        "told": totals.evaluation["down"],
+        "received": totals.evaluation["down"],
     }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dense_powers import combined_adjacency
 from fedstruct_helpers import experiment, graph, opaque_ids, powers, rows_of, scenario, states, walk
 
 from isthmus.data.scenario import Scenario
@@ -18,7 +19,6 @@ from isthmus.errors import ConfigError, DataError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.messages import Kind
-from isthmus.graph.powers import combined_adjacency
 from isthmus.methods.fedstruct import Product
 from isthmus.methods.fedstruct import powers as powers_module
 from isthmus.methods.fedstruct.features import degree_feature, degrees

@@ -170,10 +170,10 @@ def test_a_resumed_graph_run_is_bit_equal(motifs: GraphScenario) -> None:
     assert all(equal_weights(plain[client], again[client]) for client in plain)
 
 
-@pytest.mark.parametrize(("method", "knob"), [("fedprox", {"mu": 0.0}), ("fedper", {"personal_layers": 0})])
+@pytest.mark.parametrize(("method", "setting"), [("fedprox", {"mu": 0.0}), ("fedper", {"personal_layers": 0})])
 def test_without_their_own_term_they_are_fedavg(
-    motifs: GraphScenario, mixed: GraphScenario, method: str, knob: dict[str, Any]
+    motifs: GraphScenario, mixed: GraphScenario, method: str, setting: dict[str, Any]
 ) -> None:
     for scenario in (motifs, mixed):
-        ours, plain = models(play(method, scenario, **knob)), models(play("fedavg", scenario))
+        ours, plain = models(play(method, scenario, **setting)), models(play("fedavg", scenario))
         assert all(equal_weights(ours[client], plain[client]) for client in ours)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from hifgl_helpers import Driver, small
+from secure_sums import unmask_total
 
 from isthmus.data.scenario import Scenario
 from isthmus.experiments.config import resolve
@@ -36,7 +37,7 @@ from isthmus.privacy.attacks.uniform import uniformity
 from isthmus.privacy.chacha import expand
 from isthmus.privacy.field import P61
 from isthmus.privacy.flatten import template_of_leaves
-from isthmus.privacy.masks import SumParty, SumRoster, SumTag, unmask_total
+from isthmus.privacy.masks import SumParty, SumRoster, SumTag
 from isthmus.privacy.secmp import Exchange
 
 FIRST, SECOND = "client-0", "client-1"

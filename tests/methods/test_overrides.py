@@ -90,7 +90,7 @@ def test_an_override_counts_in_every_execution(
     assert plain["execution"] == "cohort" and not caplog.records
     name = start(cls)
     each = isthmus.run(name, out=tmp_path / "each", execution="each", **SMALL)
-    assert not caplog.records, "who asks for it need not be told why"
+    assert not caplog.records, "no warning where execution=each was asked for"
     default = isthmus.run(name, out=tmp_path / "default", **SMALL)
     assert default["execution"] == "each"
     assert default["val"] == each["val"] and default["per_client"] == each["per_client"]

@@ -13,6 +13,7 @@ from typing import Any
 import dp_accounting
 import pytest
 import torch
+from faults import Fault, FaultyEngine
 from torch import Tensor
 
 from isthmus.data.scenario import Scenario, build_scenario
@@ -21,7 +22,6 @@ from isthmus.experiments.config import Settings, resolve
 from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.engines.local import LocalEngine
-from isthmus.federation.faults import Fault, FaultyEngine
 from isthmus.federation.ledger import differences
 from isthmus.methods.fedavg import Update
 from isthmus.methods.fedsgd import Step
@@ -46,8 +46,8 @@ def scenario() -> Scenario:
     return build_scenario(dataset="csbm:nodes=90,classes=3,features=16,degree=4", clients=3, split="30/20/50", seed=5)
 
 
-class Listening(LocalEngine):
-    """Writes down what each client is told and what it answers in training."""
+class Recording(LocalEngine):
+    """Writes down what each client receives and what it answers in training."""
 
     heard: list[tuple[Any, Any]]
 
@@ -85,11 +85,11 @@ def sent(experiment: SimulatedRun) -> list[Tensor]:
     """What each answer adds to the weights it answers, or its gradient; without the share 1/3."""
     engine: Any = experiment.engine
     flat = []
-    for told, answer in engine.heard:
+    for received, answer in engine.heard:
         if isinstance(answer, Update):
-            parts = [answer.weights[name] / answer.share - told.weights[name] for name in told.weights]
+            parts = [answer.weights[name] / answer.share - received.weights[name] for name in received.weights]
         else:
-            parts = [answer.gradients[name] / answer.share for name in told.weights]
+            parts = [answer.gradients[name] / answer.share for name in received.weights]
         flat.append(torch.cat([part.flatten() for part in parts]).double())
     return flat
 
@@ -106,9 +106,9 @@ def test_without_clip_it_is_the_method_bit_for_bit(scenario: Scenario, method: s
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_on_the_wire_is_no_longer_than_the_clip(scenario: Scenario, method: str) -> None:
-    free = sent(play(scenario, method, Listening, precision="float64"))
+    free = sent(play(scenario, method, Recording, precision="float64"))
     clip = min(float(update.norm()) for update in free) / 2
-    bound = sent(play(scenario, method, Listening, precision="float64", dp_clip=clip))
+    bound = sent(play(scenario, method, Recording, precision="float64", dp_clip=clip))
     assert len(bound) == len(free) == 9
     norms = torch.tensor([float(update.norm()) for update in bound])
     assert bool((norms <= clip * (1 + 1e-9)).all()) and bool((norms > 0.99 * clip).any())
@@ -120,18 +120,18 @@ def test_what_is_on_the_wire_is_no_longer_than_the_clip(scenario: Scenario, meth
 def test_noise_has_the_stated_scale_and_is_each_clients_own(scenario: Scenario, method: str) -> None:
     clip, noise = 0.01, 50.0
     wide: dict[str, Any] = {"precision": "float64", "hidden": (64,), "dp_clip": clip, "dp_noise": noise}
-    updates = torch.stack(sent(play(scenario, method, Listening, rounds=4, **wide)))
+    updates = torch.stack(sent(play(scenario, method, Recording, rounds=4, **wide)))
     count = updates.numel()
     # The clipped signal adds at most clip^2 per message to the sum of squares.
     assert abs(float(updates.square().mean().sqrt()) / (clip * noise) - 1) < 5 / (2 * count) ** 0.5
     correlation = torch.corrcoef(updates) - torch.eye(len(updates), dtype=torch.float64)
     assert float(correlation.abs().max()) < 6 / updates.shape[1] ** 0.5, "independent over clients and rounds"
-    again = sent(play(scenario, method, Listening, rounds=1, **wide))
+    again = sent(play(scenario, method, Recording, rounds=1, **wide))
     assert float((again[0] - updates[0]).abs().max()) > clip, "the seed does not give the noise away"
 
 
 def test_a_replayed_round_releases_the_same_numbers(scenario: Scenario) -> None:
-    class Both(FaultyEngine, Listening):
+    class Both(FaultyEngine, Recording):
         pass
 
     fault = Fault("client-2", "train", 2, "local_update", kind="crashed")

@@ -1,4 +1,4 @@
-"""Gradients written out against autograd, with dropout, for one channel and two."""
+"""Manual gradients against autograd, with dropout, for one channel and two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packed batches: the same numbers as the chosen graphs written out one by one."""
+"""Packed batches: the same numbers as the chosen graphs one by one."""
 
 from __future__ import annotations
 

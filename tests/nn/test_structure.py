@@ -1,4 +1,4 @@
-"""The structure branch written out by hand against autograd (FedStruct, propositions 2 and 3)."""
+"""Manual gradients of the structure branch against autograd (FedStruct, propositions 2 and 3)."""
 
 from __future__ import annotations
 

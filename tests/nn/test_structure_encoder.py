@@ -73,7 +73,7 @@ def reference_loss(
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_written_out_gradients_are_autograds(sparse: bool) -> None:
+def test_manual_gradients_are_autograds(sparse: bool) -> None:
     data = nodes(12, 1, train=6, sparse=sparse)
     inputs, predicted = inputs_of(data), torch.softmax(random(6, CLASSES), dim=-1)
     weights = {name: tensor.requires_grad_() for name, tensor in encoder().items()}

@@ -62,7 +62,7 @@ def test_no_cell_names_what_nobody_planned() -> None:
     }
 
 
-def test_settings_that_do_not_fit_are_told_as_resolve_tells_them() -> None:
+def test_settings_that_do_not_fit_raise_the_error_of_resolve() -> None:
     assert "lr must be above 0" in str(why_not(cell(lr=-1)))
 
 

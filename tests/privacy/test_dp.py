@@ -12,7 +12,10 @@ from scipy import stats
 from isthmus.errors import ConfigError, RunError
 from isthmus.privacy import accountant
 from isthmus.privacy.accountant import Accountant
-from isthmus.privacy.dp import Mechanism, noise_warning, zcdp_epsilon, zcdp_rho, zcdp_sigma
+from isthmus.privacy.dp import Mechanism, noise_warning, zcdp_epsilon, zcdp_rho
+
+SIGMA = 13.806991623206883
+"""rho + 2 sqrt(rho ln(1/delta)) = epsilon solved for sigma: epsilon 8, delta 1e-5, 100 releases, clip 1."""
 
 
 def _norm(weights: dict[str, torch.Tensor], order: int) -> float:
@@ -74,16 +77,13 @@ def test_bad_input_is_refused() -> None:
 
 def test_zcdp_formulas() -> None:
     """HiFGL spec, section 11.7: eps = 8, delta = 1e-5, 100 releases need sigma of about 14 C."""
-    sigma = zcdp_sigma(8.0, 1e-5, 100, 1.0)
-    assert math.isclose(sigma, 13.8, rel_tol=0.01)
-    assert math.isclose(zcdp_epsilon(zcdp_rho(100, 1.0, sigma), 1e-5), 8.0, rel_tol=1e-9)
+    assert math.isclose(zcdp_epsilon(zcdp_rho(100, 1.0, SIGMA), 1e-5), 8.0, rel_tol=1e-9)
+    assert math.isclose(zcdp_epsilon(zcdp_rho(100, 3.0, 3 * SIGMA), 1e-5), 8.0, rel_tol=1e-9)
     assert math.isclose(zcdp_rho(100, 0.5, 10.0), 100 * 1.0 / 200)
-    assert math.isclose(zcdp_sigma(8.0, 1e-5, 100, 3.0), 3 * sigma)
 
 
 def test_warning_is_honest() -> None:
-    sigma = zcdp_sigma(8.0, 1e-5, 100, 1.0)
-    said = noise_warning(Mechanism(1.0, sigma), dimension=64)
+    said = noise_warning(Mechanism(1.0, SIGMA), dimension=64)
     assert said is not None and "near chance" in said and "110 times" in said  # 13.8 * 8
     assert noise_warning(Mechanism(1.0, 0.01), dimension=64) is None
     some = noise_warning(Mechanism(1.0, 0.5), dimension=64)
@@ -107,8 +107,7 @@ def test_accountant() -> None:
     # A replaced record counts as twice the clip.
     assert math.isclose(Accountant(replace=True).add(2.0).epsilon(1e-5), Accountant().add(1.0).epsilon(1e-5))
     # zCDP's closed form is an upper bound of the same thing.
-    sigma = zcdp_sigma(8.0, 1e-5, 100, 1.0)
-    assert 6.0 < Accountant(replace=True).add(sigma, 100).epsilon(1e-5) < 8.0
+    assert 6.0 < Accountant(replace=True).add(SIGMA, 100).epsilon(1e-5) < 8.0
 
 
 def test_accountant_refuses() -> None:

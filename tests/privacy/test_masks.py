@@ -8,13 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from secure_sums import unmask_total
 
 from isthmus.errors import ConfigError, ProtocolError, RunError
 from isthmus.privacy.attacks.sums import difference_under_one_mask
 from isthmus.privacy.attacks.uniform import uniformity
 from isthmus.privacy.flatten import Leaf, error_bound, template_of_leaves
 from isthmus.privacy.guard import RosterGuard
-from isthmus.privacy.masks import CHECK_WORDS, SumParty, SumRoster, SumServer, SumTag, unmask_total
+from isthmus.privacy.masks import CHECK_WORDS, SumParty, SumRoster, SumServer, SumTag
 
 TAG = SumTag("run", "train", round=3, sequence=1, handler="local_update")
 

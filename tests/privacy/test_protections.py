@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
+from secure_sums import unmask_total
 from torch import Tensor
 
 from isthmus.errors import ProtocolError
 from isthmus.privacy.attacks.gradients import inputs_from_linear_gradient
 from isthmus.privacy.attacks.labels import labels_from_embedding_gradient, labels_from_signs
 from isthmus.privacy.attacks.membership import Membership, membership_by_loss
-from isthmus.privacy.attacks.relay import Puppets, Relay
+from isthmus.privacy.attacks.relay import Impersonator, Relay
 from isthmus.privacy.attacks.shares import (
     degree_from_sums,
     open_with_all_shares,
@@ -31,7 +32,7 @@ from isthmus.privacy.flatten import decode_leaves, error_bound, template_of_leav
 from isthmus.privacy.guard import RosterGuard
 from isthmus.privacy.keys import Identity, Roster
 from isthmus.privacy.lagrange import LagrangeCode
-from isthmus.privacy.masks import CHECK_WORDS, SumParty, SumRoster, SumTag, unmask_total
+from isthmus.privacy.masks import CHECK_WORDS, SumParty, SumRoster, SumTag
 from isthmus.privacy.sealed_message import Envelope, Header, Mailbox
 
 TAG = SumTag("run", "train", 1, 1, "gradient")
@@ -254,22 +255,22 @@ def test_signatures_against_a_server_that_plays_the_others() -> None:
     identities = {name: Identity() for name in "abc"}
     victim = SumParty("a")
     announced = identities["a"].sign("a", "run", victim.public_key)
-    puppets = Puppets(announced, "bc")
+    impersonator = Impersonator(announced, "bc")
     secret = torch.randn(50, dtype=torch.float64)
     # Unsigned: the victim takes the keys it is given.
-    unsigned = SumRoster({signed.party: signed.key for signed in puppets.announcements()})
+    unsigned = SumRoster({signed.party: signed.key for signed in impersonator.announcements()})
     stolen = decode_leaves(
-        puppets.read(victim.mask([secret], unsigned, TAG), TAG), template_of_leaves([secret]), parties=3
+        impersonator.read(victim.mask([secret], unsigned, TAG), TAG), template_of_leaves([secret]), parties=3
     )[0]
     assert float((stolen - secret).abs().max()) <= error_bound(1)
-    # Signed: it takes only keys that b and c vouch for, and the puppets cannot read.
+    # Signed: it takes only keys that b and c vouch for, and the impersonator cannot read.
     roster = Roster("run", {name: identity.public for name, identity in identities.items()})
     with pytest.raises(ProtocolError):
-        SumRoster.of(puppets.announcements(), roster)
+        SumRoster.of(impersonator.announcements(), roster)
     keys = [announced, *(identities[name].sign(name, "run", SumParty(name).public_key) for name in "bc")]
     masked = victim.mask([secret], SumRoster.of(keys, roster), replace(TAG, round=2))
     with pytest.raises(ProtocolError, match="do not cancel"):
-        puppets.read(masked, replace(TAG, round=2))
+        impersonator.read(masked, replace(TAG, round=2))
     with pytest.raises(ProtocolError, match="two session keys"):
         SumRoster.of([*keys, announced], roster)
 

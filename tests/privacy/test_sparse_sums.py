@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from secure_sums import unmask_total
 
 from isthmus.errors import ConfigError, ProtocolError
 from isthmus.privacy.attacks.structure import entries_from_support
 from isthmus.privacy.flatten import error_bound, template_of_leaves
-from isthmus.privacy.masks import SumParty, SumRoster, SumTag, unmask_total
+from isthmus.privacy.masks import SumParty, SumRoster, SumTag
 from isthmus.privacy.sparse import announce, place, union_support
 
 TAG = SumTag("run", "hop", 2, 1, "products", receiver="client-9")

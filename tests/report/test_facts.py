@@ -49,8 +49,8 @@ def test_facts_have_a_table_of_their_own_and_are_escaped(tmp_path: Path) -> None
     plain = write_run(tmp_path / "plain")
     title = "What the methods tell of themselves"
     assert title not in write_report([plain], tmp_path / "a.html").read_text()
-    told = write_run(tmp_path / "told", "fedstruct", result={"facts": {"<b>noise": "<i>"}})
-    text = write_report([plain, told], tmp_path / "b.html").read_text()
+    with_facts = write_run(tmp_path / "with_facts", "fedstruct", result={"facts": {"<b>noise": "<i>"}})
+    text = write_report([plain, with_facts], tmp_path / "b.html").read_text()
     assert title in text and "&lt;b&gt;noise" in text and "<i>" not in text
     odd = write_run(tmp_path / "odd", "fedper", result={"facts": "none of your business"})
     assert title not in write_report([odd], tmp_path / "c.html").read_text()

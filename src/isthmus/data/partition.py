@@ -5,9 +5,9 @@ a client, or -1 for a node that takes no part. A new one needs nothing but its c
 
     random          every node draws a client (FedStruct)
     random-equal    one permutation cut into pieces that differ by at most one node (FedGGR, HiFGL)
-    louvain         Louvain communities, dealt out to clients of about equal size (FedStruct)
+    louvain         Louvain communities, assigned to clients of about equal size (FedStruct)
     louvain-top     the K largest Louvain communities, one per client; the rest is left out (FedSpray)
-    kmeans          K-means clusters of the features, dealt out likewise (FedStruct)
+    kmeans          K-means clusters of the features, assigned likewise (FedStruct)
     metis           METIS parts: equal sizes, few cut edges
     dirichlet       label skew: the shares of a class over clients are drawn from Dirichlet(alpha)
     shards          label skew: nodes sorted by class, cut into shards, a few shards per client (FedAvg)
@@ -44,7 +44,7 @@ FALLBACK_CLIENTS = 10
 
 
 class Partitioner(Protocol):
-    """A rule that deals nodes out to clients."""
+    """A rule that assigns nodes to clients."""
 
     def assign(self, graph: Loaded, clients: int, stream: Stream) -> Tensor:
         """Client index of every node (n,), int64; -1 for a node left out."""
@@ -218,10 +218,10 @@ class EgoPartition(Partitioner):
         frontier = np.flatnonzero(owner < clients)
         for _ in range(self.hops):
             rows = adjacency[frontier]
-            heard = np.full(nodes, clients, dtype=np.int64)
-            np.minimum.at(heard, rows.indices, np.repeat(owner[frontier], np.diff(rows.indptr)))
-            frontier = np.flatnonzero((owner == clients) & (heard < clients))
-            owner[frontier] = heard[frontier]
+            nearest = np.full(nodes, clients, dtype=np.int64)
+            np.minimum.at(nearest, rows.indices, np.repeat(owner[frontier], np.diff(rows.indptr)))
+            frontier = np.flatnonzero((owner == clients) & (nearest < clients))
+            owner[frontier] = nearest[frontier]
         owner[owner == clients] = -1
         return torch.from_numpy(owner)
 

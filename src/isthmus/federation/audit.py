@@ -24,11 +24,11 @@ LABELS = "labels from output gradients"
 MEMBERSHIP = "membership by loss"
 DIFFERENCE = "difference of sums"
 REUSE = "mask used twice"
-PUPPETS = "playing the other parties of a sum"
+IMPERSONATION = "impersonating the other parties of a sum"
 NEIGHBOURS = "neighbour lists from products"
 SUPPORT = "entries from announced positions"
 SHARES = "opening shares"
-ATTACKS = (READING, RANK_ONE, LABELS, MEMBERSHIP, DIFFERENCE, REUSE, PUPPETS, NEIGHBOURS, SUPPORT, SHARES)
+ATTACKS = (READING, RANK_ONE, LABELS, MEMBERSHIP, DIFFERENCE, REUSE, IMPERSONATION, NEIGHBOURS, SUPPORT, SHARES)
 """All that are judged."""
 
 _OF_SECURE_SUMS = ("SumKey", "SumKeys", "MailPlan", "MailOrders")
@@ -39,7 +39,7 @@ _DUMMIES = (
     "them apart"
 )
 _UNSIGNED = (
-    "keys of a simulation are not signed: a server that cheats could hand out its own; one that keeps to the "
+    "keys of a simulation are not signed: a malicious server could hand out its own; one that keeps to the "
     "protocol reads no part"
 )
 _OPENING = "shares open only for who gets all of them or knows common masks, which the ledger cannot tell"
@@ -129,7 +129,7 @@ def judge(entries: Sequence[Entry], training: Training | None = None) -> list[Fi
         ):
             findings.append(Finding(SUPPORT, flow.receiver, flow.on, "limited", _DUMMIES))
         elif flow.message == "SumKey":
-            findings.append(Finding(PUPPETS, flow.receiver, flow.on, "limited", _UNSIGNED))
+            findings.append(Finding(IMPERSONATION, flow.receiver, flow.on, "limited", _UNSIGNED))
     findings += _membership(entries, training)
     findings += _sums(entries)
     return sorted(findings, key=lambda finding: ATTACKS.index(finding.attack))
@@ -226,22 +226,22 @@ def _sums(entries: Sequence[Entry]) -> list[Finding]:
     }
     receivers = ", ".join(sorted({role_of(receiver) for *_, receiver in rosters}))
     fewest = min(len(roster) for group in rosters.values() for roster in group)
-    told = f"{len(rosters)} secure sums over {fewest} or more parties"
+    seen = f"{len(rosters)} secure sums over {fewest} or more parties"
     if exposed:
         difference = Finding(
             DIFFERENCE,
             receivers,
-            told,
+            seen,
             "possible",
             f"totals of one round give the part of {', '.join(sorted(exposed))}",
         )
     elif fewest == 2:
-        difference = Finding(DIFFERENCE, "either party", told, "possible", _TWO)
+        difference = Finding(DIFFERENCE, "either party", seen, "possible", _TWO)
     else:
         difference = Finding(
-            DIFFERENCE, receivers, told, "stopped", "from no totals of one round does a single party's part follow"
+            DIFFERENCE, receivers, seen, "stopped", "from no totals of one round does a single party's part follow"
         )
-    return [difference, Finding(REUSE, receivers, told, "stopped", _ONCE)]
+    return [difference, Finding(REUSE, receivers, seen, "stopped", _ONCE)]
 
 
 def _writers(entry: Entry) -> Mapping[PartyId, set[PartyId]]:

@@ -58,7 +58,7 @@ class Bookkeeping:
     def replies(self, handler: str, outcome: Mapping[PartyId, Outcome] | Stacked[Any], protection: Protection) -> None:
         """What the server receives for a call."""
         if isinstance(outcome, Stacked):
-            # Sizes do not depend on values, so one row speaks for all.
+            # Sizes do not depend on values, so one row gives the size of all.
             self._alike(handler, protection, outcome.row(0), outcome.parties, [SERVER], len(outcome.parties))
             return
         replies = [(party, SERVER, reply) for party, reply in outcome.items() if isinstance(reply, Message)]

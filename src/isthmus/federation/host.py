@@ -153,7 +153,7 @@ class PartyHost(LocalEngine):
         return encode_outcomes(self.release(outcomes, calls), explain=self._explain)
 
     def admit(self, calls: list[Invocation]) -> list[Invocation]:
-        """Calls as they are played here. An organisation's host opens mail that came sealed."""
+        """Calls as they are run here. An organisation's host opens mail that came sealed."""
         return calls
 
     def release(self, outcomes: Mapping[str, Outcome], calls: list[Invocation]) -> Mapping[str, Outcome]:

@@ -169,7 +169,7 @@ class Sheet:
 
 
 def differences(sheet: Sheet, declared: Sequence[Disclosure]) -> list[str]:
-    """What a run showed that was not declared, and what was declared but never shown; empty if the sheet is honest.
+    """What a run showed that was not declared, and what was declared but never shown; empty if the sheet is right.
 
     ``declared``: every line of the run, those of the framework's own messages among them
     (`isthmus.experiments.disclosure.sheet_of` gives them).

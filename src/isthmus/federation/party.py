@@ -28,7 +28,7 @@ Combine = Literal["each", "sum"]
 
 @dataclass(frozen=True)
 class Turn:
-    """Which round is being played. ``incarnation`` grows with every restart of the server, ``step`` with every round of
+    """Which round is being run. ``incarnation`` grows with every restart of the server, ``step`` with every round of
     the run: calls of an older one, delayed in transit, are refused."""
 
     incarnation: int

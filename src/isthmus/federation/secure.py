@@ -12,7 +12,7 @@ and send. A sparse matrix is summed over the union of the positions its senders 
 never their values. Mail to oneself is added by the party's own runtime and never leaves it.
 
 In one process keys are not signed: there is nobody to sign for. Between organisations they are, by long-term keys
-agreed outside (`isthmus.privacy.keys`); otherwise a server could play all other parties.
+agreed outside (`isthmus.privacy.keys`); otherwise a server could impersonate all other parties.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 r"""Powers of a row-normalised adjacency, one owner's rows at a time, and what may be cut from them.
 
     FedStruct                  here
-    Abar = sum_l beta_l Ah^l   `combined_adjacency` (the whole graph at one place: an oracle for small graphs)
-    Z = Ah (Ah (... G))        `propagate`, the same without any power
+    Z = sum_l beta_l Ah^l G    `propagate`, without forming a power
     top-k of a block           `keep_largest_by_owner`
     top-k of every row         `keep_largest_per_row`
     top-k over all owners      `Selection`: every owner counts, nobody sees another's entries
@@ -146,21 +145,6 @@ def find_bin(counts: NDArray[np.integer[Any]], wanted: int) -> tuple[int, int, b
     bin = int(np.searchsorted(before, wanted, side="left")) - 1
     left = wanted - int(before[bin])
     return bin, left, left == int(counts[bin])
-
-
-def combined_adjacency(adjacency: sp.csr_matrix, betas: Sequence[float], beta0: float = 0.0) -> NDArray[np.float64]:
-    """``beta0 I + sum_l betas[l-1] Ah^l``, dense, at one place. For tests and small graphs.
-
-    Args:
-        adjacency: Ah, row-normalised.
-    """
-    one_step = sp.csr_matrix(adjacency, dtype=np.float64)
-    power = np.eye(one_step.shape[0])
-    total = beta0 * power
-    for beta in betas:
-        power = one_step @ power
-        total = total + beta * power
-    return np.asarray(total)
 
 
 def propagate(

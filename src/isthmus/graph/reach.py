@@ -11,15 +11,15 @@ def reach(matrix: sp.csr_matrix, seeds: NDArray[np.bool_], hops: int) -> NDArray
     """Rows of ``h`` needed for the seed rows after ``hops`` products with ``matrix`` (seeds themselves included).
 
     Args:
-        matrix: A propagation matrix (n, n): row i lists what i hears from.
+        matrix: A propagation matrix (n, n): row i lists the nodes whose values reach i.
         seeds: Rows wanted in the end (n,).
         hops: Number of propagations, 0 or more.
     """
     needed = np.array(seeds, dtype=bool)
     frontier = np.flatnonzero(needed)
     for _ in range(hops):
-        heard = np.unique(matrix[frontier].indices)
-        frontier = heard[~needed[heard]]  # rows seen before have been expanded already
+        sources = np.unique(matrix[frontier].indices)
+        frontier = sources[~needed[sources]]  # rows seen before have been expanded already
         if not len(frontier):
             break
         needed[frontier] = True

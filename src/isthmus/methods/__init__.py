@@ -24,6 +24,7 @@ from isthmus.federation.messages import (
     Structure,
 )
 from isthmus.federation.roles import Client, Cohort, Role, handler
+from isthmus.methods.cohort_training import ModelCohort
 from isthmus.methods.evaluation import Evaluation, Tally, tally
 from isthmus.methods.global_model import (
     EVALUATION_SHEET,
@@ -36,7 +37,6 @@ from isthmus.methods.registry import Log, Method, Phase, all_methods, get_method
 from isthmus.methods.training import (
     Deployed,
     ModelClient,
-    ModelCohort,
     ModelState,
     Size,
     TrainConfig,

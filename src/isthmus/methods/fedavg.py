@@ -27,11 +27,11 @@ from isthmus.federation.interface import Federation, Stacked, View
 from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import Count, Message, Model, PartyId
 from isthmus.federation.roles import Cohort, Role, handler
+from isthmus.methods.cohort_training import ModelCohort
 from isthmus.methods.global_model import EVALUATION_SHEET
 from isthmus.methods.noise import updates_statement
 from isthmus.methods.registry import Log, Method, Phase, register
 from isthmus.methods.training import (
-    ModelCohort,
     ModelState,
     Size,
     WeightedClient,

@@ -21,11 +21,12 @@ from isthmus.federation.interface import Federation, Stacked, View
 from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import Count, Gradient, Message
 from isthmus.federation.roles import Cohort, Role, handler
+from isthmus.methods.cohort_training import ModelCohort
 from isthmus.methods.fedavg import Broadcast
 from isthmus.methods.global_model import EVALUATION_SHEET
 from isthmus.methods.noise import updates_statement
 from isthmus.methods.registry import Log, Method, Phase, register
-from isthmus.methods.training import ModelCohort, Size, WeightedClient, WeightedConfig, total_samples
+from isthmus.methods.training import Size, WeightedClient, WeightedConfig, total_samples
 from isthmus.nn.optim import OptimizerState, fresh_state, stepped
 from isthmus.nn.train import gradients
 from isthmus.records import Record

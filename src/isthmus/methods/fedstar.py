@@ -208,13 +208,13 @@ def facts(state: ServerState, config: FedStarConfig, scenario: Any) -> Mapping[s
     """What was shared, and how full each degree class is: a client with all nodes in the last one learns nothing from
     DSE.
     """
-    told: dict[str, Any] = {"shared_tensors": {name: list(tensor.shape) for name, tensor in state.weights.items()}}
+    found: dict[str, Any] = {"shared_tensors": {name: list(tensor.shape) for name, tensor in state.weights.items()}}
     if scenario is not None and "dse" in config.se:
-        told["degree_classes"] = {
+        found["degree_classes"] = {
             client: degree_embedding(data.edge_index, data.num_nodes, config.degrees).sum(0).int().tolist()
             for client, data in scenario.parts.items()
         }
-    return told
+    return found
 
 
 def sheet(config: FedStarConfig) -> tuple[Disclosure, ...]:

@@ -4,6 +4,7 @@ once.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -66,18 +67,16 @@ class Hyper(Protocol):
     def dtype(self) -> torch.dtype: ...
 
 
-class Learner(Protocol):
+class Learner(ABC):
     """A model and the samples (nodes or graphs) it is trained and scored on."""
 
     model: Any
+    config: Hyper
     y: Tensor
     masks: dict[str, Tensor]
     """Samples of each part of the split, and of groups of the test part as ``test:<group>``."""
-
-    @property
-    def num_samples(self) -> int: ...
-    @property
-    def num_train(self) -> int: ...
+    num_samples: int
+    num_train: int
 
     def train(
         self,
@@ -86,18 +85,35 @@ class Learner(Protocol):
         streams: Streams,
         extra: ExtraGradient | None,
         frozen: Collection[str],
+    ) -> TrainResult:
+        """The client's epochs of a round."""
+        settings: TrainSettings = {
+            "epochs": self.config.local_epochs,
+            "lr": self.config.lr,
+            "weight_decay": self.config.weight_decay,
+            "optimizer": self.config.optimizer,
+            "loss": self.config.loss,
+            "extra_gradient": extra,
+            "frozen": frozen,
+            "dropout": dropout_source(self.config, [streams]),
+        }
+        return self._train(weights, state, streams, settings)
+
+    @abstractmethod
+    def _train(
+        self, weights: Weights, state: OptimizerState, streams: Streams, settings: TrainSettings
     ) -> TrainResult: ...
 
+    @abstractmethod
     def gradients(self, weights: Weights, streams: Streams) -> dict[str, Tensor]:
         """Gradient of the mean training loss; zero without training samples."""
-        ...
 
+    @abstractmethod
     def logits(self, weights: Weights) -> Tensor:
         """One row per sample."""
-        ...
 
 
-class NodeLearner:
+class NodeLearner(Learner):
     """Node classification on the client's own graph, full batch."""
 
     def __init__(self, data: NodeData, model: Backbone, config: Hyper) -> None:
@@ -119,15 +135,7 @@ class NodeLearner:
         weight[: self.num_samples] = train.to(weight.dtype) / max(1, self.num_train)
         return _balanced(replace(everything, weight=weight), self.data, self.config)
 
-    def train(
-        self,
-        weights: Weights,
-        state: OptimizerState,
-        streams: Streams,
-        extra: ExtraGradient | None,
-        frozen: Collection[str],
-    ) -> TrainResult:
-        settings = _settings(self.config, streams, extra, frozen)
+    def _train(self, weights: Weights, state: OptimizerState, streams: Streams, settings: TrainSettings) -> TrainResult:
         return train_locally(self.model, weights, state, self.inputs, **settings)
 
     def gradients(self, weights: Weights, streams: Streams) -> dict[str, Tensor]:
@@ -139,7 +147,7 @@ class NodeLearner:
         return predict(self.model, weights, self.everything)
 
 
-class ModuleLearner:
+class ModuleLearner(Learner):
     """Node classification with a module of the user's own, full batch."""
 
     def __init__(self, data: NodeData, model: nn.Module, config: Hyper) -> None:
@@ -153,29 +161,8 @@ class ModuleLearner:
         x = data.x.to_dense() if data.x.layout != torch.strided else data.x
         self.module_data = ModuleData(x.to(config.dtype), data.edge_index, data.y.clamp(min=0), share)
 
-    def train(
-        self,
-        weights: Weights,
-        state: OptimizerState,
-        streams: Streams,
-        extra: ExtraGradient | None,
-        frozen: Collection[str],
-    ) -> TrainResult:
-        config = self.config
-        return train_module(
-            self.model,
-            weights,
-            state,
-            self.module_data,
-            streams("dropout"),
-            epochs=config.local_epochs,
-            lr=config.lr,
-            weight_decay=config.weight_decay,
-            optimizer=config.optimizer,
-            loss=config.loss,
-            extra_gradient=extra,
-            frozen=frozen,
-        )
+    def _train(self, weights: Weights, state: OptimizerState, streams: Streams, settings: TrainSettings) -> TrainResult:
+        return train_module(self.model, weights, state, self.module_data, streams("dropout"), **settings)
 
     def gradients(self, weights: Weights, streams: Streams) -> dict[str, Tensor]:
         return module_gradients(self.model, weights, self.module_data, streams("dropout"), self.config.loss)
@@ -197,7 +184,7 @@ def need_features(data: GraphSetData | NodeData) -> None:
         raise DataError("the data have no node features: give them at least one column, e.g. a constant or the degree")
 
 
-class GraphLearner:
+class GraphLearner(Learner):
     """Graph classification on the client's own graphs, mini-batches."""
 
     def __init__(
@@ -212,14 +199,7 @@ class GraphLearner:
             counts = torch.bincount(data.y[data.train], minlength=data.num_classes).clamp(min=1)
             self.sample_weight = (1.0 / counts.to(config.dtype))[data.y]
 
-    def train(
-        self,
-        weights: Weights,
-        state: OptimizerState,
-        streams: Streams,
-        extra: ExtraGradient | None,
-        frozen: Collection[str],
-    ) -> TrainResult:
+    def _train(self, weights: Weights, state: OptimizerState, streams: Streams, settings: TrainSettings) -> TrainResult:
         return train_graphs(
             self.model,
             weights,
@@ -229,7 +209,7 @@ class GraphLearner:
             batch_size=self.config.batch_size,
             generator=streams("shuffle").torch(),
             sample_weight=self.sample_weight,
-            **_settings(self.config, streams, extra, frozen),
+            **settings,
         )
 
     def gradients(self, weights: Weights, streams: Streams) -> dict[str, Tensor]:
@@ -247,7 +227,7 @@ class GraphLearner:
         return predict_graphs(self.model, weights, self.pack)
 
 
-class NodeBatchLearner:
+class NodeBatchLearner(Learner):
     """Node classification with a model made for sets of graphs, which does not pool: the client's graph is one
     batch.
     """
@@ -264,15 +244,7 @@ class NodeBatchLearner:
             self.share /= torch.bincount(data.y[data.train], minlength=data.num_classes).clamp(min=1)[self.batch.y]
         self.share /= self.share.sum().clamp(min=torch.finfo(config.dtype).tiny)
 
-    def train(
-        self,
-        weights: Weights,
-        state: OptimizerState,
-        streams: Streams,
-        extra: ExtraGradient | None,
-        frozen: Collection[str],
-    ) -> TrainResult:
-        settings = _settings(self.config, streams, extra, frozen)
+    def _train(self, weights: Weights, state: OptimizerState, streams: Streams, settings: TrainSettings) -> TrainResult:
         return train_batch(self.model, weights, state, self.batch, self.share, **settings)
 
     def gradients(self, weights: Weights, streams: Streams) -> dict[str, Tensor]:
@@ -294,20 +266,6 @@ def dropout_source(config: Hyper, streams: Collection[Streams]) -> DropoutSource
     if config.dropout == 0.0 and not find_architecture(config.backbone).own_dropout:
         return None
     return DropoutSource([each("dropout").torch() for each in streams])
-
-
-def _settings(config: Hyper, streams: Streams, extra: ExtraGradient | None, frozen: Collection[str]) -> TrainSettings:
-    """A client's share of a round, as the loops take it."""
-    return {
-        "epochs": config.local_epochs,
-        "lr": config.lr,
-        "weight_decay": config.weight_decay,
-        "optimizer": config.optimizer,
-        "loss": config.loss,
-        "extra_gradient": extra,
-        "frozen": frozen,
-        "dropout": dropout_source(config, [streams]),
-    }
 
 
 def node_groups(data: NodeData) -> dict[str, Tensor]:

@@ -13,9 +13,10 @@ from typing import Any, ClassVar
 from isthmus.federation.interface import Federation, View
 from isthmus.federation.ledger import Disclosure
 from isthmus.federation.roles import Cohort, Role, handler
+from isthmus.methods.cohort_training import ModelCohort
 from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.registry import Log, Method, Phase, register
-from isthmus.methods.training import ModelClient, ModelCohort, TrainConfig
+from isthmus.methods.training import ModelClient, TrainConfig
 from isthmus.records import Record
 from isthmus.seeds import Stream
 

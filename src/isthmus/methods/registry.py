@@ -72,7 +72,7 @@ class Method:
             result["privacy"]``, or None where it has none. A ``warning`` in it goes to the log.
         facts: What a finished run should tell besides scores, by name: ``(kept server state, config, scenario) ->
             result["facts"]``, values as JSON has them; ``summary`` is a line for people, printed with the result.
-            ``scenario`` is the whole scenario in a simulation, for what only an onlooker can know (which edges were
+            ``scenario`` is the whole scenario in a simulation, for what no party knows (which edges were
             lost), and None between organisations.
         roles_with: ``(config) -> roles`` of a method whose handlers depend on its config, so that a party accepts only
             those its run needs; ``roles`` are then those of the default config.

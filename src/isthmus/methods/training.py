@@ -1,9 +1,9 @@
-"""What the classic methods share: a model at each client, trained by the local loop, alone or together with others."""
+"""What the classic methods share: a model at each client, trained by the local loop."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
@@ -12,22 +12,17 @@ from torch import Tensor
 
 from isthmus.data.graph_set import GraphSetData
 from isthmus.errors import ConfigError, ProtocolError, RunError
-from isthmus.federation.interface import Federation, Stacked, View
+from isthmus.federation.interface import Federation, View
 from isthmus.federation.messages import Count, Message, Model
-from isthmus.federation.roles import Client, Cohort, handler
-from isthmus.federation.schema import ScaledRows
-from isthmus.methods.evaluation import Detail, Evaluation, Tally, detail, tally
-from isthmus.methods.learners import GraphLearner, Learner, NodeLearner, dropout_source, need_features, node_learner
+from isthmus.federation.roles import Client, handler
+from isthmus.methods.evaluation import Detail, Evaluation, detail, tally
+from isthmus.methods.learners import GraphLearner, Learner, need_features, node_learner
 from isthmus.nn.backbone import Backbone
-from isthmus.nn.buffers import Workspace
-from isthmus.nn.cohort import stack_states, stack_weights, unstack_states, unstack_weights
-from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.graph_models import GraphModel
-from isthmus.nn.inputs import stack_inputs
 from isthmus.nn.layers import uniform01_
 from isthmus.nn.optim import OptimizerState, fresh_state
 from isthmus.nn.registry import OWN_BACKBONES, build_backbone, build_graph_model, build_own_backbone
-from isthmus.nn.train import ExtraGradient, Proximal, predict, train_locally
+from isthmus.nn.train import ExtraGradient
 from isthmus.privacy.dp import Mechanism
 from isthmus.records import Record
 from isthmus.seeds import Stream
@@ -337,156 +332,3 @@ def total_samples(federation: Federation) -> float:
     if total <= 0.0:
         raise RunError("no client has a training node: choose a split with a training part")
     return total
-
-
-class ModelCohort(Cohort[Any]):
-    """Clients with the same model, trained together: weights and moments stacked (K, ...), one block-diagonal product
-    for all.
-    """
-
-    MAX_PADDING = 4.0
-
-    @classmethod
-    def worthwhile(cls, clients: Sequence[Any]) -> bool:
-        """Every client is padded to the largest; beyond this factor the padding costs more than it saves."""
-        learners = [client.learner for client in clients]
-        if len(learners) < 2 or clients[0].config.one_by_one:
-            return False
-        if not all(isinstance(each, NodeLearner) and getattr(each.model, "cohort", True) for each in learners):
-            return False
-        rows: list[int] = [max(1, learner.inputs.rows[0][0]) for learner in learners]
-        return len(rows) * max(rows) <= cls.MAX_PADDING * sum(rows)
-
-    def __init__(self, clients: Sequence[Any]) -> None:
-        super().__init__(clients)
-        self.model, self.config = clients[0].learner.model, clients[0].config
-        self.parties = tuple(client.party for client in clients)
-        self.inputs = stack_inputs([client.learner.inputs for client in clients])
-        self.workspace = Workspace()
-        self._evaluation: _StackedEvaluation | None = None
-        self.weights: dict[str, Tensor]
-        self.optimizer: OptimizerState
-
-    def load(self) -> None:
-        self.weights = stack_weights([client.state.weights for client in self.clients])
-        self.optimizer = stack_states([client.state.optimizer for client in self.clients]).copy()
-
-    def store(self) -> None:
-        weights = unstack_weights(self.weights)
-        for client, own, optimizer in zip(self.clients, weights, unstack_states(self.optimizer), strict=True):
-            client.state = replace(client.state, weights=_clone(own), optimizer=optimizer.copy())
-
-    def dropout(self) -> DropoutSource | None:
-        """Every client's own generator of this call."""
-        return dropout_source(self.config, [client.stream for client in self.clients])
-
-    def train_together(self, received: Weights) -> None:
-        """One round of local epochs at every client, from ``received`` where given and from its own weights
-        elsewhere.
-        """
-        config = self.config
-        own = {name: tensor for name, tensor in self.weights.items() if name not in received}
-        result = train_locally(
-            self.model,
-            {name: own[name] if name in own else received[name] for name in self.weights},
-            self.optimizer,
-            self.inputs,
-            epochs=config.local_epochs,
-            lr=config.lr,
-            weight_decay=config.weight_decay,
-            optimizer=config.optimizer,
-            loss=config.loss,
-            extra_gradient=self.extra_gradient(received),
-            frozen=self.frozen(),
-            dropout=self.dropout(),
-            donate=True,
-            workspace=self.workspace,
-        )
-        self.weights, self.optimizer = result.weights, result.optimizer_state
-
-    def extra_gradient(self, received: Weights) -> ExtraGradient | None:
-        """Every client's own further loss term: one object where all have the same, else client after client."""
-        terms: list[ExtraGradient | None] = [client.extra_gradient(received) for client in self.clients]
-        first = terms[0]
-        if all(term is first for term in terms) or (
-            isinstance(first, Proximal)
-            and all(isinstance(t, Proximal) and t.mu == first.mu and t.anchor is first.anchor for t in terms)
-        ):
-            return first
-
-        def each_its_own(weights: Weights, grads: Mapping[str, Tensor]) -> None:
-            for k, term in enumerate(terms):
-                if term is not None:
-                    term(
-                        {name: tensor[k] for name, tensor in weights.items()},
-                        {name: tensor[k] for name, tensor in grads.items()},
-                    )
-
-        return each_its_own
-
-    def frozen(self) -> Collection[str]:
-        """Names of weights that no client trains."""
-        names = {frozenset(client.frozen()) for client in self.clients}
-        if len(names) > 1:
-            raise RunError("clients that train together must freeze the same weights: run with execution=each")
-        return names.pop()
-
-    def evaluate(self) -> Stacked[Evaluation]:
-        """`ModelClient.evaluate` for all."""
-        if self._evaluation is None:
-            self._evaluation = _StackedEvaluation(self.clients)
-        return Stacked(self._evaluation.score(self.model, self.weights), self.parties)
-
-    def deploy(self, common: Deployed) -> Stacked[Evaluation]:
-        """`ModelClient.deploy` for all."""
-        expanded = {name: tensor.expand(len(self.clients), *tensor.shape) for name, tensor in common.weights.items()}
-        self.weights = {**self.weights, **expanded}
-        if self._evaluation is None:
-            self._evaluation = _StackedEvaluation(self.clients)
-        # Plain weights where nothing is personal: one product for the whole cohort.
-        weights = dict(common.weights) if common.weights.keys() == self.weights.keys() else self.weights
-        return Stacked(self._evaluation.score(self.model, weights), self.parties)
-
-    def shares(self, total: float) -> Any:
-        """n_k / n of all clients (K,); stands for a number in a stacked message."""
-        return torch.tensor([client.samples() / total for client in self.clients], dtype=torch.float64)
-
-    def scaled(self, weights: Mapping[str, Tensor], shares: Tensor) -> Any:
-        """Pre-weighted tensors of all clients, not yet multiplied out; stands for weights in a stacked message."""
-        return {name: ScaledRows(tensor, shares) for name, tensor in weights.items()}
-
-
-class _StackedEvaluation:
-    """Tallies of all clients at once."""
-
-    def __init__(self, clients: Sequence[ModelClient[Any]]) -> None:
-        learners: Any = [client.learner for client in clients]
-        self.inputs = stack_inputs([learner.everything for learner in learners])
-        self.owner = torch.repeat_interleave(
-            torch.arange(len(clients)), torch.tensor([learner.num_samples for learner in learners])
-        )
-        self.y = torch.cat([learner.y for learner in learners])
-        self.rows = {
-            part: torch.cat([learner.masks[part] for learner in learners]).nonzero().flatten()
-            for part in learners[0].masks
-        }
-        self.clients = len(clients)
-
-    def score(self, model: Backbone, weights: Weights) -> Evaluation:
-        logits = predict(model, weights, self.inputs)
-        loss = torch.nn.functional.cross_entropy(
-            logits, self.y.clamp(min=0), reduction="none"
-        )  # unlabelled nodes (-1) are in no part
-        right = (logits.argmax(1) == self.y).long()
-        parts: dict[str, Any] = {}
-        for part, rows in self.rows.items():
-            owner = self.owner[rows]
-            counts: Any = torch.bincount(owner, minlength=self.clients)
-            correct: Any = torch.zeros(self.clients, dtype=torch.int64).index_add_(0, owner, right[rows])
-            losses: Any = torch.zeros(self.clients, dtype=torch.float64).index_add_(0, owner, loss[rows].double())
-            parts[part] = Tally(correct, counts, losses)
-        return Evaluation(parts)
-
-
-def _clone(weights: Weights) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in weights.items()}

@@ -14,7 +14,7 @@ from isthmus.nn.cohort import stack_states, stack_weights, unstack_states, unsta
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.inputs import Inputs, build_inputs, stack_inputs
 from isthmus.nn.loss import get_loss, losses
-from isthmus.nn.optim import OptimizerState, fresh_state, optimizers
+from isthmus.nn.optim import OptimizerState, fresh_state
 from isthmus.nn.registry import backbones, build_backbone
 from isthmus.nn.train import ExtraGradient, Proximal, TrainResult, gradients, predict, train_locally
 
@@ -34,7 +34,6 @@ __all__ = [
     "get_loss",
     "gradients",
     "losses",
-    "optimizers",
     "predict",
     "stack_inputs",
     "stack_states",

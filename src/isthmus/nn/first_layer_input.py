@@ -74,12 +74,6 @@ class Operand:
         """
         return None if isinstance(self.matrix, Tensor) else Sparse(spread(self.matrix, self.clients))
 
-    @property
-    def num_products(self) -> int:
-        """Multiplications per output column of a forward product."""
-        after = 0 if self.after is None else self.after.csr.nnz
-        return int(self.matrix.numel() if isinstance(self.matrix, Tensor) else self.matrix.nnz) + after
-
     def product(self, weight: Tensor, norm: Norm | None = None) -> Tensor:
         """``S W``, or with ``norm`` the product with normalised features, differentiable. (K p, H)"""
         gamma, beta = norm or (None, None)

@@ -39,7 +39,7 @@ _ROWS = 64
 
 
 def has_manual_gradient(model: GraphModel, batch: Batch) -> bool:
-    """Whether `gin_gradients` knows this model on this batch."""
+    """Whether `gin_gradients` supports this model on this batch."""
     if not all(type(conv) is GINConv for conv in model.convs) or type(model).forward not in _FORWARDS:
         return False
     if isinstance(model, TwoChannel):

@@ -35,8 +35,8 @@ _ARCS_AT_ONCE = 1 << 21
 
 
 class Graphs(Protocol):
-    """What is read of a client's graphs (`isthmus.data.graph_set.GraphSetData` has it; this room does not import that
-    one).
+    """What is read of a client's graphs (`isthmus.data.graph_set.GraphSetData` has it; this package does not import
+    it).
     """
 
     @property

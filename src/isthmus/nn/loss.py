@@ -176,7 +176,7 @@ class Shifted:
 
 
 def losses() -> tuple[str, ...]:
-    """Names `get_loss` knows."""
+    """Names that `get_loss` accepts."""
     return tuple(sorted(_LOSSES))
 
 

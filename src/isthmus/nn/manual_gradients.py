@@ -26,7 +26,7 @@ Gradients = tuple[dict[str, Tensor], dict[str, Tensor], Tensor]
 
 
 def has_manual_gradient(model: Backbone) -> bool:
-    """Whether `manual_gradients` knows this model."""
+    """Whether `manual_gradients` supports this model."""
     return type(model.architecture).after_layers is Architecture.after_layers and all(
         (type(conv).run, type(conv).finish) == (Conv.run, Conv.finish) and not conv.attends for conv in model.convs
     )

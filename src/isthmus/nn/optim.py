@@ -131,11 +131,6 @@ class Stepper:
         self.plan = replace(self.plan, step=self.taken)
 
 
-def optimizers() -> tuple[str, ...]:
-    """Names of the optimisers."""
-    return _OPTIMIZERS
-
-
 def fresh_state(optimizer: str, weights: Weights, *, clients: int = 1, frozen: Sequence[str] = ()) -> OptimizerState:
     """The state before the first step, for the parameters that are trained."""
     if optimizer not in _OPTIMIZERS:

@@ -109,8 +109,8 @@ def _layer_names(convolution: str, layer: int) -> dict[str, str]:
 
 
 def propagation(convolution: str, inputs: TypedInputs, types: Tensor, num_types: int, dtype: torch.dtype) -> Sparse:
-    """One block per type: the normalised graph of its edges, over all nodes. Self loops keep nodes alive that no edge
-    of a type touches.
+    """One block per type: the normalised graph of its edges, over all nodes. Self loops keep the values of nodes
+    that no edge of a type touches.
     """
     normalise = _conv(convolution).propagation or gcn_norm
     blocks = [

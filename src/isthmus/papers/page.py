@@ -78,7 +78,7 @@ def _named(cells: Sequence[Comparison], most: int = 6) -> str:
     if len(cells) > most:
         return _listed(cells, most)
     known = [f" (published {published_text(row)})" if row.cell.published.mean is not None else "" for row in cells]
-    return ", ".join(f"{row.cell.name} {ours_text(row)}{told}" for row, told in zip(cells, known, strict=True))
+    return ", ".join(f"{row.cell.name} {ours_text(row)}{paper}" for row, paper in zip(cells, known, strict=True))
 
 
 def _listed(cells: Sequence[Comparison], most: int = 3) -> str:

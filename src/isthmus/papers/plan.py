@@ -65,7 +65,7 @@ def cell_command(cell: Cell, seed: int | None = None) -> str:
 def folder_of(settings: Settings, out: Path) -> Path:
     """``<out>/<method>-<data set>-<partition>-k<clients>-<digest>-s<seed>``: same settings, same folder.
 
-    The digest covers the scenario and what differs from the defaults, so a setting added to the house later leaves
+    The digest covers the scenario and what differs from the defaults, so a setting added to Isthmus later leaves
     finished runs valid.
     """
     run = settings.run

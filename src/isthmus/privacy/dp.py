@@ -148,25 +148,16 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
     return rho + 2 * math.sqrt(rho * math.log(1 / delta))
 
 
-def zcdp_sigma(epsilon: float, delta: float, releases: int, clip: float) -> float:
-    """The noise per number that R releases need for (epsilon, delta): the two formulas above, solved for sigma."""
-    _check_delta(delta)
-    if not 0 < epsilon < math.inf:
-        raise ConfigError(f"epsilon must be positive, got {epsilon}")
-    root = math.sqrt(math.log(1 / delta) + epsilon) - math.sqrt(math.log(1 / delta))  # sqrt(rho)
-    return 2 * clip * math.sqrt(releases / 2) / root
-
-
 def _check_delta(delta: float) -> None:
     if not 0 < delta < 1:
         raise ConfigError(f"delta lies in (0, 1), got {delta}; a common choice is below one over the number of records")
 
 
-# -- honesty ---------------------------------------------------------------------------------------
+# -- warnings --------------------------------------------------------------------------------------
 
 
 def noise_warning(mechanism: Mechanism, dimension: int, parties: int = 1) -> str | None:
-    """A sentence for log and report when noise drowns what is released, else None.
+    """A sentence for log and report when noise is much larger than what is released, else None.
 
     The signal can be at most ``clip`` long; noise is about ``scale * sqrt(d)`` long (Laplace: sqrt(2) more) and,
     averaged over parties that each add their own, sqrt(parties) shorter.

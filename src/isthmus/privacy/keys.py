@@ -86,7 +86,7 @@ class Roster:
     identities: Mapping[str, bytes]
 
     def verify(self, signed: SignedKey) -> bytes:
-        """The session key, if the party it names vouches for it in this run."""
+        """The session key, if the party it names signed it in this run."""
         if signed.party not in self.identities:
             raise unknown("party", signed.party, self.identities, error=ProtocolError)
         if signed.run != self.run:

@@ -5,8 +5,8 @@ number, which the one adds and the other subtracts modulo 2^64. Single uploads a
 cancel.
 
     per session   party.public_key (signed, see ``keys``) -> everybody;   roster = SumRoster({party: key, ...})
-    per sum       words = party.mask(values, roster, tag) -> server;   unmask_total({party: words}, roster, tag,
-                                                                       template)
+    per sum       words = party.mask(values, roster, tag) -> server;   SumServer(roster, tag).add(party, words), then
+                                                                       .total(template)
 
 A mask depends on the whole tag (run, phase, round, attempt, sequence, ...) and on the roster, and a party masks once
 per tag: no mask is used twice.
@@ -67,8 +67,8 @@ class SumTag:
 class SumRoster:
     """Who takes part in a sum, with their session keys.
 
-    Every party builds its own with :meth:`of`: one whose keys came from the server unsigned lets the server play all
-    the other parties (``attacks.relay.Puppets``).
+    Every party builds its own with :meth:`of`: one whose keys came from the server unsigned lets the server impersonate
+    all the other parties (``attacks.relay.Impersonator``).
     """
 
     keys: Mapping[str, bytes]
@@ -215,21 +215,6 @@ class SumServer:
     def total(self, template: LeafTemplate, *, fraction_bits: int = FRACTION_BITS) -> list[Leaf]:
         """The sum as tensors and numbers."""
         return decode_leaves(self.total_words(), template, parties=len(self.roster), fraction_bits=fraction_bits)
-
-
-def unmask_total(
-    masked: Mapping[str, Words],
-    roster: SumRoster,
-    tag: SumTag,
-    template: LeafTemplate,
-    *,
-    fraction_bits: int = FRACTION_BITS,
-) -> list[Leaf]:
-    """The sum of all parties' vectors as tensors and numbers, or an error that says who is missing."""
-    server = SumServer(roster, tag)
-    for party in sorted(masked):
-        server.add(party, masked[party])
-    return server.total(template, fraction_bits=fraction_bits)
 
 
 def _check_words(words: Words, roster: SumRoster, tag: SumTag) -> Words:

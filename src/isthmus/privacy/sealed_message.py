@@ -1,7 +1,7 @@
 """Sealed mail between parties: whoever carries it sees sender, receiver, type and size, and can change nothing.
 
 X25519 agreement, HKDF-SHA256 per direction, AES-256-GCM with a random 96-bit nonce; the header is authenticated with
-the body. The carrier still learns who talks to whom, how much and when.
+the body. The carrier still learns who sends to whom, how much and when.
 """
 
 from __future__ import annotations

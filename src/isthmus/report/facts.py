@@ -1,4 +1,4 @@
-"""A method's own facts as lines of a table: any JSON, told in few words.
+"""A method's own facts as lines of a table: any JSON, in few words.
 
 number              mean and spread over seeds
 text, yes or no     as it is, all different ones where seeds disagree
@@ -15,7 +15,7 @@ from isthmus.report.runs import as_number
 from isthmus.report.tables import mean_and_spread
 
 FEW = 12
-"""Up to so many numbers, or entries of a map, are written out."""
+"""Up to so many numbers, or entries of a map, are shown in full."""
 
 
 def fact_rows(seeds: Sequence[Mapping[str, object]]) -> list[tuple[str, str]]:

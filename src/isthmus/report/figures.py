@@ -505,7 +505,7 @@ def _axis_of(names: Sequence[str], most: int = _MOST_TICKS) -> dict[str, Any]:
 
 
 def _client_axis(clients: Sequence[str], most: int = _MOST_TICKS) -> dict[str, Any]:
-    """`client-0`, `client-1`, ... are told by their numbers under the word client."""
+    """`client-0`, `client-1`, ... are labelled by their numbers, with client as the axis title."""
     numbers = [match.group(1) for client in clients if (match := _NUMBERED.fullmatch(client))]
     if len(numbers) == len(clients) and len(set(numbers)) == len(clients):
         return _axis_of(numbers, most) | {"title": {"text": "client"}}

@@ -295,13 +295,13 @@ def _remark(group: Group, rows: Sequence[Disclosure]) -> str:
 
 
 def facts(groups: Sequence[Group]) -> str:
-    """What a method tells of itself (``facts`` in ``result.json``): names and values, whatever they are."""
+    """What a method reports of itself (``facts`` in ``result.json``): names and values, whatever they are."""
     folded = []
     for group in groups:
-        told = [found for run in group.runs if isinstance(found := run.result.get("facts"), Mapping) and found]
-        if told:
+        given = [found for run in group.runs if isinstance(found := run.result.get("facts"), Mapping) and found]
+        if given:
             lines = "".join(
-                f'<tr><th scope="row">{esc(name)}</th><td>{_cell(value)}</td></tr>' for name, value in fact_rows(told)
+                f'<tr><th scope="row">{esc(name)}</th><td>{_cell(value)}</td></tr>' for name, value in fact_rows(given)
             )
             table = f'<div class="scroll"><table><tbody>{lines}</tbody></table></div>'
             folded.append(f"<details open><summary>{esc(group.label)}</summary>{table}</details>")

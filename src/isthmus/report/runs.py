@@ -1,8 +1,8 @@
 """Run folders, read back.
 
 The report sees nothing but what a run left on disk, and it trusts none of it: every value is checked for its type here,
-once, so that the rooms behind this door deal in plain, typed records. `result.json` is what makes a folder usable.
-Anything else that is missing or damaged costs its own figure and one line on the page, not the report.
+once, so that the rest of the report works on plain, typed records. `result.json` is what makes a folder usable.
+Where anything else is missing or damaged, its own figure is left out and one line on the page says so.
 """
 
 from __future__ import annotations

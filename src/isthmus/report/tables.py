@@ -189,7 +189,7 @@ def columns(rows: Sequence[ResultRow]) -> list[Column]:
         Column("up / round", lambda row: words.size(row.up_per_round)),
         Column("down / round", lambda row: words.size(row.down_per_round)),
     ]
-    # result.json counts these for the whole run, setup included, so they cannot be told per round.
+    # result.json counts these for the whole run, setup included, so they cannot be given per round.
     if any(row.peer_per_run for row in rows):
         shown.append(Column("peer / run", lambda row: words.size(row.peer_per_run)))
     if any(row.device_per_run for row in rows):
@@ -272,9 +272,9 @@ def _labelled(groups: Sequence[Group]) -> list[Group]:
             key for key in sorted({key for one in flat for key in one}) if len({one.get(key) for one in flat}) > 1
         ]
         own = _flat(group.runs[0].settings)
-        told = [f"{key.rpartition('.')[2]}={own.get(key, words.ABSENT)}" for key in differing]
-        label = f"{group.method} · {', '.join(told[:3])}" if told else group.method
-        if len(told) > 3 or not told:
+        labels = [f"{key.rpartition('.')[2]}={own.get(key, words.ABSENT)}" for key in differing]
+        label = f"{group.method} · {', '.join(labels[:3])}" if labels else group.method
+        if len(labels) > 3 or not labels:
             label += f" · variant {rivals.index(group) + 1}"
         labelled.append(replace(group, label=label))
     return labelled

@@ -117,5 +117,5 @@ def partition(name: str, clients: int | None) -> str:
 def gain_rules(gains: Iterable[Gain | None]) -> str:
     """What graph gain counts from and to, as a sentence; empty where there is none."""
     ends = dict.fromkeys((gain.zero, gain.one) for gain in gains if gain is not None)
-    told = "; ".join(f"0 is {zero}, 100 is {one}" for zero, one in ends)
-    return f"Graph gain: test pooled, where {told}." if told else ""
+    scale = "; ".join(f"0 is {zero}, 100 is {one}" for zero, one in ends)
+    return f"Graph gain: test pooled, where {scale}." if scale else ""

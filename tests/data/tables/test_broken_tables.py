@@ -191,12 +191,12 @@ def test_a_whole_folder_is_fine_and_its_summary_holds_no_cell(tmp_path: Path) ->
     assert not any(cell in text for cell in ("a1", "x1", "5.5", "2026"))
 
 
-def test_a_feature_that_tells_the_label_is_a_warning(tmp_path: Path) -> None:
+def test_a_feature_that_predicts_the_label_is_a_warning(tmp_path: Path) -> None:
     rows = "".join(f"c{i},{'yes' if i % 2 else 'no'},{1000 * (i % 2) + i},DE,no,train\n" for i in range(60))
     write_owner(
         tmp_path / "bank", accounts=ACCOUNTS.splitlines()[0] + "\n" + rows, transfers="from,to,amount,day\nc1,c2,1,1\n"
     )
     (checked,) = check_folder(tmp_path / "bank")
     assert any(
-        problem.column == "balance" and "tells the label" in problem.text for problem in checked.problems.warnings
+        problem.column == "balance" and "predicts the label" in problem.text for problem in checked.problems.warnings
     )

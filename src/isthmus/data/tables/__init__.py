@@ -2,12 +2,13 @@
 
 schema.py       what ``schema.toml`` may say, read and checked
 reader.py       CSV and Parquet files to typed columns; a wrong cell is named by file, line and column
+ids.py          ids in the form in which they are compared
 owner.py        one owner's folder: ids, features, labels, edges
 edge_table.py   edges of one owner: own, towards others, outside; what a node learns from its edges
-statistics.py   what owners sum up to agree on scaling and imputation
-scaling.py      the agreed numbers, and features made from them
-link.py         edges between owners, by private set intersection
-assemble.py     the parts of a federation that lies in one place (simulation)
+frames.py       polars and pyarrow, imported where they are used
+scaling.py      what owners sum up to agree on scaling and imputation, and features made from it
 check.py        what is wrong with a folder, and a summary that gives nothing away
 describe.py     a draft of ``schema.toml`` from the files
+
+What several owners do together with their tables, and the edges between them, is in `isthmus.preparation`.
 """

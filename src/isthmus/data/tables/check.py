@@ -124,5 +124,5 @@ def _telling(tables: OwnerTables) -> list[Problem]:
             continue
         area = roc_auc_score(y[known], values[rows][known])
         if max(area, 1 - area) >= TELLING:
-            found.append(Problem(FILE, "tells the label almost alone: is it known when a prediction is made?", name))
+            found.append(Problem(FILE, "predicts the label almost alone: is it known when a prediction is made?", name))
     return found

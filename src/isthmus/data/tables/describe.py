@@ -62,7 +62,7 @@ def _nodes(path: Path) -> list[str]:
     else:
         lines += [f"label = {_quoted(label)}", f"classes = {_list(few[label])}      # check their order"]
     lines += [f"split = {_quoted(split)}" if split else 'split = "stratified:40/20/40"', "", "[features]"]
-    lines += ["# Take out what is not known when a prediction is made, or tells the label."]
+    lines += ["# Take out what is not known when a prediction is made, or gives the label away."]
     for column in columns:
         if column not in (identity, label, split):
             lines.append(_feature(column, texts[column], few[column]))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.data.tables.frames import pl
+from isthmus.data.tables.ids import check_filled, normalised
 from isthmus.data.tables.reader import Problems, Table, find_file
 from isthmus.data.tables.schema import EdgeFeature, EdgeTable, Schema
 
@@ -51,8 +52,6 @@ def read_edges(
     if edges is None:
         none, zero = np.zeros(0, dtype=np.int64), np.zeros(0)
         return OwnerEdges(none, none, zero, none, pl.Series("id", [], pl.String), none.astype(bool), zero, {}, 0)
-    from isthmus.data.tables.owner import check_filled, normalised
-
     values = sorted({one.column for one in edges.features if one.column is not None})
     table = Table(
         find_file(folder, edges.file),

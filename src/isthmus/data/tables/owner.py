@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from isthmus.data.tables.edge_table import OwnerEdges, read_edges
 from isthmus.data.tables.frames import pl
+from isthmus.data.tables.ids import check_filled, normalised
 from isthmus.data.tables.reader import Problem, Problems, Table, find_file
 from isthmus.data.tables.schema import Feature, Labels, Schema, SplitRule, read_schema
 from isthmus.errors import DataError
@@ -148,37 +149,6 @@ def _rows_of(table: Table, column: str, owner: str) -> Table:
     if not len(table):
         raise DataError(f"{table.path.name}, column {column}: no row belongs to {owner}")
     return table
-
-
-def normalised(table: Table, column: str, schema: Schema) -> pl.Series:
-    """Ids of a column in the form in which they are compared."""
-    ids = table.texts(column)
-    for rule in schema.nodes.normalise:
-        if rule == "no-spaces":
-            ids = ids.str.replace_all(r"\s", "")
-        elif rule == "upper":
-            ids = ids.str.to_uppercase()
-        elif rule == "lower":
-            ids = ids.str.to_lowercase()
-        elif rule == "digits":
-            ids = ids.str.replace_all(r"\D", "")
-        elif rule == "no-leading-zeros":
-            ids = ids.str.replace(r"^0+(\S)", "$1")
-    return ids.rename("id")
-
-
-def check_filled(table: Table, column: str, ids: Any, what: str) -> None:
-    """Every row must have an id, and one without white space in it."""
-    empty = ids.is_null().to_numpy() | (ids == "").fill_null(True).to_numpy()
-    if empty.any():
-        table.report(np.flatnonzero(empty), column, f"is empty: every row needs {what}")
-    spaced = ids.str.contains(r"\s").fill_null(False).to_numpy()
-    if spaced.any():
-        table.report(
-            np.flatnonzero(spaced),
-            column,
-            'has white space inside: if it means nothing, write normalise = ["no-spaces"] in [nodes] of schema.toml',
-        )
 
 
 def _check_ids(table: Table, column: str, ids: Any) -> None:

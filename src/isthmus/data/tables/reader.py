@@ -25,7 +25,7 @@ from isthmus.errors import DataError, unknown
 ENDINGS = (".csv", ".parquet")
 DELIMITERS = ",;\t|"
 SHOWN = 5
-"""Problems of one kind that are told one by one."""
+"""Problems of one kind that are listed one by one."""
 TRUE, FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 DAY = 86_400.0
 

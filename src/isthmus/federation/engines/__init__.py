@@ -4,7 +4,7 @@
 Each is one module of this package with an :class:`~isthmus.federation.engine.Engine` in it; optional packages are
 imported there and nowhere else. To add
 one: a module, a line in :data:`ENGINES`, its name in ``RunConfig.engine``, its options in ``RunConfig`` under keys
-``<name>.<option>``. An engine of :data:`ELSEWHERE` plays the rounds in another process than the one that asked for the
+``<name>.<option>``. An engine of :data:`ELSEWHERE` runs the rounds in another process than the one that asked for the
 run.
 """
 
@@ -29,7 +29,7 @@ ELSEWHERE = {"nvflare": "isthmus.deploy.loopback"}
 def engine_class(name: str) -> Callable[..., Engine]:
     """What makes an engine of this name; a missing package is an error that names the extra."""
     if name in ELSEWHERE:
-        raise ConfigError(f"engine {name!r} plays a run elsewhere: use start()")
+        raise ConfigError(f"engine {name!r} runs in another process: use start()")
     if name not in ENGINES:
         raise unknown("engine", name, {*ENGINES, *ELSEWHERE})
     try:

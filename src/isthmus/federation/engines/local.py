@@ -126,7 +126,7 @@ class LocalEngine:
         try:
             return self._run_together(cohort, calls)
         except Exception as error:  # as in `Party.invoke`; here nobody can say whose fault it was
-            # The cohort may be half changed: it goes, and the round is played again from a tag.
+            # The cohort may be half changed: it goes, and the round is run again from a tag.
             self._with_cohort.discard(role)
             del self._cohorts[role]
             failure = Failure(

@@ -9,7 +9,7 @@ config, places of checkpoints.
 Ray never runs anything a second time here (no restarts, no retries: a restarted actor would be empty and answer all the
 same). An actor
 that dies is a lost place: the loop takes everybody back to the newest tag, :meth:`RayEngine.revive` starts a new actor
-that reads its parties' tags from the run folder, and the rounds since are played again, with the same bits.
+that reads its parties' tags from the run folder, and the rounds since are run again, with the same bits.
 
 With ``execution=each`` results are those of the local engine, bit for bit. With ``execution=cohort`` each actor trains
 its own clients

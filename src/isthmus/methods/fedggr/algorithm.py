@@ -66,7 +66,7 @@ from isthmus.nn.train import gradients, predict
 from isthmus.nn.two_input_head import HEAD, Joined, classify
 from isthmus.records import Record
 from isthmus.seeds import Stream
-from isthmus.tensors import Weights, get_weights, num_values, scaled
+from isthmus.tensors import Weights, get_weights, scaled
 
 # -- client ----------------------------------------------------------------------------------------
 
@@ -402,7 +402,6 @@ METHOD = register(
         discloses=DISCLOSES,
         sheet=sheet,
         preset="fedggr",
-        shared_values=lambda state: num_values(state.weights),
         privacy=lambda state, *run: privacy(state.weights, *run),
         facts=facts,
     )

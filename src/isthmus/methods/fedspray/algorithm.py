@@ -46,11 +46,12 @@ from isthmus.federation.interface import Federation, Replies, Stacked, View
 from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import Count, Embedding, LabelStatistic, Message, Model
 from isthmus.federation.roles import Cohort, Role, handler
+from isthmus.methods.cohort_training import ModelCohort
 from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.fedspray.config import FedSprayConfig
 from isthmus.methods.learners import NodeLearner, dropout_source
 from isthmus.methods.registry import Log, Method, Phase, register
-from isthmus.methods.training import ModelCohort, ModelState, WeightedClient
+from isthmus.methods.training import ModelState, WeightedClient
 from isthmus.metrics.groups import majority_class, minority_mask
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.dropout import DropoutSource

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from isthmus.errors import RunError
 from isthmus.federation.roles import Cohort
+from isthmus.methods.cohort_training import ModelCohort
 from isthmus.methods.evaluation import Evaluation, Tally
 from isthmus.methods.fedstruct.config import FedStructConfig
 from isthmus.methods.fedstruct.features import NSF, FeatureClient, Fingerprint, check_replicas, fingerprint
 from isthmus.methods.fedstruct.powers_hardened import HardenedPowers
 from isthmus.methods.fedstruct.powers_published import PublishedPowers
 from isthmus.methods.fedstruct.state import NO_STEPS, FedStructState, block_of
-from isthmus.methods.training import ModelCohort
 from isthmus.nn.inputs import Inputs, stack_inputs
 from isthmus.nn.optim import fresh_state
 from isthmus.nn.structure import Group, Matrix, Reach, StructureNet
@@ -67,7 +67,7 @@ class StructureClient(PublishedPowers, HardenedPowers, FeatureClient):
         """S: what the server has sent, or the client's own copy."""
         nsf = self.state.nsf if given is None else given
         if nsf is None:
-            raise RunError("no structure features: play the phases in order")
+            raise RunError("no structure features: run the phases in order")
         return nsf
 
     # -- Abar --------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class StructureClient(PublishedPowers, HardenedPowers, FeatureClient):
         """Made from state, so made again when that is another."""
         blocks = self.state.combined
         if not blocks:
-            raise RunError("the powers have not been exchanged: play the phases in order")
+            raise RunError("the powers have not been exchanged: run the phases in order")
         kept = self._derived.get(name)
         if kept is None or kept[0] is not blocks:
             self._derived[name] = kept = blocks, make(blocks)

@@ -51,9 +51,9 @@ def privacy(state: Any, config: HiFGLConfig, rounds: int, clients: int, masked: 
 
 
 def facts(state: Any, secmp: SecMP, scenario: Scenario | None) -> dict[str, Any]:
-    """Costs by the cost model, and in a simulation what only an onlooker knows of the partition."""
+    """Costs by the cost model, and in a simulation what no single party knows of the partition."""
     config, plan = secmp.config, secmp.config.plan(state.features, state.classes)
-    told: dict[str, Any] = {
+    found: dict[str, Any] = {
         "secmp": config.secmp,
         "mode": config.mode,
         "algorithm": config.algorithm,
@@ -64,13 +64,13 @@ def facts(state: Any, secmp: SecMP, scenario: Scenario | None) -> dict[str, Any]
         "backward_widths": list(plan.backward.values()),
     }
     if scenario is None:
-        return told
-    told["eps_p"] = subgraph_leakage(scenario.whole.edge_index, owners(scenario))
-    told["cross_edge_share"] = scenario.statistics.cross_edge_share
+        return found
+    found["eps_p"] = subgraph_leakage(scenario.whole.edge_index, owners(scenario))
+    found["cross_edge_share"] = scenario.statistics.cross_edge_share
     degree = neighbours(scenario.whole.edge_index, scenario.whole.num_nodes)
-    told["devices_below_k_min"] = float((degree < config.k_min).float().mean())
-    told["cost"] = cost(secmp, plan, degree)
-    return told
+    found["devices_below_k_min"] = float((degree < config.k_min).float().mean())
+    found["cost"] = cost(secmp, plan, degree)
+    return found
 
 
 def owners(scenario: Scenario) -> Tensor:

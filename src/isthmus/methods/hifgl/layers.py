@@ -63,7 +63,7 @@ class Neighbourhood:
             like all others.
         loops: (n,), self-loops.
         degree: (n,), edges into each device, without loops.
-        neighbours, listeners: (n,), different devices whose values (gradients) reach it through SecMP.
+        neighbours, gradient_sources: (n,), different devices whose values (gradients) reach it through SecMP.
     """
 
     count: int
@@ -72,7 +72,7 @@ class Neighbourhood:
     loops: Rows
     degree: Rows
     neighbours: Rows
-    listeners: Rows
+    gradient_sources: Rows
 
     @property
     def terms(self) -> int:
@@ -115,8 +115,10 @@ def neighbourhood(data: NodeData, silo: str, *, inside: bool = True) -> Neighbou
     inner = None if inside else sp.csr_matrix((np.ones(source.size), (target, source)), shape=(count, count))
     kept = {peer: pair for peer, pair in pairs.items() if pair.count and (inside or peer != silo)}
     degree = _per_device(count, pairs.values(), "against")
-    heard, told = (_per_device(count, kept.values(), name, different=True) for name in ("against", "along"))
-    return Neighbourhood(count, kept, inner, loops, degree, heard, told)
+    neighbours, gradient_sources = (
+        _per_device(count, kept.values(), name, different=True) for name in ("against", "along")
+    )
+    return Neighbourhood(count, kept, inner, loops, degree, neighbours, gradient_sources)
 
 
 def _per_device(count: int, pairs: Iterable[Pairs], name: str, *, different: bool = False) -> Rows:
@@ -191,7 +193,7 @@ def propagation(kind: str, where: Neighbourhood, k_min: int) -> Propagation:
     r"""A of ``gcn`` (:math:`1/\sqrt{\tilde d}` on both sides) or ``sage`` (a mean). Devices of fewer than ``k_min``
     neighbours discard what they receive: such a device computes as if it had none, but still sends to others.
     """
-    receives, listened_to = where.neighbours >= k_min, where.listeners >= k_min
+    receives, receives_gradients = where.neighbours >= k_min, where.gradient_sources >= k_min
     inner = np.zeros(where.count) if where.inner is None else np.asarray(where.inner.sum(axis=1)).ravel()
     degree = np.where(receives, where.degree, inner)
     if kind == "gcn":  # a self-loop in the data stands for the one every node gets (Kipf & Welling)
@@ -202,7 +204,7 @@ def propagation(kind: str, where: Neighbourhood, k_min: int) -> Propagation:
         total = degree + where.loops
         target = np.divide(1.0, total, out=np.zeros(where.count), where=total > 0)
         source, own = np.ones(where.count), where.loops * target
-    factors = (source, target * receives, own, source * listened_to, target)
+    factors = (source, target * receives, own, source * receives_gradients, target)
     columns = [torch.from_numpy(np.asarray(factor, dtype=np.float64)).reshape(-1, 1) for factor in factors]
     return Propagation(where.inner, *columns)
 

@@ -17,7 +17,6 @@ from isthmus.methods.hifgl.parties import register_of
 from isthmus.methods.hifgl.plain import Plain
 from isthmus.methods.hifgl.published import Published
 from isthmus.methods.registry import Method, Phase, register
-from isthmus.tensors import num_values
 
 PROTOCOLS: Mapping[str, type[SecMP]] = {"hardened": Hardened, "published": Published, "plain": Plain}
 
@@ -83,7 +82,6 @@ METHOD = register(
         sheet=sheet,
         preset="hifgl",
         cross_edges=True,
-        shared_values=lambda state: num_values(state.weights),
         privacy=facts.privacy,
         facts=lambda state, config, scenario: facts.facts(state, protocol(config), scenario),
     )

@@ -25,7 +25,7 @@ attack                                                     what the party saw   
                                                            products
 ``structure.reached_from_gradient``                        one client's gradient of all S rows    secure sum
 ``structure.entries_from_support``                         announced positions                    dummies
-``relay.Relay``, ``relay.Puppets``                         session keys it carries                signed keys
+``relay.Relay``, ``relay.Impersonator``                    session keys it carries                signed keys
 =========================================================  =====================================
                                                            ===========================
 """

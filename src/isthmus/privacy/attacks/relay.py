@@ -1,5 +1,5 @@
-"""Whoever relays unsigned session keys can hand out its own: sit in the middle of mail, or play all the other parties
-of a sum.
+"""Whoever relays unsigned session keys can hand out its own: sit in the middle of mail, or impersonate all the other
+parties of a sum.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ class Relay:
         return message, self._boxes[envelope.header.sender].seal(envelope.header, message)
 
 
-class Puppets:
-    """A server that plays everybody in a secure sum but its victim.
+class Impersonator:
+    """A server that impersonates everybody in a secure sum but its victim.
 
     Args:
-        others: Names of the parties it plays.
+        others: Names of the parties it impersonates.
     """
 
     def __init__(self, victim: SignedKey, others: Iterable[str]) -> None:
         self._victim = victim
-        self._puppets = {name: SumParty(name) for name in others}
+        self._others = {name: SumParty(name) for name in others}
         self.roster = SumRoster(
-            {victim.party: victim.key} | {name: puppet.public_key for name, puppet in self._puppets.items()}
+            {victim.party: victim.key} | {name: other.public_key for name, other in self._others.items()}
         )
 
     def announcements(self) -> list[SignedKey]:
         """Keys for the victim, without the signatures it cannot make."""
         return [
             self._victim,
-            *(SignedKey(name, self._victim.run, puppet.public_key, b"") for name, puppet in self._puppets.items()),
+            *(SignedKey(name, self._victim.run, other.public_key, b"") for name, other in self._others.items()),
         ]
 
     def read(self, masked: Words, tag: SumTag) -> Words:
-        """The victim's own numbers: the sum with puppets that have nothing to add."""
+        """The victim's own numbers: the sum with impersonated parties that have nothing to add."""
         server = SumServer(self.roster, tag)
         server.add(self._victim.party, masked)
-        for name, puppet in self._puppets.items():
-            server.add(name, puppet.mask_words(np.zeros(masked.size - CHECK_WORDS, np.uint64), self.roster, tag))
+        for name, other in self._others.items():
+            server.add(name, other.mask_words(np.zeros(masked.size - CHECK_WORDS, np.uint64), self.roster, tag))
         return server.total_words()

@@ -1,6 +1,4 @@
-"""Faults on purpose: an engine that loses calls and parties as a plan says. For tests of recovery, ours and method
-authors'.
-"""
+"""Faults on purpose: an engine that loses calls and parties as a plan says, for tests of recovery."""
 
 from __future__ import annotations
 
