@@ -193,7 +193,7 @@ class FedLitClient(WeightedClient[FedLitConfig]):
             config.optimizer, moments.steps, config.local_epochs, config.lr, config.weight_decay, config.dtype
         )
         generator = self.stream("dropout").torch()
-        # Not isthmus.nn.train.local_epochs: edges are typed anew in every epoch, also where there is nothing to train on.
+        # Not isthmus.nn.train.local_epochs: edges are typed anew in every epoch, with or without training nodes.
         for epoch in range(config.local_epochs):
             leaves = {name: tensor.detach().requires_grad_() for name, tensor in weights.items()}
             f = features(leaves, self.inputs)
