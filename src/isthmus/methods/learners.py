@@ -95,9 +95,12 @@ class Learner(ABC):
             "loss": self.config.loss,
             "extra_gradient": extra,
             "frozen": frozen,
-            "dropout": dropout_source(self.config, [streams]),
+            "dropout": self._dropout(streams),
         }
         return self._train(weights, state, streams, settings)
+
+    def _dropout(self, streams: Streams) -> DropoutSource | None:
+        return dropout_source(self.config, [streams])
 
     @abstractmethod
     def _train(
@@ -160,6 +163,9 @@ class ModuleLearner(Learner):
         share /= share.sum().clamp(min=torch.finfo(config.dtype).tiny)
         x = data.x.to_dense() if data.x.layout != torch.strided else data.x
         self.module_data = ModuleData(x.to(config.dtype), data.edge_index, data.y.clamp(min=0), share)
+
+    def _dropout(self, streams: Streams) -> DropoutSource | None:
+        return None  # its own layers draw
 
     def _train(self, weights: Weights, state: OptimizerState, streams: Streams, settings: TrainSettings) -> TrainResult:
         return train_module(self.model, weights, state, self.module_data, streams("dropout"), **settings)
