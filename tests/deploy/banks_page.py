@@ -84,6 +84,7 @@ class Hosts:
         environment = {
             **os.environ,
             "HOSTS": str(self.folder),
+            "HOST": host,
             "PATH": f"{self.folder / 'tools'}:{os.environ['PATH']}",
             **self.environment,
         }

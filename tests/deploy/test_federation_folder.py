@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("nvflare", reason="the engine nvflare is an extra")
 
 from isthmus.deploy import federation_folder
-from isthmus.deploy.federation_folder import SEEN_WITHIN, FederationFolder
+from isthmus.deploy.admin_session import SEEN_WITHIN, AdminSession
+from isthmus.deploy.federation_folder import FederationFolder
 from isthmus.deploy.provisioning import FederationConfig
 
 
@@ -41,3 +42,9 @@ def test_an_organisation_that_gives_no_sign_of_life_is_not_connected(
         "bank-b": f"not seen for {SEEN_WITHIN + 5:.0f} s",
         "bank-c": "not connected",
     }
+
+
+def test_a_silent_site_counts_as_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = AdminSession.__new__(AdminSession)
+    monkeypatch.setattr(session, "last_seen", lambda: {"bank-b": SEEN_WITHIN + 1, "bank-a": 0.5})
+    assert session.sites() == ["bank-a"]

@@ -11,12 +11,16 @@ import logging
 import time
 from typing import Any
 
+from isthmus.deploy.parent_process import HEARTBEAT_INTERVAL
 from isthmus.deploy.startup_kit import StartupKit
 
 logger = logging.getLogger(__name__)
 
 ANSWERS = ("JobNotRunning", "JobNotFound", "JobNotDone", "InvalidJobDefinition", "AuthorizationError")
 """Errors that are an answer of the server: the connection is fine."""
+
+SEEN_WITHIN = 3 * HEARTBEAT_INTERVAL
+"""A connected site gave a sign of life within so many seconds."""
 
 
 class AdminSession:
@@ -51,11 +55,11 @@ class AdminSession:
             raise
 
     def sites(self) -> list[str]:
-        """Sites that are connected."""
-        return sorted(info.name for info in self.call("get_connected_client_list"))
+        """Sites that are connected: the server may list one for another minute after it was killed."""
+        return sorted(name for name, seconds in self.last_seen().items() if seconds <= SEEN_WITHIN)
 
     def last_seen(self) -> dict[str, float]:
-        """Seconds since each connected site last gave a sign of life. The server must be on this machine."""
+        """Seconds since the last sign of life of each site that the server lists; the server is on this machine."""
         now = time.time()
         return {info.name: now - info.last_connect_time for info in self.call("get_connected_client_list")}
 

@@ -23,12 +23,11 @@ import tomli_w
 from isthmus.data.graphscenario import task_of
 from isthmus.data.own_dataset import SITE_TABLES
 from isthmus.deploy import require_nvflare
-from isthmus.deploy.admin_session import AdminSession
+from isthmus.deploy.admin_session import SEEN_WITHIN, AdminSession
 from isthmus.deploy.heartbeat import read_heartbeat
 from isthmus.deploy.job_template import RUNS, check_run_name
 from isthmus.deploy.kit_policy import write_policy
 from isthmus.deploy.offer import Offer, check_offers
-from isthmus.deploy.parent_process import HEARTBEAT_INTERVAL
 from isthmus.deploy.process_supervisor import ProcessSupervisor
 from isthmus.deploy.processes import is_alive, terminate
 from isthmus.deploy.provisioning import COORDINATOR_KIT, SERVER_KIT, FederationConfig, provision
@@ -50,8 +49,6 @@ from isthmus.experiments.scenarios import DEFAULTS
 
 CONFIG, SERVER_PID, OFFERS = "federation.toml", "server.pid", "offers"
 STOP_TIMEOUT = 15.0
-SEEN_WITHIN = 3 * HEARTBEAT_INTERVAL
-"""A connected organisation was seen by the server within so many seconds."""
 
 
 @dataclass(frozen=True)
