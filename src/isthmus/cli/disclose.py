@@ -18,6 +18,9 @@ def command(
         str, typer.Option(help="Score of the run; others than accuracy need more from the clients.")
     ] = "accuracy",
     secure_sum: Annotated[bool, typer.Option("--secure-sum", help="As with --set secure_sum=true.")] = False,
+    dataset: Annotated[
+        str, typer.Option(help="Own tables (a folder, or 'tables' for those of sites) add what prepares them.")
+    ] = "csbm",
     preset: Preset = None,
     profile: Profile = None,
     set_: Annotated[
@@ -30,13 +33,14 @@ def command(
     """
     from isthmus.experiments.config import resolve
     from isthmus.experiments.config_values import parse_override
-    from isthmus.experiments.disclosure import sheet_of
+    from isthmus.experiments.disclosure import sheet_of_settings
     from isthmus.federation.ledger import PROTECTIONS
     from isthmus.methods.registry import get_method
+    from isthmus.preparation import LINKING
 
-    # Any data set will do: a sheet depends on settings, not on data.
     flags = {
-        "dataset": "csbm",
+        "dataset": dataset,
+        "metric": metric,
         "preset": preset,
         "profile": profile,
         "secure_sum": secure_sum or None,
@@ -44,7 +48,7 @@ def command(
     }
     settings = resolve(method, flags, dict(map(parse_override, set_ or ())))
     entry = get_method(settings.run.method)
-    lines = sheet_of(entry, metric=metric, secure_sum=settings.run.secure_sum, config=settings.method_config)
+    lines = sheet_of_settings(settings)
     rows = [
         (line.phase, line.sender, line.receiver, line.message.__name__, ", ".join(line.kinds), line.protection)
         for line in lines
@@ -59,6 +63,10 @@ def command(
         console.print(f"{name}: {PROTECTIONS[name]}")
     if entry.pooled:
         console.print("This method pools all data in one place before it starts: a reference, not a federation.")
+    elif any(line.phase == LINKING for line in lines):
+        console.print(
+            "Before the first round each pair of owners learns the edges both of them list; the server learns none."
+        )
     elif not entry.cross_edges:
         console.print(
             "Cross edges are not given to this method. No message holds features, edges or labels as such; what can "

@@ -52,7 +52,7 @@ def is_given(kind: str, name: str) -> bool:
 def recall(name: str, expected: type[T]) -> T:
     """The thing behind a name."""
     thing = _KEPT.get(name)
-    if not isinstance(thing, expected):
+    if thing is None or not isinstance(thing, expected):
         raise DataError(
             f"{name} was handed over from Python and is not here: give the same data again, "
             "e.g. isthmus.resume(RUN_DIR, dataset=data)"

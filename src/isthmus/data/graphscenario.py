@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,6 +75,10 @@ def dataset_name(dataset: str) -> str:
     except ConfigError as error:
         if dataset.partition(":")[0].lower() in GENERATORS:
             raise  # a known generator with a wrong parameter says which
+        if Path(dataset).is_dir():
+            raise ConfigError(
+                f"{dataset!r} is no data set that Isthmus knows: for the folder of that name give --dataset ./{dataset}"
+            ) from error
         names = [*NODE_SETS, *GENERATORS, *GRAPH_SETS, *SETTINGS, *GRAPH_GENERATORS]
         raise unknown("data set", dataset, names) from error
 
