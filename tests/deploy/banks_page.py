@@ -25,6 +25,16 @@ SCP = """#!/bin/sh
 place() { case "$1" in *:*) echo "$HOSTS/${1%%:*}/${1#*:}";; *) echo "$1";; esac; }
 exec cp -r "$(place "$1")" "$(place "$2")"
 """
+ISOLATE = ("unshare", "--map-root-user", "--mount")
+"""Starts a command with a view of the file system of its own."""
+
+
+def can_isolate() -> bool:
+    try:
+        script = ["sh", "-c", "mount -t tmpfs none /mnt"]
+        return subprocess.run([*ISOLATE, *script], check=False, capture_output=True).returncode == 0
+    except OSError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -42,11 +52,12 @@ def blocks() -> list[Block]:
 
 @dataclass
 class Hosts:
-    """Folders that stand for hosts, and what runs on them."""
+    """Folders that stand for hosts, and what runs on them; ``isolated``: what keeps running sees its own host only."""
 
     folder: Path
     port: int = 8002
     environment: Mapping[str, str] = field(default_factory=dict)
+    isolated: bool = False
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -66,18 +77,21 @@ class Hosts:
 
     def run(self, block: Block) -> str:
         """Standard output of a block on all its hosts; it must succeed everywhere."""
+        hosts = (HUB,) if block.host == HUB else BANKS
+        if block.background:
+            self.running |= {host: self.start(host, f"exec {block.script}", alone=self.isolated) for host in hosts}
+            return ""
         output = ""
-        for host in (HUB,) if block.host == HUB else BANKS:
-            if block.background:
-                self.running[host] = self._start(host, block.script)
-                continue
-            process = self._start(host, block.script, subprocess.PIPE)
+        for host, process in [(host, self.start(host, block.script, subprocess.PIPE)) for host in hosts]:
             out, error = (text.decode() for text in process.communicate(timeout=300.0))
             assert process.returncode == 0, f"{host}: {block.script}\n{out}\n{error}"
             output += out
         return output
 
-    def _start(self, host: str, script: str, pipe: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+    def start(
+        self, host: str, script: str, pipe: int = subprocess.DEVNULL, *, alone: bool = False
+    ) -> subprocess.Popen[bytes]:
+        """Start a script on a host; ``alone``: with the folders of all other hosts hidden from its processes."""
         script = script.replace("hub.example.org", "localhost").replace("8002", str(self.port))
         if host in BANKS and "bank-b" not in script:  # a block that names all banks is the same at all of them
             script = script.replace("bank-a", host)
@@ -88,7 +102,9 @@ class Hosts:
             "PATH": f"{self.folder / 'tools'}:{os.environ['PATH']}",
             **self.environment,
         }
-        command = ["sh", "-ec", script if pipe == subprocess.PIPE else f"exec {script}"]
+        others = [str(self.folder / other) for other in (HUB, *BANKS) if other != host]
+        hide = "".join(f"mount -t tmpfs none '{other}'\n" for other in others) if alone else ""
+        command = [*(ISOLATE if alone else ()), "sh", "-ec", hide + script]
         return subprocess.Popen(command, cwd=self.folder / host, env=environment, stdout=pipe, stderr=pipe)
 
     def stop(self) -> None:
