@@ -39,7 +39,7 @@ $(ENGINES): $(READY)
 	touch $(ENGINES)
 
 test-engines: $(ENGINES)
-	OMP_NUM_THREADS=1 timeout --kill-after=60 900 $(BIN)/python -m pytest tests/engines
+	OMP_NUM_THREADS=1 timeout --kill-after=60 1800 $(BIN)/python -m pytest tests/engines
 
 lint: setup
 	$(BIN)/ruff check src tests benchmarks examples
