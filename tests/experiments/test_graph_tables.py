@@ -94,5 +94,5 @@ def test_mistakes_are_named(file: str, old: str, new: str, expected: str, tmp_pa
     path = tmp_path / "lab-1" / file
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new, 1))
-    with pytest.raises(DataError, match=expected):
+    with pytest.raises(DataError, match=f"lab-1: .*{expected}"):
         tables_scenario(str(tmp_path), partition=None, clients=None, split=None, seed=0)

@@ -67,7 +67,15 @@ def read_owners(folder: Path, seed: int) -> dict[str, OwnerTables]:
             )
         return {name: read_owner(folder, name, seed=seed, only=name) for name in owners_in(folder, schema)}
     check_same_schema({owner: read_schema(path) for owner, path in apart.items()})
-    return {owner: read_owner(path, owner, seed=seed) for owner, path in apart.items()}
+    return {owner: _read(path, owner, seed) for owner, path in apart.items()}
+
+
+def _read(folder: Path, owner: str, seed: int) -> OwnerTables:
+    """One owner's tables; a mistake is said to be the owner's."""
+    try:
+        return read_owner(folder, owner, seed=seed)
+    except DataError as error:
+        raise DataError(f"{owner}: {error}") from None
 
 
 def check_same_schema(schemas: Mapping[str, Schema]) -> None:
