@@ -1,11 +1,12 @@
 """What secret message passing costs, in one run on one thread.
 
-    python benchmarks/secmp.py [--datasets cora,citeseer,pubmed] [--rounds 5] [--skip epochs,sealing,growth]
+    python benchmarks/secmp.py [--datasets cora,citeseer,pubmed] [--rounds 5] [--skip epochs,keys,growth,setup]
 
-Three parts. `epochs`: seconds per training epoch of HiFGL-GCN (5 silos, the whole federation around it) with plain,
-published and hardened message passing; what happens once (keys, raw features) apart. `sealing`: one box per edge, which
-hides the sender from the holder, against one envelope per holder, which does not. `growth`: the arithmetic of one
-exchange alone (fixed point, masks, sums, decoding) against a plain sum over the same edges, by edges, width and T.
+Four parts. `epochs`: seconds per training epoch of HiFGL-GCN (5 silos, the whole federation around it) with plain,
+published and hardened message passing; what happens once (keys, raw features) apart. `keys`: one agreement per group of
+messages, by size of the group (what a holder could link grows with it). `setup`: the keys of all accounts of AMLSim's
+bank transfers (``AMLSim/`` in ``ISTHMUS_DATA``), five banks drawn at random. `growth`: the arithmetic of one exchange
+alone (fixed point, masks, sums, decoding) against a plain sum over the same edges, by edges, width and T.
 Every sum is compared with the plain one. All times are processor seconds of the one thread, so that a busy machine does
 not show in them.
 """
@@ -13,23 +14,34 @@ not show in them.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from isthmus.data.node_data import NodeData
 from isthmus.data.scenario import build_scenario
+from isthmus.data.split_graph import split_graph
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import SimulatedRun
+from isthmus.federation.engines.local import LocalEngine
+from isthmus.federation.roles import RoleTable
+from isthmus.federation.session import Session
+from isthmus.methods.hifgl.algorithm import ServerState
 from isthmus.methods.hifgl.hardened import Hardened
-from isthmus.privacy.anonymous_seal import BoxHolder, fresh_keys, seal_boxes
+from isthmus.methods.hifgl.method import roles
+from isthmus.nn.optim import fresh_state
+from isthmus.privacy import edge_keys
+from isthmus.privacy.edge_keys import GROUP, fresh_keys
 from isthmus.privacy.field import P61, Field
 from isthmus.privacy.fixedpoint import FixedPoint
-from isthmus.privacy.sealed_message import Header, Mailbox
 from isthmus.privacy.secmp import Exchange, SecretSums, deal_slots
+from isthmus.seeds import Stream
 
 PROTOCOLS = (("plain", 1), ("published", 1), ("hardened", 1), ("hardened", 2), ("hardened", 3))
 
@@ -90,39 +102,72 @@ def bench_epochs(dataset: str, rounds: int) -> None:
         print(
             f"{dataset:<10} {arcs:>7,} arcs  {secmp:<10} T={threshold}  {epoch:8.4f} s/epoch  {epoch / base:5.2f} x "
             "plain   once: "
-            f"raw features {once:6.2f} s, sealed keys {sealing:6.2f} s   loss {loss:.6f}",
+            f"raw features {once:6.2f} s, keys {sealing:6.2f} s   loss {loss:.6f}",
             flush=True,
         )
 
 
-def tell_sealing(edges: int, what: str, sealed: float, opened: float) -> None:
-    each = [seconds / edges * 1e6 for seconds in (sealed, opened)]
-    print(
-        f"sealing    {edges:>7,} keys   {what:<23} seal {each[0]:8.3f} us/edge  open {each[1]:8.3f} us/edge", flush=True
+def bench_keys(edges: int) -> None:
+    target = np.random.default_rng(0).integers(0, edges // 4, edges)
+    for size in (1, 8, 16, 32, 64):
+        edge_keys.GROUP = size
+        holders = [edge_keys.KeyHolder(f"holder {j}".encode()) for j in range(2)]
+        begin = time.process_time()
+        keys, groups = edge_keys.make_keys([(holder.public, holder.context) for holder in holders], target)
+        made = time.process_time() - begin
+        begin = time.process_time()
+        for j, holder in enumerate(holders):
+            found = holder.keys(groups.group, groups.number, groups.public, groups.proof[:, j])
+            assert np.array_equal(found, keys[:, j])
+        taken = time.process_time() - begin
+        each = [seconds / edges * 1e6 for seconds in (made, taken)]
+        print(
+            f"keys       {edges:>7,} edges  T=2  groups of {size:>2}  source {each[0]:8.3f} us/edge  holders "
+            f"{each[1]:8.3f} us/edge",
+            flush=True,
+        )
+    edge_keys.GROUP = GROUP
+
+
+def bench_setup(sample: str = "20K_fanin200cycle200", banks: int = 5) -> None:
+    """Accounts as nodes, transfers as edges both ways, no feature but the balance: keys do not depend on features."""
+    folder = Path(os.environ.get("ISTHMUS_DATA", "")) / "AMLSim" / sample
+    if not folder.is_dir():
+        print(f"setup      no {folder}: set ISTHMUS_DATA to a folder that holds AMLSim", flush=True)
+        return
+    nodes = np.loadtxt(folder / "nodes.csv", delimiter=",", skiprows=1, usecols=(0, 2))
+    transfers = np.loadtxt(folder / "transactions.csv", delimiter=",", skiprows=1, usecols=(0, 1)).astype(np.int64)
+    ids = nodes[:, 0].astype(np.int64)
+    ends = np.searchsorted(np.sort(ids), transfers).T
+    both = np.unique(np.concatenate([ends, ends[::-1]], axis=1), axis=1)
+    generator = np.random.default_rng(0)
+    marks = torch.from_numpy(generator.integers(0, 5, ids.size))
+    whole = NodeData(
+        x=torch.from_numpy(np.log1p(nodes[:, 1:])).float(),
+        edge_index=torch.from_numpy(both),
+        y=torch.from_numpy(generator.integers(0, 2, ids.size)),
+        train=marks < 2,
+        val=marks == 2,
+        test=marks > 2,
+        node_id=torch.arange(ids.size),
+        num_classes=2,
     )
-
-
-def bench_sealing(edges: int) -> None:
-    keys, holder = fresh_keys(edges), BoxHolder(b"bench")
+    owner = torch.from_numpy(generator.integers(0, banks, ids.size))
+    names = tuple(f"bank-{number}" for number in range(banks))
+    parts = split_graph(whole, owner, names)
+    config: Any = resolve("hifgl", {"dataset": "csbm", "clients": banks}).method_config
+    table = RoleTable(roles(config))
+    session = Session(LocalEngine(parts, table, config, Stream(0, ("party",))), table)
+    session.clock.begin("setup", 1, 1)
     begin = time.process_time()
-    boxes = seal_boxes(holder.public, keys, b"bench")
-    sealed = time.process_time() - begin
-    begin = time.process_time()
-    holder.open(boxes)
-    opened = time.process_time() - begin
-    tell_sealing(edges, "a box per edge", sealed, opened)
-    sender, receiver = Mailbox("devices", "bench"), Mailbox("silo", "bench")
-    sender.meet(receiver.announce())
-    receiver.meet(sender.announce())
-    message = keys.tobytes()
-    header = Header("bench", "setup", 1, 0, 1, "devices", "silo", "keys", "Keys", len(message))
-    begin = time.process_time()
-    envelope = sender.seal(header, message)
-    sealed = time.process_time() - begin
-    begin = time.process_time()
-    receiver.open(envelope)
-    opened = time.process_time() - begin
-    tell_sealing(edges, "an envelope per holder", sealed, opened)
+    state = Hardened(config).setup(ServerState(0, {}, fresh_state("adam", {}), 1, 2), session)
+    seconds = time.process_time() - begin
+    slots = sum(int(sizes.sum()) for sizes in state.sizes.values())
+    print(
+        f"setup      {sample}: {ids.size:,} accounts, {both.shape[1]:,} arcs, {banks} banks, T="
+        f"{config.holders(banks)}: {slots:,} keys per holder (padding included), {seconds:.2f} s for all parties",
+        flush=True,
+    )
 
 
 def bench_growth(edges: int, width: int, threshold: int) -> None:
@@ -184,8 +229,11 @@ def main() -> None:
             (40_000, 64, 3),
         ):
             bench_growth(edges, width, threshold)
-    if "sealing" not in skipped:
-        bench_sealing(5_000)
+    if "keys" not in skipped:
+        bench_keys(1_000)  # compiles
+        bench_keys(10_000)
+    if "setup" not in skipped:
+        bench_setup()
     if "epochs" not in skipped:
         for dataset in options.datasets.split(","):
             bench_epochs(dataset, options.rounds)

@@ -1,0 +1,97 @@
+"""Tables of docs/results/general.md: methods with the general preset, and beside the presets of their papers.
+
+    python benchmarks/general.py DIR aml [--draws 3]         AMLSim's fan-in and cycle sample, random split
+    python benchmarks/general.py DIR rings [--draws 3]       the same, a laundering ring in one part only
+    python benchmarks/general.py DIR twitch --draws 1        one data set by name, the general preset alone
+    python benchmarks/general.py DIR others                  Cora, Chameleon, Tolokers, Twitch, both presets
+    python benchmarks/general.py DIR ... --print             what is finished, without running anything
+
+Run folders are kept under DIR: what is finished is not run again. A draw is a seed of owners, split and training.
+HiFGL runs with values in the clear (``secmp=plain``, ``mode=cross-silo``): the protocol changes its numbers by rounding
+alone and multiplies its time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import isthmus
+
+METHODS = ("local", "fedavg", "fedsgd", "fedgcn", "fedstruct", "hifgl", "fedggr", "fedspray", "central")
+PLAIN: dict[str, dict[str, Any]] = {"hifgl": {"secmp": "plain", "mode": "cross-silo"}}
+AML = {"dataset": "amlsim-cycle", "metric": "auprc"}
+SCENARIOS: dict[str, dict[str, Any]] = {
+    "aml": {**AML, "split": "stratified:40/20/40"},
+    "rings": {**AML, "split": "group:ring:40/20/40"},
+    "cora": {"dataset": "cora", "partition": "random", "clients": 10, "split": "10/10/80"},
+    "chameleon": {"dataset": "chameleon", "partition": "random", "clients": 10, "split": "10/10/80"},
+    "tolokers": {"dataset": "tolokers", "partition": "louvain", "clients": 5, "split": "40/20/40", "metric": "auroc"},
+    "twitch": {"dataset": "twitch", "split": "40/20/40", "metric": "auroc"},
+}
+PAPER = {"fedgcn": "fedstruct", "fedstruct": "fedstruct", "hifgl": "hifgl", "fedggr": "fedggr", "fedspray": "fedspray"}
+OTHERS = ("cora", "chameleon", "tolokers", "twitch")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("table", choices=(*SCENARIOS, "others"))
+    parser.add_argument("--draws", type=int, default=3)
+    parser.add_argument("--methods", nargs="*", default=METHODS)
+    parser.add_argument("--print", action="store_true")
+    given = parser.parse_args()
+    scenarios = OTHERS if given.table == "others" else (given.table,)
+    presets = ("general", "paper") if given.table == "others" else ("general",)
+    for seed in range(given.draws):
+        for scenario in scenarios:
+            for method in given.methods:
+                for preset in presets:
+                    if not given.print:
+                        run_one(given.folder, scenario, method, preset, seed)
+    for scenario in scenarios:
+        print_table(given.folder, scenario, given.methods, presets, given.draws)
+
+
+def run_one(folder: Path, scenario: str, method: str, preset: str, seed: int) -> None:
+    """One run, unless it is there."""
+    out = folder / f"{scenario}-{method}-{preset}-s{seed}"
+    if (out / "result.json").exists() or (preset == "paper" and method not in PAPER):
+        return
+    settings = {**SCENARIOS[scenario], **PLAIN.get(method, {}), "seed": seed}
+    settings |= {"preset": PAPER[method] if preset == "paper" else preset, "selection": "best_val_acc"}
+    begun = time.process_time()
+    try:
+        result = isthmus.run(method, out=out, quiet=True, overwrite=True, **settings)
+    except isthmus.errors.IsthmusError as error:
+        print(f"{out.name}: {error}", flush=True)
+        return
+    (out / "cpu.json").write_text(json.dumps(time.process_time() - begun))
+    print(f"{out.name}: test {result['test']:.4f}, val {result['val']:.4f}, variant {result['variant']}", flush=True)
+
+
+def print_table(folder: Path, scenario: str, methods: Any, presets: Any, draws: int) -> None:
+    """Test scores of what is finished, in Markdown."""
+    print(f"\n{scenario}\n\n| method | preset | draws | mean | single | variant | CPU s |")
+    print("|---|---|---|---|---|---|---|")
+    for method in methods:
+        for preset in presets:
+            outs = [folder / f"{scenario}-{method}-{preset}-s{seed}" for seed in range(draws)]
+            outs = [out for out in outs if (out / "result.json").exists()]
+            found = [json.loads((out / "result.json").read_text()) for out in outs]
+            cpu = [json.loads((out / "cpu.json").read_text()) for out in outs if (out / "cpu.json").exists()]
+            if found:
+                scores = [result["test"] for result in found]
+                single = " ".join(f"{score:.3f}" for score in scores)
+                variant = ", ".join(sorted({result["variant"] for result in found}))
+                seconds = f"{statistics.mean(cpu):.0f}" if cpu else "-"
+                mean = statistics.mean(scores)
+                print(f"| {method} | {preset} | {len(scores)} | {mean:.3f} | {single} | {variant} | {seconds} |")
+
+
+if __name__ == "__main__":
+    main()
