@@ -93,25 +93,54 @@ def test_impossible_parameters(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"banks": 3, "accounts": 300}, {"banks": 20, "accounts": 1000, "rate": 0.2, "schemes": 1}]
+    "options",
+    [
+        {},
+        {"banks": 3, "accounts": 300},
+        {"banks": 20, "accounts": 1000, "rate": 0.2, "schemes": 1},
+        {"banks": 3, "accounts": 300, "home": 1.0},
+    ],
 )
-def test_schemes_run_across_banks(options: dict[str, int]) -> None:
+def test_no_two_banks_see_all_of_a_ring(options: dict[str, int]) -> None:
     network = Banks(**options).network(Stream(5))
-    paid = network.bank[network.illicit]
-    assert (paid[0] != paid[1]).all()
     assert set(np.unique(network.illicit)) == set(
         np.flatnonzero(network.y)
     )  # every member pays or is paid, nobody else is
     assert (network.ring[network.illicit[0]] == network.ring[network.illicit[1]]).all()
     for ring in range(network.ring.max() + 1):
         assert len(np.unique(network.bank[network.ring == ring])) >= 3
-    assert network.y.mean() == pytest.approx(options.get("rate", 0.04), abs=0.02)
+    assert network.y.mean() == pytest.approx(options.get("rate", 0.09), abs=0.02)
     assert set(range(options.get("banks", 8))) == set(network.bank.tolist())
+
+
+def test_transfers_of_a_scheme_are_small_alike_and_close_in_time() -> None:
+    network = Banks().network(Stream(7))
+    moved, ordinary = network.transfers, network.licit.shape[1]
+    amount, day = moved.amount.numpy(), moved.day.numpy()
+    assert day.min() >= 0 and day.max() < 200
+    assert np.log(amount[:ordinary]).mean() == pytest.approx(5.0, abs=0.02)
+    begin, middles = ordinary, []
+    for scheme in network.schemes:
+        rows = slice(begin, begin + scheme.payments.shape[1])
+        assert np.array_equal(np.stack([moved.source[rows], moved.target[rows]]), scheme.payments)
+        assert np.log(amount[rows]).std() < 0.1 and day[rows].max() - day[rows].min() <= 20
+        middles.append(np.log(amount[rows]).mean())
+        begin = rows.stop
+    assert begin == moved.num_transfers
+    assert np.mean(middles) == pytest.approx(4.5, abs=0.12)
+
+
+def test_a_network_differs_by_seed_and_repeats_itself() -> None:
+    first, again, other = (draw("banks:accounts=400", seed) for seed in (0, 0, 1))
+    assert torch.equal(first.data.x, again.data.x) and torch.equal(first.data.edge_index, again.data.edge_index)
+    assert not torch.equal(first.data.x, other.data.x)
+    assert not torch.equal(torch.as_tensor(first.columns["ring"]), torch.as_tensor(other.columns["ring"]))
+    assert first.data.x.shape[1] == 11 and first.transfers is not None
 
 
 def test_patterns_have_their_shape() -> None:
     network = Banks().network(Stream(6))
-    assert {scheme.pattern for scheme in network.schemes} == {*PATTERNS, "extra"}
+    assert {scheme.pattern for scheme in network.schemes} == set(PATTERNS)
     for scheme in network.schemes:
         source, target = scheme.payments
         out, into = np.unique(source, return_counts=True), np.unique(target, return_counts=True)
@@ -128,8 +157,8 @@ def test_patterns_have_their_shape() -> None:
             )
 
 
-def test_seeing_across_banks_wins_and_staying_inside_does_not() -> None:
-    """A linear model on features averaged over neighbours, pooled over all banks: only the edges it may use differ."""
+def test_edges_across_banks_are_worth_several_points() -> None:
+    """A linear model on features and what they are in the neighbourhood: only the edges it may use differ."""
     scores: dict[str, list[float]] = {"features": [], "inside": [], "across": []}
     for seed in range(3):
         scenario = build_scenario(dataset="banks", partition="owner", split="stratified:40/20/40", seed=seed)
@@ -141,11 +170,10 @@ def test_seeing_across_banks_wins_and_staying_inside_does_not() -> None:
             x = whole.x.numpy()
             if edges is not None:
                 matrix = mean_norm(edges, whole.num_nodes)
-                degree = np.log1p(np.bincount(edges[0].numpy(), minlength=whole.num_nodes))[:, None]
-                x = np.concatenate([x, matrix @ x, matrix @ (matrix @ x), degree], axis=1)
+                x = np.concatenate([x, matrix @ x, matrix @ (matrix @ x)], axis=1)
             model = LogisticRegression(max_iter=1000).fit(x[whole.train.numpy()], whole.y[whole.train].numpy())
             guess = model.decision_function(x[whole.test.numpy()])
             scores[name].append(average_precision_score(whole.y[whole.test].numpy(), guess))
     mean = {name: float(np.mean(values)) for name, values in scores.items()}
-    assert mean["inside"] < mean["features"] + 0.05
-    assert mean["across"] > 2 * mean["inside"]
+    assert mean["across"] > mean["inside"] + 0.04 > mean["features"] + 0.04, mean
+    assert all(0.15 < value < 0.9 for value in mean.values()), mean

@@ -257,7 +257,7 @@ def test_repr_is_readable(name: str) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    text=st.sampled_from(["10/10/80", "client:40/30/30", "stratified:60/20/20", "fsg"]),
+    text=st.sampled_from(["10/10/80", "client:40/30/30", "stratified:60/20/20", "client-stratified:20/40/40", "fsg"]),
     nodes=st.integers(60, 200),
     seed=st.integers(0, 10**6),
 )
@@ -266,11 +266,16 @@ def test_splits_part_the_nodes(text: str, nodes: int, seed: int) -> None:
     owner = torch.arange(nodes) % 3
     masks = parse_split(text).draw(graph, owner, Stream(seed, ("split",)))
     assert bool((masks.train.int() + masks.val.int() + masks.test.int() == 1).all())
-    if text.startswith("client"):
+    if text.startswith("client:"):
         for client in range(3):
             size = int((owner == client).sum())
             assert int(masks.train[owner == client].sum()) == int(size * 40 / 100)
             assert int(masks.val[owner == client].sum()) == size * 70 // 100 - size * 40 // 100
+    if text.startswith("client-stratified"):
+        for group in torch.unique(owner * 3 + graph.data.y):
+            mine = owner * 3 + graph.data.y == group
+            size = int(mine.sum())
+            assert (int(masks.train[mine].sum()), int(masks.val[mine].sum())) == (size * 20 // 100, size * 40 // 100)
     if text.startswith("stratified"):
         for label in range(3):
             mine = graph.data.y == label
@@ -285,7 +290,7 @@ def test_nodes_without_label_are_in_no_part() -> None:
     y = graph.data.y.clone()
     y[::3] = -1
     graph = replace(graph, data=replace(graph.data, y=y))
-    for text in ("10/10/80", "client:40/30/30", "stratified:60/20/20", "fsg"):
+    for text in ("10/10/80", "client:40/30/30", "stratified:60/20/20", "client-stratified:20/40/40", "fsg"):
         masks = parse_split(text).draw(graph, torch.arange(90) % 2, Stream(1))
         assert torch.equal(masks.train | masks.val | masks.test, y >= 0)
 

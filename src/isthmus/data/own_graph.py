@@ -43,7 +43,8 @@ def content_hash(own: Loaded | OwnGraphs) -> str:
         return given.digest(*(part for name, data in own.parts.items() for part in (name, *vars(data).values())))
     data, public = own.data, own.public
     masks = () if public is None else (public.train, public.val, public.test)
-    return given.digest(data.x, data.edge_index, data.y, data.num_classes, *masks, own.owner, own.owner_names)
+    columns = (part for name, values in sorted(own.columns.items()) for part in (name, np.asarray(values).tolist()))
+    return given.digest(data.x, data.edge_index, data.y, data.num_classes, *masks, own.owner, own.owner_names, *columns)
 
 
 def read_pt(path: Path) -> Loaded | OwnGraphs:
@@ -77,12 +78,18 @@ def _pyg_allowed() -> Iterator[None]:
         yield
 
 
-def from_pyg(thing: object, source: str = "own data") -> Loaded | OwnGraphs:
-    """A ``Data`` with x, edge_index and y (optional: train/val/test_mask, owner), or ``{owner: [Data, ...]}``."""
+def from_pyg(thing: object, source: str = "own data", *, labelled: bool = True) -> Loaded | OwnGraphs:
+    """A ``Data`` with x, edge_index and y (optional: train/val/test_mask, owner), or ``{owner: [Data, ...]}``. With
+    ``labelled=False`` nodes may all be without a label, and y may be missing.
+    """
     if isinstance(thing, Mapping) and not hasattr(thing, "edge_index"):
         return _graphs(thing, source)
     x, edge_index = _features(thing, "the data"), _edges(thing, "the data")
-    y = _labels(getattr(thing, "y", None), x.shape[0])
+    given = getattr(thing, "y", None)
+    if not labelled and (given is None or not bool((given >= 0).any())):
+        y = torch.full((x.shape[0],), -1)
+    else:
+        y = _labels(given, x.shape[0])
     data = NodeData(
         x=sparsify(x) if x.layout == torch.strided else x,
         edge_index=edge_index,

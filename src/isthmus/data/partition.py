@@ -16,7 +16,8 @@ a client, or -1 for a node that takes no part. A new one needs nothing but its c
     column          own data: a column names the owner, ``column:NAME``
     owners          own data: owners handed over from Python, ``partition=owner``
     list            given lists of nodes: ``list:FOLDER`` with one text file of row numbers per client
-    fedspray        the lists FedSpray published (PubMed, WikiCS, Physics, Flickr), from the mirror
+
+Lists that were published (fedspray, fedtad, openfgl, fedaux) are in `isthmus.data.published_partition`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from isthmus.data import communities, given, store
+from isthmus.data import communities, given
 from isthmus.data.own_graph import owners_of
 from isthmus.data.parameters import need, parse_object
 from isthmus.data.whole_graph import Loaded
@@ -57,6 +58,10 @@ class Partitioner(Protocol):
     def names(self, graph: Loaded) -> tuple[str, ...]:
         """What the clients are called, sorted; empty where they have numbers only."""
         return ()
+
+    def natural_split(self) -> str | None:
+        """The split that was published with the partition, or None where there is none."""
+        return None
 
 
 PARTITIONS: Registry[type[Partitioner]] = Registry("partition", "isthmus.data")
@@ -330,42 +335,6 @@ class FolderPartition(Partitioner):
         files = sorted(Path(self.folder).glob("*.txt")) if self.folder else []
         if not files:
             raise DataError("partition list needs a folder with one .txt file of row numbers per client: list:FOLDER")
-        return ListPartition(tuple(read_rows(file) for file in files))
-
-
-@PARTITIONS.register("fedspray")
-@dataclass(frozen=True)
-class FedSprayPartition(Partitioner):
-    """The node lists FedSpray published with its code (one Louvain community per client), from the mirror's
-    ``partitions/fedspray``.
-    """
-
-    def natural_clients(self, graph: Loaded) -> int | None:
-        return self._lists(graph).natural_clients(graph)
-
-    def assign(self, graph: Loaded, clients: int, stream: Stream) -> Tensor:
-        return self._lists(graph).assign(graph, clients, stream)
-
-    def _lists(self, graph: Loaded) -> ListPartition:
-        titles = {"pubmed": "PubMed", "coauthor-physics": "Physics", "wikics": "WikiCS", "flickr": "Flickr"}
-        if graph.name not in titles:
-            raise ConfigError(
-                f"partition fedspray was published for {', '.join(sorted(titles))} only: use louvain-top elsewhere"
-            )
-        root = store.mirror()
-        folder = root / "partitions" / "fedspray" if root else None
-        files = sorted(folder.glob(f"{titles[graph.name]}_*.txt")) if folder else []
-        if not files:
-            raise DataError(
-                f"the node lists of fedspray for {graph.name} are not here: put the published files "
-                f"{titles[graph.name]}_*.txt "
-                "into partitions/fedspray/ of the folder in ISTHMUS_DATA, or use louvain-top, the rule they were made "
-                "by"
-            )
-        for file in files:
-            expected = store.checksums().get(f"partitions/fedspray/{file.name}")
-            if expected is not None and store.sha256(file) != expected:
-                raise DataError(f"{file.name} is damaged or not the published file: replace it")
         return ListPartition(tuple(read_rows(file) for file in files))
 
 

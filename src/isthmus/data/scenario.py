@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from isthmus.data.datasets import canonical_name, load_nodes
+from isthmus.data.feature_scaling import Scale, scaled
 from isthmus.data.node_data import NodeData
 from isthmus.data.partition import Partitioner, check_owners, client_ids, number_of_clients, parse_partition
 from isthmus.data.split import Split, check_classes, check_masks, parse_split
@@ -57,6 +58,7 @@ def build_scenario(
     split: str = "10/10/80",
     seed: int = 0,
     undirected: bool = False,
+    scale: Scale = "none",
 ) -> Scenario:
     """Load, partition and split a named data set.
 
@@ -67,6 +69,7 @@ def build_scenario(
         split: See `isthmus.data.split`.
         seed: Of all draws of the scenario.
         undirected: Store every arc in both directions; arcs are otherwise used as the data set has them.
+        scale: See `isthmus.data.feature_scaling`.
 
     Example:
         >>> build_scenario(dataset="csbm:nodes=100", clients=3).whole.num_nodes
@@ -82,6 +85,7 @@ def build_scenario(
         graph = replace(
             graph, data=replace(graph.data, edge_index=torch.unique(torch.cat([arcs, arcs.flip(0)], dim=1), dim=1))
         )
+    graph = replace(graph, data=replace(graph.data, x=scaled(graph.data.x, scale)))
     scenario = scenario_of(
         graph,
         partitioner,

@@ -7,8 +7,10 @@ file of its own.
     10/10/80                any shares, uniform over all nodes of the graph (FedStruct)
     client:40/30/30         any shares, drawn inside every client (FedSpray, HiFGL)
     stratified:60/20/20     any shares, drawn inside every class
+    client-stratified:...   any shares, drawn inside every class of every client (FedTAD)
     fsg                     the fixed number per class FederatedScope-GNN trains on; not 60/20/20 by class (FedGGR
                             spec, section 9.1)
+    group:ring              a column's groups are in one part only (`isthmus.data.column_split`); time:opened likewise
     public                  as published; of several published splits the one with the number ``seed mod count``, or
                             ``public:3``
 """
@@ -149,6 +151,25 @@ class StratifiedSplit(_OfShares):
         return _cut_inside(graph, nodes, graph.data.y[nodes], self.shares, rounded=True)
 
 
+@SPLITS.register("client-stratified:20/40/40")
+@dataclass(frozen=True)
+class ClientStratifiedSplit(_OfShares):
+    """Drawn inside every class of every client; sizes of train and validation are floored, the rest tests (rivals
+    spec, section 10).
+    """
+
+    prefix: ClassVar[str] = "client-stratified:"
+
+    def draw(self, graph: Loaded, owner: Tensor, stream: Stream) -> Masks:
+        nodes = shuffled(graph, stream)
+        group = owner[nodes] * graph.data.num_classes + graph.data.y[nodes]
+        rank, (_, place, counts) = rank_inside(group), torch.unique(group, return_inverse=True, return_counts=True)
+        total = counts[place]
+        train, val = (_cut_point(total, share, rounded=False) for share in (self.shares.train, self.shares.val))
+        kept = train + val
+        return masks_of(graph, nodes[rank < train], nodes[(rank >= train) & (rank < kept)], nodes[rank >= kept])
+
+
 @SPLITS.register("fsg")
 @dataclass(frozen=True)
 class FsgSplit:
@@ -223,14 +244,19 @@ class MasksSplit:
     def draw(self, graph: Loaded, owner: Tensor, stream: Stream) -> Masks:
         name = f"{given.MASKS}:{self.where}"
         found = given.recall(name, dict) if given.is_given(given.MASKS, name) else read_masks(Path(self.where))
-        count = graph.data.num_nodes if graph.kept is None else graph.kept[1]
-        masks = {part: mask_of(found.get(part), count, f"mask {part}")[:, 0] for part in ("train", "val", "test")}
-        if graph.kept is not None:
-            masks = {part: mask[graph.kept[0]] for part, mask in masks.items()}
-        return Masks(**{part: mask & (graph.data.y >= 0) for part, mask in masks.items()})
+        return masks_for(graph, found)
 
     def __str__(self) -> str:
         return f"masks:{self.where}"
+
+
+def masks_for(graph: Loaded, found: Mapping[str, Tensor]) -> Masks:
+    """Masks given for all nodes of the data set, for those of them that take part."""
+    count = graph.data.num_nodes if graph.kept is None else graph.kept[1]
+    masks = {part: mask_of(found.get(part), count, f"mask {part}")[:, 0] for part in ("train", "val", "test")}
+    if graph.kept is not None:
+        masks = {part: mask[graph.kept[0]] for part, mask in masks.items()}
+    return Masks(**{part: mask & (graph.data.y >= 0) for part, mask in masks.items()})
 
 
 def given_masks(split: object) -> dict[str, Tensor]:

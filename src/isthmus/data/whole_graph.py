@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from isthmus.data.node_data import NodeData
 from isthmus.graph.normalise import from_torch_csr, to_torch_csr
+
+if TYPE_CHECKING:
+    from isthmus.data.transfers import Transfers
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ class Loaded:
         owner: Who owns each node where the data say so themselves (n,), else None.
         name: Name in the registry, if it has one.
         owner_names: What the owners are called, sorted; empty where they have numbers only.
-        columns: Further values of own data, one per node, which ``--partition column:NAME`` can name.
+        columns: Further values, one per node, which ``--partition column:NAME`` and ``--split group:NAME`` can name.
+        transfers: The single transfers that arcs stand for, where the data have them.
         kept: Rows of the original graph that are left, and how many it had, where a partition left nodes out.
     """
 
@@ -53,6 +58,7 @@ class Loaded:
     owner_names: tuple[str, ...] = ()
     columns: Mapping[str, object] = field(default_factory=dict)
     kept: tuple[Tensor, int] | None = None
+    transfers: Transfers | None = None
 
     def restricted(self, keep: Tensor) -> Loaded:
         """The subgraph induced by the rows ``keep`` (ascending), renumbered from 0."""
@@ -71,7 +77,16 @@ class Loaded:
         )
         owner = None if self.owner is None else self.owner[keep]
         public = None if self.public is None else self.public.rows(keep)
-        return replace(self, data=data, public=public, owner=owner, kept=(keep, self.data.num_nodes))
+        columns = {name: np.asarray(values)[keep.numpy()] for name, values in self.columns.items()}
+        return replace(
+            self,
+            data=data,
+            public=public,
+            owner=owner,
+            columns=columns,
+            kept=(keep, self.data.num_nodes),
+            transfers=None,
+        )
 
 
 class MaskFields(TypedDict):

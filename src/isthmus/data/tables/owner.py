@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.data.column_split import cut_by_time, part_by_name
+from isthmus.data.split import Shares
 from isthmus.data.tables.edge_table import OwnerEdges, read_edges
 from isthmus.data.tables.frames import pl
 from isthmus.data.tables.ids import check_filled, normalised
@@ -68,6 +70,7 @@ def read_owner(
     schema: Schema | None = None,
     problems: Problems | None = None,
     only: str | None = None,
+    labelled: bool = True,
 ) -> OwnerTables:
     """Read the tables of one owner.
 
@@ -77,6 +80,7 @@ def read_owner(
         seed: Of a split by rule.
         problems: Collects what is wrong; by default the first problem is raised.
         only: Keep the rows whose owner column says this (several owners in one folder).
+        labelled: False where nothing is trained: then no row needs a label.
     """
     found = problems if problems is not None else Problems()
     schema = schema if schema is not None else read_schema(folder)
@@ -102,10 +106,10 @@ def read_owner(
     features = {feature.name: _raw(table, feature) for feature in schema.features}
     stream = Stream(seed, ("split", owner))
     if schema.graphs is None:
-        y, part = _labels(table, nodes.labels, stream)
+        y, part = _labels(table, nodes.labels, stream, labelled)
         graph = graph_ids = None
     else:
-        y, part, graph_ids = _graphs(folder, schema, stream, found, only)
+        y, part, graph_ids = _graphs(folder, schema, stream, found, only, labelled)
         graph = _graph_of_rows(table, str(nodes.graph), graph_ids)
     edges = read_edges(folder, schema, ids, graph, found)
     features |= edges.features
@@ -176,11 +180,15 @@ def _raw(table: Table, feature: Feature) -> Raw:
     return values
 
 
-def _labels(table: Table, labels: Labels, stream: Stream) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _labels(
+    table: Table, labels: Labels, stream: Stream, labelled: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     assert labels.column is not None
     y = table.categories(labels.column, labels.classes)
+    if not labelled and not (y >= 0).any():
+        return y, np.full(len(y), -1, dtype=np.int64)
     part = draw_split(table, labels.split, y, stream)
-    if not table.problems.errors:
+    if labelled and not table.problems.errors:
         _check_parts(table, labels, y, part)
     return y, part
 
@@ -212,14 +220,27 @@ def draw_split(table: Table, rule: SplitRule, y: NDArray[np.int64], stream: Stre
         empty = rows[np.isnan(times[rows])]
         if len(empty):
             table.report(empty, rule.column, "is empty: a split by time needs the time of every labelled row")
-        order = rows[np.argsort(times[rows], kind="stable")]
-        part[order] = _cut(np.arange(len(order)), len(order), rule)
+        part[rows] = cut_by_time(np.nan_to_num(times[rows]), rule.shares)
         return part
+    if rule.kind == "group":
+        assert rule.column is not None
+        part = _group_parts(table, rule.column, stream.seed, rule.shares)
+        part[y < 0] = -1
+        rows = rows[part[rows] < 0]  # those in no group are drawn as in a stratified split
     shuffled = rows[stream.numpy().permutation(len(rows))]
     for label in np.unique(y[rows]).tolist():
         mine = shuffled[y[shuffled] == label]
         part[mine] = _cut(np.arange(len(mine)), len(mine), rule)
     return part
+
+
+def _group_parts(table: Table, column: str, seed: int, shares: Shares) -> NDArray[np.int64]:
+    """Part of every row's group, -1 for a row in none (empty or a negative number). Owners with the same seed agree."""
+    names = table.texts(column)
+    alone = (names.is_null() | (names.cast(pl.Float64, strict=False) < 0).fill_null(False)).to_numpy()
+    found = {name: part_by_name(name, seed, shares) for name in names.unique().to_list() if name is not None}
+    parts = np.array([found.get(name, -1) for name in names.to_list()], dtype=np.int64)
+    return np.where(alone, -1, parts)
 
 
 def _cut(rank: NDArray[np.int64], total: int, rule: SplitRule) -> NDArray[np.int64]:
@@ -233,7 +254,7 @@ def _cut(rank: NDArray[np.int64], total: int, rule: SplitRule) -> NDArray[np.int
 
 
 def _graphs(
-    folder: Path, schema: Schema, stream: Stream, problems: Problems, only: str | None
+    folder: Path, schema: Schema, stream: Stream, problems: Problems, only: str | None, labelled: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], Any]:
     graphs = schema.graphs
     assert graphs is not None
@@ -248,9 +269,9 @@ def _graphs(
         table = _rows_of(table, str(graphs.owner), only)
     ids = table.texts(graphs.id)
     _check_ids(table, graphs.id, ids)
-    y, part = _labels(table, graphs.labels, stream)
+    y, part = _labels(table, graphs.labels, stream, labelled)
     unlabelled = np.flatnonzero(y < 0)
-    if len(unlabelled) and not problems.errors:
+    if labelled and len(unlabelled) and not problems.errors:
         table.report(unlabelled, graphs.labels.column, "is empty: every graph needs a label")
     return y, part, ids
 

@@ -216,6 +216,14 @@ class Table:
         return found
 
 
+def all_texts(path: Path) -> pl.DataFrame:
+    """All columns of a file, every cell as text."""
+    parquet = path.suffix.lower() == ".parquet"
+    columns = columns_of(path)
+    frame = _read_parquet(path, columns) if parquet else _read_csv(path, columns)
+    return frame.with_columns(pl.all().cast(pl.String))
+
+
 def _parquet_schema(path: Path) -> dict[str, Any]:
     try:
         return dict(pl.read_parquet_schema(path))

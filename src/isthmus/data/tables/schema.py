@@ -8,7 +8,8 @@
     label = "fraud"                 # an empty cell is an unlabelled node
     classes = ["no", "yes"]         # their order gives the class index
     positive = "yes"                # class that auprc and recall look for; default the last
-    split = "stratified:40/20/40"   # or a column with train/val/test, or "time:column", or "time:column:60/20/20"
+    split = "stratified:40/20/40"   # or a column with train/val/test, or "time:column", "group:column", both also with
+                                    # shares: "group:column:60/20/20"
     owner = "bank"                  # only where several owners share one folder (simulation)
     normalise = ["strip", "upper"]  # what is done to ids before they are compared; default strip
 
@@ -48,6 +49,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from isthmus.data.column_split import parse_column
 from isthmus.data.split import Shares
 from isthmus.errors import ConfigError, DataError, unknown
 
@@ -114,9 +116,11 @@ class EdgeFeature:
 
 @dataclass(frozen=True)
 class SplitRule:
-    """How labelled rows are divided: a ``column`` that says so, ``stratified`` inside every class, or by ``time``."""
+    """How labelled rows are divided: a ``column`` that says so, ``stratified`` inside every class, by ``time``, or so
+    that a ``group`` is in one part only, at all owners.
+    """
 
-    kind: Literal["column", "stratified", "time"]
+    kind: Literal["column", "stratified", "time", "group"]
     column: str | None = None
     shares: Shares | None = None
 
@@ -262,7 +266,7 @@ def _schema(raw: Mapping[str, Any], text: bytes) -> Schema:
 def _check_no_label_feature(schema: Schema) -> None:
     special = {"id": schema.nodes.id, "label": schema.nodes.labels.column, "owner": schema.nodes.owner}
     rule = schema.nodes.labels.split
-    if rule.kind == "column":
+    if rule.kind in ("column", "group"):
         special["split"] = rule.column
     for what, column in special.items():
         if column is not None and column in {feature.name for feature in schema.features}:
@@ -364,15 +368,12 @@ def _labels(table: _Table, *, labelled: bool) -> Labels:
 
 
 def parse_split_rule(text: str) -> SplitRule:
-    """``stratified:40/20/40``, ``time:COLUMN`` or ``time:COLUMN:60/20/20``, else the name of a column."""
+    """``stratified:40/20/40``, ``time:COLUMN``, ``group:COLUMN`` or ``group:COLUMN:60/20/20``, else a column."""
     kind, colon, rest = text.partition(":")
     if kind == "stratified" and colon:
         return SplitRule("stratified", shares=Shares.parse(rest))
-    if kind == "time" and colon:
-        column, _, shares = rest.partition(":")
-        if not column:
-            raise ConfigError(f"split {text!r}: name the column of the time, e.g. time:opened")
-        return SplitRule("time", column, Shares.parse(shares or "60/20/20"))
+    if kind in ("time", "group") and colon:
+        return SplitRule(kind, *parse_column(kind, rest))  # type: ignore[arg-type]
     return SplitRule("column", text)
 
 
