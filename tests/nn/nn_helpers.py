@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import scipy.sparse as sp
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from isthmus.data.node_data import NodeData
 from isthmus.graph.normalise import to_torch_csr
@@ -78,3 +78,23 @@ def jittered(backbone: Backbone, seed: int, dtype: torch.dtype = torch.float64) 
         name: (tensor + 0.3 * torch.randn(tensor.shape, generator=generator)).to(dtype)
         for name, tensor in get_weights(backbone).items()
     }
+
+
+class TwoWays(nn.Module):
+    """The equation of dirsage with dense matrices."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.root = nn.Linear(width, out)
+        self.incoming, self.outgoing = nn.Linear(width, out, bias=False), nn.Linear(width, out, bias=False)
+
+    def parts(self) -> dict[str, nn.Parameter]:
+        """Our name -> its parameter."""
+        found = {name: getattr(self, name).weight for name in ("root", "incoming", "outgoing")}
+        return found | {"bias": self.root.bias}
+
+    def forward(self, h: Tensor, edge_index: Tensor) -> Tensor:
+        arcs = torch.zeros(len(h), len(h), dtype=h.dtype)
+        arcs.index_put_((edge_index[0], edge_index[1]), torch.ones(1, dtype=h.dtype), accumulate=True)
+        into, out_of = (matrix / matrix.sum(1, keepdim=True).clamp(min=1) for matrix in (arcs.T, arcs))
+        return self.root(h) + into @ self.incoming(h) + out_of @ self.outgoing(h)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from graph_helpers import graph_set
+from nn_helpers import TwoWays
 from torch import Tensor, nn
 from torch_geometric.nn import APPNP, GATConv, GCNConv, GINConv, SAGEConv, SGConv, global_add_pool
 
@@ -24,7 +25,7 @@ from isthmus.nn.train import TrainResult
 from isthmus.seeds import Stream
 from isthmus.tensors import equal_weights, get_weights, max_difference
 
-KINDS = ("dgcn", "gat", "gcn", "gin", "gprgnn", "mlp", "sage", "sgc")
+KINDS = ("dgcn", "dirsage", "gat", "gcn", "gin", "gprgnn", "mlp", "sage", "sgc")
 OPTIONS: dict[str, dict[str, Any]] = {
     "dgcn": {"hops": 3},
     "gprgnn": {"hops": 3, "alpha": 0.2, "dprate": 0.0},
@@ -65,6 +66,7 @@ class Reference(nn.Module):
             "gin": lambda a, b: GINConv(nn.Sequential(nn.Linear(a, b), nn.ReLU(), nn.Linear(b, b))),
             "gcn": GCNConv,
             "sage": SAGEConv,
+            "dirsage": TwoWays,
             "gat": lambda a, b: GATConv(a, b // heads, heads=heads),
             "sgc": lambda a, b: SGConv(a, b, K=3),
         }.get(kind, nn.Linear)
@@ -103,6 +105,8 @@ class Reference(nn.Module):
             return {"weight": conv.lin.weight, "bias": conv.bias}
         if self.kind == "sage":
             return {"neighbour": conv.lin_l.weight, "root": conv.lin_r.weight, "bias": conv.lin_l.bias}
+        if self.kind == "dirsage":
+            return conv.parts()
         if self.kind == "gat":
             return {"weight": conv.lin.weight, "source": conv.att_src, "target": conv.att_dst, "bias": conv.bias}
         linear = conv.lin if self.kind == "sgc" else conv

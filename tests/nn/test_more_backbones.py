@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from nn_helpers import NUM_CLASSES, NUM_FEATURES, client, jittered, uneven_clients
+from nn_helpers import NUM_CLASSES, NUM_FEATURES, TwoWays, client, jittered, uneven_clients
 from test_cohort import assert_same, both_ways
 from torch import Tensor, nn
 from torch_geometric.nn import APPNP, GATConv, GINConv, SGConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm as pyg_gcn_norm
 
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, DataError
 from isthmus.nn import (
     Backbone,
     DropoutSource,
@@ -27,11 +27,13 @@ from isthmus.nn import (
     stack_weights,
     train_locally,
 )
+from isthmus.nn.architectures.dirsage import BASE
 from isthmus.nn.architectures.gat import _Attention
 from isthmus.seeds import Stream
 from isthmus.tensors import equal_weights, get_weights, max_difference
 
 KINDS: list[tuple[str, dict[str, Any]]] = [
+    ("dirsage", {}),
     ("gat", {}),
     ("gat", {"heads": 2}),
     ("gin", {}),
@@ -86,6 +88,8 @@ class Reference(nn.Module):
             last = i == len(widths) - 2 and not head
             if kind == "gat":
                 layers.append(GATConv(a, b if last else b // heads, heads=heads, concat=not last))
+            elif kind == "dirsage":
+                layers.append(TwoWays(a, b))
             elif kind == "gin":
                 layers.append(GINConv(nn.Sequential(nn.Linear(a, b), nn.ReLU(), nn.Linear(b, b))))
             elif kind == "sgc":
@@ -108,6 +112,8 @@ class Reference(nn.Module):
                     "target": layer.att_dst,
                     "bias": layer.bias,
                 }
+            elif self.kind == "dirsage":
+                parts = layer.parts()
             elif self.kind == "gin":
                 one, two = layer.nn[0], layer.nn[2]
                 parts = {
@@ -308,9 +314,38 @@ def test_restriction_keeps_only_reachable_rows() -> None:
     assert build_inputs(data, model("sgc"), mask).rows == ((1,),)
 
 
+def test_dirsage_reads_both_ends_of_an_arc() -> None:
+    """On arcs 0 -> 1 -> 2, training node 1 needs all three rows; turning the arcs round swaps the two weights."""
+    data, ours = replace(client(3, 17), edge_index=torch.tensor([[0, 1], [1, 2]])), model("dirsage", hidden=())
+    mask = torch.tensor([False, True, False])
+    assert build_inputs(data, ours, mask).rows == ((3,), (1,))
+    weights = get_weights(ours)
+    swapped = weights | {
+        f"layers.0.{name}": weights[f"layers.0.{other}"]
+        for name, other in (("incoming", "outgoing"), ("outgoing", "incoming"))
+    }
+    turned = replace(data, edge_index=data.edge_index.flip(0))
+    found = predict(ours, weights, build_inputs(data, ours))
+    torch.testing.assert_close(predict(ours, swapped, build_inputs(turned, ours)), found)
+    assert not torch.allclose(predict(ours, weights, build_inputs(turned, ours)), found)
+
+
+def test_dirsage_counts_repeated_arcs_or_refuses_them() -> None:
+    """Both counts share a float32: exact to the last one that fits."""
+    ours = model("dirsage", hidden=())
+    often = torch.tensor([[0, 1, 2], [1, 0, 1]]).repeat_interleave(torch.tensor([BASE - 1, BASE - 1, 1]), dim=1)
+    data = replace(client(3, 18), edge_index=often)
+    weights, reference = get_weights(ours), Reference("dirsage", (), input_norm=False, head=False)
+    reference.load(weights)
+    expected = reference(data.x.to_dense(), often).detach()
+    torch.testing.assert_close(predict(ours, weights, build_inputs(data, ours)), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(DataError, match="occurs 4096 times, dirsage counts to 4095"):
+        build_inputs(replace(data, edge_index=torch.cat([often, often[:, :1]], dim=1)), ours)
+
+
 def test_sparse_features_stay_sparse() -> None:
     data = client(60, 16, density=0.02)
-    for kind in ("gat", "gin", "sgc", "gprgnn", "dgcn"):
+    for kind in ("dirsage", "gat", "gin", "sgc", "gprgnn", "dgcn"):
         for norm in (False, True):
             inputs = build_inputs(data, model(kind, input_norm=norm), data.train)
             assert all(operand.sparse is not None for operand in inputs.first.values())

@@ -240,4 +240,6 @@ def test_parties_guard_themselves_across_attempts() -> None:
     parties["client-0"].mask([1.0], roster, TAG)
     with pytest.raises(ProtocolError, match="client-2"):
         parties["client-0"].mask([1.0], smaller, replace(TAG, attempt=1, sequence=2))
-    parties["client-0"].mask([1.0], smaller, replace(TAG, round=4))
+    with pytest.raises(ProtocolError, match="one roster for the whole run, and client-2 would come or go"):
+        parties["client-0"].mask([1.0], smaller, replace(TAG, round=4))
+    parties["client-0"].mask([1.0], smaller, replace(TAG, round=4, handler="another"))

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from isthmus.errors import ConfigError, ProtocolError, RunError
-from isthmus.privacy.anonymous_seal import BOX_OVERHEAD, BoxHolder, fresh_keys, seal_boxes
 from isthmus.privacy.attacks.uniform import uniformity
 from isthmus.privacy.chacha import Nonce, blocks, expand, expand_sum
+from isthmus.privacy.edge_keys import fresh_keys
 from isthmus.privacy.field import P31, P61, Field
 from isthmus.privacy.fixedpoint import FixedPoint
 from isthmus.privacy.lagrange import LagrangeCode
@@ -94,36 +94,6 @@ def test_exchanges_beyond_the_numbering_are_refused() -> None:
     for bad in (Exchange(2**32, 1), Exchange(0, 2**16), Exchange(0, 0)):
         with pytest.raises(ConfigError, match="numbered"):
             bad.nonce()
-
-
-# -- boxes -----------------------------------------------------------------------------------------
-
-
-def test_boxes_open_once_and_only_as_they_were_sealed() -> None:
-    holder, stranger = BoxHolder(b"here"), BoxHolder(b"here")
-    keys = fresh_keys(3)
-    sealed = seal_boxes(holder.public, keys, b"here")
-    assert sealed.shape == (3, 32 + BOX_OVERHEAD) and np.array_equal(holder.open(sealed), keys)
-    with pytest.raises(ProtocolError, match="twice"):
-        holder.open(sealed[1:2])
-    for at in (0, 40, sealed.shape[1] - 1):
-        changed = seal_boxes(holder.public, keys, b"here")
-        changed[1, at] ^= 1
-        with pytest.raises(ProtocolError, match="box 1 was changed"):
-            holder.open(changed)
-    fresh = seal_boxes(holder.public, keys, b"here")
-    with pytest.raises(ProtocolError, match="another holder"):
-        stranger.open(fresh)
-    with pytest.raises(ProtocolError, match="another holder"):
-        holder.open(seal_boxes(holder.public, keys, b"elsewhere"))
-    with pytest.raises(ProtocolError, match="rows of more"):
-        holder.open(fresh[:, :BOX_OVERHEAD])
-
-
-def test_boxes_of_one_sender_have_nothing_in_common() -> None:
-    holder = BoxHolder(b"x")
-    sealed = seal_boxes(holder.public, np.repeat(fresh_keys(1), 100, axis=0), b"x")
-    assert len({row[:32].tobytes() for row in sealed}) == len({row[32:].tobytes() for row in sealed}) == 100
 
 
 # -- sums (properties 3, 4) ------------------------------------------------------------------------

@@ -39,11 +39,11 @@ def mean_of_client_stds(scores: Sequence[Sequence[float]]) -> float | None:
     return sum(_sample_std(row) for row in scores) / len(scores)
 
 
-def client_stds(runs: Sequence[Sequence[Mapping[str, Any]]], key: str) -> float | None:
+def client_stds(runs: Sequence[Sequence[Mapping[str, Any]] | None], key: str) -> float | None:
     """`mean_of_client_stds` of ``key`` in the rows that results have per client, run by run; None where a client lacks
-    it in some run.
+    it in some run, or a run shows no client's score (secure sums).
     """
-    columns = [{row["client"]: row.get(key) for row in rows} for rows in runs]
+    columns = [{row["client"]: row.get(key) for row in rows or ()} for rows in runs]
     scores: list[list[Any]] = [[column.get(client) for column in columns] for client in columns[0]] if columns else []
     return None if any(score is None for row in scores for score in row) else mean_of_client_stds(scores)
 

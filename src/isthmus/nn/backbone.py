@@ -170,6 +170,14 @@ class Backbone(nn.Module):
             dropout: The clients' generators in training; None in evaluation.
             products: `products` where the caller has them already; their memory may be used.
         """
+        return self.with_embedding(inputs, dropout, products)[0]
+
+    def with_embedding(
+        self, inputs: Inputs, dropout: DropoutSource | None = None, products: Mapping[str, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Logits as in `forward`, and the embedding the last layer is given: the activations of the layer before it,
+        or what the only layer puts out. Its rows are those of an earlier level, the output rows first. (K p, d)
+        """
         products = self.products(inputs) if products is None else products
         first = self.convs[0]
         h = first.finish(
@@ -178,11 +186,13 @@ class Backbone(nn.Module):
             inputs.hop(self.first_level) if first.attends else HERE,
             dropout,
         )
+        embedding = h
         for _, conv, before, level, activated in self.layers_after_input:
             if activated:
                 h = activate(h, dropout_mask(dropout, inputs.rows[before], inputs.padded[before], h, self.dropout))
+            embedding = h
             h = conv(h, inputs.hop(level) if conv.propagates else HERE, dropout)
-        return self._after_layers(h, inputs, dropout)
+        return self._after_layers(h, inputs, dropout), embedding
 
     def _after_layers(self, h: Tensor, inputs: Inputs, dropout: DropoutSource | None) -> Tensor:
         level = self.last_level

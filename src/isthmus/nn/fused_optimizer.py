@@ -9,6 +9,7 @@ call advances them by all its steps at once, while they are in cache. Both are e
     sgd         w = (1 - lr wd) w - lr g
     adam        g += wd w; m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2;
                 w -= lr / (1 - beta1^t) m / (sqrt(v / (1 - beta2^t)) + eps)
+    adamw       w = (1 - lr wd) w, then as adam with wd = 0
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class StepPlan:
     Args:
         table: Step size (with Adam's bias correction, ``lr / (1 - beta1^t)``) and ``1 / sqrt(1 - beta2^t)`` for every
             step of every client (steps, K, 2).
-        common: beta1, 1 - beta1, beta2, 1 - beta2, eps, weight decay, and for SGD ``1 - lr wd``.
+        common: beta1, 1 - beta1, beta2, 1 - beta2, eps, weight decay in the gradient (Adam), and what is kept of a
+            weight beside it (``1 - lr wd`` of SGD and AdamW, 1 of Adam).
         step: The step taken now, from 0.
     """
 
@@ -213,7 +215,7 @@ def _update(
             v = beta2 * second[h] + rest2 * g * g
             first[h] = m
             second[h] = v
-            weight[h] -= size * m / (math.sqrt(v) * scale + eps)
+            weight[h] = keep * weight[h] - size * m / (math.sqrt(v) * scale + eps)
 
 
 @compiled

@@ -7,7 +7,8 @@ r"""The graph model of every architecture, in the frame of FedStar's baselines (
     \mathrm{readout}(u)
 
     backbone                  convolutions                         z
-    gcn, sage, gat, gin, mlp  one per hidden width                 :math:`h^{(L)}`
+    gcn, sage, gat, gin, mlp, one per hidden width                 :math:`h^{(L)}`
+    dirsage
     gprgnn                    linear maps                          :math:`\sum_k \gamma_k \hat A^k h^{(L)}`
     dgcn                      linear maps                          :math:`(\tilde D^{-1} (A + I))^K h^{(L)}`
     sgc                       one, no ReLU and no dropout after    :math:`h^{(1)}`

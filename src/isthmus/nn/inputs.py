@@ -129,6 +129,7 @@ def build_inputs(
     *,
     restrict: bool = True,
     dtype: torch.dtype = torch.float32,
+    steps: sp.csr_matrix | None = None,
 ) -> Inputs:
     """Inputs of one client.
 
@@ -139,11 +140,13 @@ def build_inputs(
         restrict: With a mask, keep only rows the loss depends on; output rows are then the nodes of the mask in node
             order. The loss and its gradients are the same either way (without dropout, which draws one number per row).
         dtype: Of all operands.
+        steps: The propagation matrix, where the caller has it already.
     """
     count = data.num_nodes
     if mask is not None and bool((data.y[mask] < 0).any()):
         raise DataError("a training node has a negative label; leave unlabelled nodes out of the training mask")
-    steps = None if backbone.propagation is None else backbone.propagation(data.edge_index, count)
+    if steps is None and backbone.propagation is not None:
+        steps = backbone.propagation(data.edge_index, count)
     levels = max(1, backbone.hops)
     if mask is not None and restrict:
         orders = _orders(steps, mask.numpy(), levels)

@@ -35,10 +35,13 @@ class Loss:
         value: (logits (K p, C), inputs) -> loss of each client (K,), differentiable. The sum over clients gives every
             client its own gradient.
         value_and_grad: The same without autograd, with the gradient of that sum for the logits (K p, C).
+        of_embedding: A further term (embedding (K p, d), inputs) -> (K,), differentiable, of what the last layer is
+            given (`Backbone.with_embedding`); gradients then come from autograd.
     """
 
     value: Callable[[Tensor, Inputs], Tensor]
     value_and_grad: Callable[[Tensor, Inputs], tuple[Tensor, Tensor]]
+    of_embedding: Callable[[Tensor, Inputs], Tensor] | None = None
 
 
 def ce(logits: Tensor, inputs: Inputs) -> Tensor:
@@ -142,6 +145,17 @@ def distilled(targets: Tensor, weight: Tensor, inputs: Inputs, labels: str = "ce
         return loss + other, grad.add_(other_grad)
 
     return Loss(value, value_and_grad)
+
+
+def class_weights(counts: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """What a training row counts by its class, so that every class counts the same; their mean over rows is 1. (C,)
+
+    Args:
+        counts: Training rows of each class (C,).
+    """
+    counts = counts.to(torch.float64)
+    present = counts > 0
+    return torch.where(present, counts.sum() / (present.sum() * counts.clamp(min=1.0)), 0.0).to(dtype)
 
 
 _LOSSES = {

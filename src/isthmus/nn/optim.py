@@ -5,7 +5,8 @@ dimension: then every client has its own moments and its own number of steps, an
 updates all of them.
 
 Adam -- Kingma & Ba, ICLR 2015, https://arxiv.org/abs/1412.6980, with torch's conventions: betas (.9, .999), eps 1e-8,
-weight decay added to the gradient.
+weight decay added to the gradient. AdamW -- Loshchilov & Hutter, ICLR 2019, https://arxiv.org/abs/1711.05101: the same,
+but weights shrink by ``lr * weight_decay`` beside the gradient's step.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from isthmus.records import Record
 from isthmus.tensors import Weights
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
-_OPTIMIZERS = ("adam", "sgd")
+_OPTIMIZERS = ("adam", "adamw", "sgd")
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,11 @@ def step_plan(
     if optimizer not in _OPTIMIZERS:
         raise unknown("optimizer", optimizer, _OPTIMIZERS)
     number = np.asarray(steps, dtype=np.float64) + np.arange(1, epochs + 1, dtype=np.float64)[:, None]  # (epochs, K)
-    adam = optimizer == "adam"
-    correction = (1.0 - BETA1**number, 1.0 - BETA2**number) if adam else (np.ones_like(number),) * 2
+    moments = optimizer != "sgd"
+    correction = (1.0 - BETA1**number, 1.0 - BETA2**number) if moments else (np.ones_like(number),) * 2
     table = np.stack([lr / correction[0], 1.0 / np.sqrt(correction[1])], axis=-1)
-    common = np.array([BETA1, 1.0 - BETA1, BETA2, 1.0 - BETA2, EPS, weight_decay, 1.0 - lr * weight_decay])
+    in_gradient, keep = (weight_decay, 1.0) if optimizer == "adam" else (0.0, 1.0 - lr * weight_decay)
+    common = np.array([BETA1, 1.0 - BETA1, BETA2, 1.0 - BETA2, EPS, in_gradient, keep])
     kind = np.float32 if dtype == torch.float32 else np.float64
     return StepPlan(table.astype(kind), common.astype(kind))
 

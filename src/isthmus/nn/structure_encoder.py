@@ -56,7 +56,8 @@ class EncoderInputs:
         slot: Its row among the padded training nodes (M,).
         owner: Client of each row of ``nodes`` (K p,); -1 in padding.
         y: Class of each padded training node (K m,); 0 in padding.
-        weight: 1 / (training nodes of its client) (K m,); 0 in padding.
+        weight: What each counts in its client's mean (K m,), 1 / (its training nodes) unless classes are
+            weighted; 0 in padding.
     """
 
     clients: int
@@ -106,14 +107,18 @@ def first_encoder(
     return weights
 
 
-def encoder_inputs(data: Nodes, train: Tensor, dtype: torch.dtype) -> EncoderInputs:
-    """Inputs of one client."""
+def encoder_inputs(
+    data: Nodes, train: Tensor, dtype: torch.dtype, class_weights: Tensor | None = None
+) -> EncoderInputs:
+    """Inputs of one client. ``class_weights``: what a training node counts by its class (C,), 1 on average."""
     x = as_csr(data.x)
     at = train.nonzero().flatten()
     count, rows = int(at.numel()), data.num_nodes
     y, weight = torch.zeros(max(1, count), dtype=torch.int64), torch.zeros(max(1, count), dtype=dtype)
     y[:count] = data.y[at]
     weight[:count] = 1.0 / max(1, count)
+    if class_weights is not None:
+        weight[:count] *= class_weights[y[:count]]
     return EncoderInputs(
         clients=1,
         nodes=build_operand(x, None, np.arange(rows), rows, input_norm=False, dtype=dtype),

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Required, TypedDict
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from isthmus.errors import ConfigError, ProtocolError
@@ -161,7 +161,7 @@ def train_locally(
         epochs: Number of steps, at least 0.
         lr: Step size.
         weight_decay: L2 term, added to the gradient.
-        optimizer: ``adam`` or ``sgd``.
+        optimizer: ``adam``, ``adamw`` or ``sgd``.
         loss: ``ce`` or ``double_softmax``, or a loss of the caller's own (`isthmus.nn.loss.distilled`).
         extra_gradient: Adds the gradient of a further term, as `Proximal` does.
         frozen: Names of parameters that stay as they are.
@@ -253,6 +253,30 @@ def predict(model: Backbone, weights: Weights, inputs: Inputs) -> Tensor:
     return inputs.unpad(logits)
 
 
+class _WithEmbedding(nn.Module):
+    """A backbone whose ``forward`` gives the embedding too, since ``functional_call`` knows only ``forward``."""
+
+    def __init__(self, model: Backbone) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *arguments: Any) -> tuple[Tensor, Tensor]:
+        return self.model.with_embedding(*arguments)
+
+
+def call_with_embedding(
+    model: Backbone,
+    weights: Weights,
+    inputs: Inputs,
+    dropout: DropoutSource | None = None,
+    products: Mapping[str, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Logits and embedding (`Backbone.with_embedding`) with these weights, padding included."""
+    named = {f"model.{name}": tensor for name, tensor in weights.items()}
+    found: tuple[Tensor, Tensor] = functional_call(_WithEmbedding(model), named, (inputs, dropout, products))
+    return found
+
+
 class _GradientPass:
     """Forward and backward pass of one model on one set of inputs."""
 
@@ -267,7 +291,8 @@ class _GradientPass:
     ) -> None:
         self.model, self.inputs, self.dropout, self.trained = model, inputs, dropout, trained
         self.loss = get_loss(loss) if isinstance(loss, str) else loss
-        self._backward = manual_gradients if has_manual_gradient(model) else autograd_gradients
+        manual = has_manual_gradient(model) and self.loss.of_embedding is None
+        self._backward = manual_gradients if manual else autograd_gradients
 
     def after_products(self, weights: Weights) -> Gradients:
         """Everything after the first product: gradients of the weights there, gradients of the products, loss of each
@@ -319,8 +344,11 @@ def autograd_gradients(
     products = {name: product.requires_grad_() for name, product in products.items()}
     outside = {*products, *model.norm_names}
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in weights.items() if name not in outside}
-    logits = functional_call(model, leaves, (inputs, dropout, products))
-    client_loss = loss.value(logits, inputs)
+    if loss.of_embedding is None:
+        client_loss = loss.value(functional_call(model, leaves, (inputs, dropout, products)), inputs)
+    else:
+        logits, embedding = call_with_embedding(model, leaves, inputs, dropout, products)
+        client_loss = loss.value(logits, inputs) + loss.of_embedding(embedding, inputs)
     found = torch.autograd.grad(client_loss.sum(), [*products.values(), *leaves.values()])
     product_grads = dict(zip(products, found, strict=False))
     return dict(zip(leaves, found[len(products) :], strict=True)), product_grads, client_loss.detach()
@@ -380,7 +408,7 @@ def starting_state(
         )
     if optimizer == "sgd" and state.first:
         raise ProtocolError("the optimiser state is Adam's, the optimiser is sgd; pass None to start afresh")
-    for name in trained if optimizer == "adam" else ():
+    for name in trained if optimizer != "sgd" else ():
         for moment in (state.first.get(name), state.second.get(name)):
             if moment is None or moment.shape != weights[name].shape or moment.dtype != weights[name].dtype:
                 raise ProtocolError(

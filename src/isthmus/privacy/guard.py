@@ -4,9 +4,12 @@ The guard keeps, per content, the rosters it has admitted, and refuses one from 
 own value could be computed. *Content* names what is summed, e.g. ``train/3/local_update``: the same values give the
 same content, whatever the attempt.
 
-It knows only the sums it is asked about (a party: those it takes part in; the session: all) and nothing of parties that
-pool what they know; and it cannot tell when two contents, e.g. two rounds, in truth hold the same values. A fixed
-roster for a whole run is safest.
+Rounds differ in content, but not by much: updates of a client in thirty rounds have a mean, and least squares over
+thirty totals of changing groups gives it, with the client's exact size beside it. So a *series*, what one handler gives
+over all rounds, has one roster for a whole run (`fixed_groups` where it is not everybody).
+
+The guard knows only the sums it is asked about (a party: those it takes part in; the session: all) and nothing of
+parties that pool what they know.
 """
 
 from __future__ import annotations
@@ -16,7 +19,18 @@ from collections.abc import Iterable
 from isthmus.errors import ConfigError, ProtocolError
 from isthmus.privacy.field import P61
 
+LEAST_IN_SUM = 3
+"""Parties of which a total should be: of two, either knows the other's part."""
+
 Row = dict[str, int]
+
+
+def fixed_groups(clients: Iterable[str], count: int) -> tuple[tuple[str, ...], ...]:
+    """Clients in ``count`` groups that differ in size by one at most. They depend on nothing but the clients' names, so
+    that they are the same in all runs.
+    """
+    everyone = sorted(clients)
+    return tuple(tuple(everyone[first::count]) for first in range(count))
 
 
 class RosterGuard:
@@ -31,13 +45,24 @@ class RosterGuard:
             raise ConfigError(f"a sum of fewer than 2 parties hides nobody, got minimum {minimum}")
         self.minimum = minimum
         self._admitted: dict[str, list[frozenset[str]]] = {}
+        self._series: dict[str, frozenset[str]] = {}
         self._reduced: dict[str, dict[str, Row]] = {}
 
-    def admit(self, content: str, roster: Iterable[str]) -> None:
+    def admit(self, content: str, roster: Iterable[str], series: str | None = None) -> None:
         """Remember a roster for a content, or refuse it. The same roster again is no new knowledge and always
         welcome.
+
+        Args:
+            series: What the content is one of, e.g. all rounds of a handler: then the roster must be that of the first.
         """
         parties = frozenset(roster)
+        first = parties if series is None else self._series.get(series, parties)
+        if parties != first:
+            changed = ", ".join(sorted(parties ^ first))
+            raise ProtocolError(
+                f"sums of {series!r} have one roster for the whole run, and {changed} would come or go: totals over "
+                "changing groups give single clients away; ask the parties of the first sum"
+            )
         earlier = self._admitted.setdefault(content, [])
         if parties in earlier:
             return
@@ -61,6 +86,8 @@ class RosterGuard:
             )
         self._reduced[content] = reduced
         earlier.append(parties)
+        if series is not None:
+            self._series[series] = parties
 
     def forget(self, content: str) -> None:
         """Drop what is known of a content whose values can never be asked for again."""

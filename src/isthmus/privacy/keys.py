@@ -72,10 +72,23 @@ class Identity:
     def sign(self, party: str, run: str, key: bytes) -> SignedKey:
         """Vouch for a session key."""
         unsigned = SignedKey(party, run, key, b"")
-        return SignedKey(party, run, key, self._private.sign(unsigned.signed()))
+        return SignedKey(party, run, key, self.sign_bytes(unsigned.signed()))
+
+    def sign_bytes(self, content: bytes) -> bytes:
+        """Sign what :func:`frame` made, whose first part names its purpose."""
+        return self._private.sign(content)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("an identity holds a secret key and is never serialised")
+
+
+def signed_by(public: bytes, content: bytes, signature: bytes) -> bool:
+    """Whether the holder of a long-term key signed these bytes."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, content)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -96,12 +109,10 @@ class Roster:
             )
         if len(signed.key) != PUBLIC_BYTES or len(signed.signature) != SIGNATURE_BYTES:
             raise ProtocolError(f"the signed key of {signed.party} is cut short or too long")
-        try:
-            Ed25519PublicKey.from_public_bytes(self.identities[signed.party]).verify(signed.signature, signed.signed())
-        except (InvalidSignature, ValueError):
+        if not signed_by(self.identities[signed.party], signed.signed(), signed.signature):
             raise ProtocolError(
                 f"{signed.party} did not sign this key: it was replaced, or the roster holds an old identity"
-            ) from None
+            )
         return signed.key
 
 

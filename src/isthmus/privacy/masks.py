@@ -43,7 +43,8 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 @dataclass(frozen=True)
 class SumTag:
     """Which sum this is. ``attempt`` grows when a round is replayed; ``handler`` makes the numbers; ``receiver`` adds
-    up.
+    up; ``request`` is a digest of what all were asked, so that masks cancel only between parties that were asked the
+    same (empty where each is asked something of its own).
     """
 
     run: str
@@ -53,6 +54,7 @@ class SumTag:
     handler: str = ""
     attempt: int = 0
     receiver: str = "server"
+    request: str = ""
 
     def encoded(self) -> bytes:
         return frame("isthmus/sum/1", *astuple(self))
@@ -61,6 +63,19 @@ class SumTag:
     def content(self) -> str:
         """What is summed, for the guard: the same in every attempt, and in every call of the handler within a round."""
         return f"{self.phase}/{self.round}/{self.handler}/{self.receiver}"
+
+    @property
+    def series(self) -> str | None:
+        """What is summed over all rounds, where the receiver is the server, who sees them all; who else writes to
+        another receiver depends on the data.
+        """
+        return series_of(self.content)
+
+
+def series_of(content: str) -> str | None:
+    """:attr:`SumTag.series` of a :attr:`SumTag.content`."""
+    phase, _, handler, receiver = content.split("/", 3)
+    return f"{phase}/{handler}" if receiver == "server" else None
 
 
 @dataclass(frozen=True)
@@ -147,7 +162,9 @@ class SumParty:
             raise ProtocolError(
                 f"{self.name} has already masked for {tag}: masks are never used twice; ask under a new attempt"
             )
-        self.guard.admit(tag.content if content is None else content, roster.parties)
+        self.guard.admit(
+            tag.content if content is None else content, roster.parties, tag.series if content is None else None
+        )
         self._used.add(tag.encoded())
         masked = np.concatenate([words, _check_words(words, roster, tag)])
         purpose = frame(tag.encoded(), roster.fingerprint())

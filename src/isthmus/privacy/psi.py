@@ -8,9 +8,6 @@ Diffie-Hellman on an elliptic curve (`openmined-psi`, Angelou et al., 2020): the
 each raised to a secret power; the sender raises them to its own and adds its items under its power, compressed. Safe
 against a party that keeps to the protocol and looks at everything it received; one that puts items into its set that it
 does not hold learns whether the other has them, which is what a cap on the size limits.
-
-``plain=True`` compares the items themselves: for simulations, where one process holds both sides and only the path of
-messages matters.
 """
 
 from __future__ import annotations
@@ -37,20 +34,16 @@ def _library() -> Any:
 class Receiver:
     """The side that learns the common items."""
 
-    def __init__(self, items: Sequence[bytes], *, plain: bool = False) -> None:
-        self._items = items
-        self._client = None if plain or not items else _library().client.CreateWithNewKey(True)
-        self.request = b"".join(items)
-        if self._client is not None:
+    def __init__(self, items: Sequence[bytes]) -> None:
+        self._items, self.request = items, b""
+        if items:
+            self._client = _library().client.CreateWithNewKey(True)
             self.request = self._client.CreateRequest([item.hex() for item in items]).SerializeToString()
 
     def common(self, answer: bytes) -> list[int]:
         """Positions of the items that both hold."""
         if not self._items or not answer:  # one of the two holds none
             return []
-        if self._client is None:
-            theirs = set(_cut(answer, len(self._items[0])))
-            return [place for place, item in enumerate(self._items) if item in theirs]
         library = _library()
         try:
             setup_size, response_size = _SIZES.unpack_from(answer)
@@ -66,13 +59,10 @@ class Receiver:
             raise ProtocolError(f"the answer to a private set intersection cannot be read ({kind})") from None
 
 
-def answer(items: Sequence[bytes], request: bytes, *, plain: bool = False) -> bytes:
+def answer(items: Sequence[bytes], request: bytes) -> bytes:
     """What the sender returns to a request."""
     if not request or not items:
         return b""
-    if plain:
-        mine = set(items)
-        return b"".join(item for item in _cut(request, len(items[0])) if item in mine)
     library = _library()
     message = _request(request)
     server = library.server.CreateWithNewKey(True)
@@ -89,9 +79,9 @@ def answer(items: Sequence[bytes], request: bytes, *, plain: bool = False) -> by
     return _SIZES.pack(len(setup), len(response)) + setup + response
 
 
-def request_size(request: bytes, *, item_bytes: int, plain: bool = False) -> int:
+def request_size(request: bytes) -> int:
     """How many items a request is about, for a cap."""
-    return len(request) // item_bytes if plain else len(_request(request).encrypted_elements)
+    return len(_request(request).encrypted_elements) if request else 0
 
 
 def _request(data: bytes) -> Any:
@@ -101,7 +91,3 @@ def _request(data: bytes) -> Any:
     except Exception as error:
         raise ProtocolError(f"a request for a private set intersection is malformed ({type(error).__name__})") from None
     return message
-
-
-def _cut(data: bytes, size: int) -> list[bytes]:
-    return [data[place : place + size] for place in range(0, len(data), size)]

@@ -38,8 +38,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.errors import ConfigError, ProtocolError
-from isthmus.privacy.anonymous_seal import Bytes
 from isthmus.privacy.chacha import KEY_BYTES, Nonce, expand, expand_sum
+from isthmus.privacy.edge_keys import Bytes
 from isthmus.privacy.field import Elements, Field
 from isthmus.privacy.fixedpoint import Encoded, FixedPoint, Reals
 from isthmus.privacy.lagrange import LagrangeCode

@@ -7,7 +7,8 @@ The announcement shows at most *that* an entry may be there, the masked sum show
                                              values, support): masked
 
 What remains visible: how many positions a party announced (padded to a power of two), and, since dummies are uniform,
-statistics of positions that are far from uniform. A position announced by one party alone and not zero in the total is
+statistics of positions that are far from uniform: a method whose entries cannot be anywhere adds dummies of its own
+(`Client.dummy_positions`). A position announced by one party alone and not zero in the total is
 that party's value.
 """
 

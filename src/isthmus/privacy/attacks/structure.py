@@ -9,7 +9,7 @@ from others, and so on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,3 +124,134 @@ def _is_walk_row(row: Mapping[int, float], own: int) -> bool:
 def _subtract(remainder: dict[int, float], weight: float, row: Mapping[int, float]) -> None:
     for column, value in row.items():
         remainder[column] = remainder.get(column, 0.0) - weight * value
+
+
+@dataclass(frozen=True)
+class SummedRows:
+    """What a client solves from the sums of hop 2.
+
+    Args:
+        degrees: (m,), 1 / d_w of the foreign nodes next to it, NaN where it is not determined.
+        claimed: (m, n), neighbours it names, by column.
+    """
+
+    degrees: NDArray[np.float64]
+    claimed: sp.csr_matrix
+
+
+def rows_from_summed_products(
+    own_edges: sp.csr_matrix,
+    sums: sp.csr_matrix,
+    known: sp.csr_matrix,
+    own_columns: NDArray[np.bool_],
+    columns: NDArray[np.int64],
+) -> SummedRows:
+    """Neighbours of foreign nodes from sums alone: an entry of the second power is the sum of 1 / d_w over those w next
+    to the slot that are next to the column. In the client's own columns it knows which these are, and solves for the
+    degrees; then it finds, for every other entry, the subsets of 1 / d_w that add up to it.
+
+    Args:
+        own_edges: (s, m), the client's edges from slots to foreign nodes, ones.
+        sums: (s, n), what arrived: own_edges times rows of those m nodes in the normalised adjacency.
+        known: (m, n), which of the m nodes are next to the client's own columns: its own edges.
+        own_columns: (n,)
+        columns: (m,), column of each of the m nodes; the first power shows them.
+    """
+    edges, rows = sp.csr_matrix(own_edges), sp.csr_matrix(sums)
+    degrees = _solved_degrees(edges, rows, sp.csr_matrix(known), own_columns, columns)
+    slots = np.diff(edges.tocsc().indptr)
+    possible = (edges.T @ abs(rows).sign()).tocsr()  # an entry of zero at one slot of w: w is not next to that column
+    possible.data = (possible.data == np.repeat(slots, np.diff(possible.indptr))).astype(np.float64)
+    claims: set[tuple[int, int]] = set()
+    for slot in range(edges.shape[0]):
+        around = edges.indices[edges.indptr[slot] : edges.indptr[slot + 1]]
+        values = rows[[slot]]
+        foreign = values.indices[~own_columns[values.indices]]
+        candidates = possible[around][:, foreign].toarray() > 0  # (k, columns)
+        for column, fits, value in zip(foreign, candidates.T, values.data[~own_columns[values.indices]], strict=True):
+            claims |= {(int(w), int(column)) for w in _certain(around[fits], degrees, float(value))}
+    pairs = np.array(sorted(claims), dtype=np.int64).reshape(-1, 2)
+    shape = (edges.shape[1], rows.shape[1])
+    return SummedRows(degrees, sp.csr_matrix((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=shape))
+
+
+def _certain(nodes: NDArray[np.int32], degrees: NDArray[np.float64], value: float) -> NDArray[np.int32]:
+    """Those of the nodes that are in every subset whose 1 / d adds up to the value."""
+    if nodes.size == 1:
+        return nodes
+    if nodes.size > _MOST_NEIGHBOURS or np.isnan(degrees[nodes]).any():
+        return nodes[:0]
+    members = (np.arange(1 << nodes.size)[:, None] >> np.arange(nodes.size)) & 1
+    fits = np.abs(members @ degrees[nodes] - value) < _CLOSE
+    return nodes[members[fits].all(axis=0)] if fits.any() else nodes[:0]
+
+
+_MOST_NEIGHBOURS = 12
+_CLOSE = 1e-5
+
+
+def _solved_degrees(
+    edges: sp.csr_matrix,
+    rows: sp.csr_matrix,
+    known: sp.csr_matrix,
+    own_columns: NDArray[np.bool_],
+    columns: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """1 / d_w. Some entry beside w is 1 / d_w alone, which leaves few candidates; the client's own columns are sums it
+    knows the terms of, and candidates that fit none of them go.
+    """
+    own = np.flatnonzero(own_columns)
+    sums, beside = rows[:, own].tocsr(), known[:, own].tocsc()
+    candidates: dict[int, NDArray[np.float64]] = {}
+    lowest = dict.fromkeys(range(edges.shape[1]), np.inf)
+    equations: list[tuple[NDArray[np.int32], list[tuple[NDArray[np.bool_], float]]]] = []
+    for slot in range(edges.shape[0]):
+        around = edges.indices[edges.indptr[slot] : edges.indptr[slot + 1]]
+        seen = rows.data[rows.indptr[slot] : rows.indptr[slot + 1]]
+        whole = np.rint(1.0 / np.maximum(seen, 1e-9))
+        degrees = np.unique(whole[(whole >= 2) & (np.abs(seen - 1.0 / np.maximum(whole, 1.0)) < _CLOSE)])
+        for w, at_itself in zip(around.tolist(), rows[slot, columns[around]].toarray().ravel(), strict=True):
+            candidates[w] = np.intersect1d(candidates[w], degrees) if w in candidates else degrees
+            lowest[w] = min(lowest[w], float(at_itself))
+        terms = []
+        for column, value in _row(sums, slot):
+            of = np.isin(around, beside.indices[beside.indptr[column] : beside.indptr[column + 1]])
+            if of.any():
+                terms.append((of, value))
+        equations.append((around, terms))
+    for _ in range(_PASSES):
+        for around, terms in equations:
+            for of, value in terms:  # one equation at a time has few unknowns
+                _keep_fitting(candidates, around[of], [(np.ones(int(of.sum()), bool), value)])
+            _keep_fitting(candidates, around, terms)
+    solved = np.full(edges.shape[1], np.nan)
+    for w, left in candidates.items():
+        if len(left) > 1:  # a node is its own neighbour: at a slot whose other nodes are not next to w it reads 1 / d_w
+            smallest = np.rint(1.0 / max(lowest[w], 1e-9))
+            left = left[(left == smallest) & (abs(lowest[w] - 1.0 / max(smallest, 1.0)) < _CLOSE)]
+        if len(left) == 1:
+            solved[w] = 1.0 / left[0]
+    return solved
+
+
+def _keep_fitting(
+    candidates: dict[int, NDArray[np.float64]],
+    nodes: NDArray[np.int32],
+    terms: Sequence[tuple[NDArray[np.bool_], float]],
+) -> None:
+    """Leave only candidates of these nodes that are part of some solution of the equations, where all can be tried."""
+    lists = [candidates[w] for w in nodes.tolist()]
+    combinations = float(np.prod([float(len(each)) for each in lists]))
+    if not terms or not 1 < combinations <= _MOST_COMBINATIONS:
+        return
+    tried = np.stack(np.meshgrid(*lists, indexing="ij"), axis=-1).reshape(-1, len(lists))
+    fits = np.ones(len(tried), bool)
+    for of, value in terms:
+        fits &= np.abs((of / tried).sum(axis=1) - value) < _CLOSE
+    if fits.any():
+        for w, column in zip(nodes.tolist(), tried[fits].T, strict=True):
+            candidates[w] = np.unique(column)
+
+
+_PASSES = 4
+_MOST_COMBINATIONS = 100_000
