@@ -76,7 +76,8 @@ def opaque_ids(where: Scenario) -> Scenario:
 
 
 def experiment(where: Scenario, method: str = "fedstruct", **settings: Any) -> SimulatedRun:
-    given = {"dataset": "csbm", "clients": len(where.parts), "rounds": 2, "execution": "each", **SMALL, **settings}
+    given = {"dataset": "csbm", "preset": "fedstruct", "clients": len(where.parts), "rounds": 2, "execution": "each"}
+    given |= {**SMALL, **settings}
     if method == "fedstruct":
         return SimulatedRun(resolve(method, given), opaque_ids(where))
     given = {key: value for key, value in given.items() if key not in ("structure_hidden", "nsf_dim")}

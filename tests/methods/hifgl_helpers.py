@@ -32,6 +32,7 @@ def experiment_of(
     scenario: Scenario, *, engine: type[LocalEngine] = LocalEngine, plan: Sequence[Fault] | None = None, **settings: Any
 ) -> SimulatedRun:
     given = {
+        "preset": "hifgl",
         "hidden": (6,),
         "one_neighbour": "allow",
         "rounds": 3,

@@ -51,7 +51,7 @@ class Watched:
     """A run, and what its server was sent and sent itself."""
 
     def __init__(self, scenario: Scenario, **settings: Any) -> None:
-        flags = {"dataset": "csbm", "clients": 3, "seed": 1, **SETTINGS, **settings}
+        flags = {"dataset": "csbm", "preset": "fedggr", "clients": 3, "seed": 1, **SETTINGS, **settings}
         self.run = SimulatedRun(resolve("fedggr", flags), scenario)
         self.clients: dict[str, FedGGRClient] = {}
         self.embeddings: dict[str, Tensor] = {}

@@ -17,6 +17,7 @@ from isthmus.data.node_data import NodeData
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.errors import ConfigError, RunError
 from isthmus.experiments.config import resolve
+from isthmus.experiments.disclosure import sheet_of
 from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.interface import QuorumError
@@ -96,7 +97,7 @@ class Recorder(LocalEngine):
 
 
 def experiment(method: str, scenario: Scenario, **settings: Any) -> SimulatedRun:
-    flags = {"dataset": "csbm", "clients": len(scenario.parts), "seed": 1, **SMALL, **settings}
+    flags = {"dataset": "csbm", "preset": "fedspray", "clients": len(scenario.parts), "seed": 1, **SMALL, **settings}
     known = {f for f in flags if f not in SMALL or f in settings} | set(_keys(method))
     return SimulatedRun(
         resolve(method, {key: value for key, value in flags.items() if key in known}), scenario, engine=Recorder
@@ -294,11 +295,11 @@ def test_what_training_nodes_start_a_round_from(
     align = LocalTraining.align
 
     def spy(
-        self: LocalTraining, weights: Weights, common: Weights, proxies: Tensor, moments: OptimizerState
+        self: LocalTraining, weights: Weights, common: Weights, proxies: Tensor, moments: OptimizerState, factor: float
     ) -> EncoderResult:
         if self is client_of(played).training:
             started.append(proxies)
-        return align(self, weights, common, proxies, moments)
+        return align(self, weights, common, proxies, moments, factor)
 
     monkeypatch.setattr(LocalTraining, "align", spy)
     played = experiment("fedspray", scenario, proxy_reset=reset)
@@ -704,5 +705,5 @@ def test_the_default_is_hardened_and_the_published_protocol_refuses_masks() -> N
     with pytest.raises(ConfigError, match="single clients"):
         resolve("fedspray-published", {"dataset": "csbm", "secure_sum": True})
     assert {type_ for type_ in (Census, FedSprayUpdate)} == {
-        line.message for line in hardened.method.discloses if line.protection == "summed"
+        line.message for line in sheet_of(hardened.method) if line.protection == "summed"
     }

@@ -22,6 +22,7 @@ from isthmus.errors import ConfigError, RunError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.messages import Kind
+from isthmus.federation.session import Session
 from isthmus.graph.normalise import row_norm
 from isthmus.methods.fedstruct import FedStructClient, FedStructConfig, Task
 from isthmus.methods.fedstruct.algorithm import PROTOCOLS
@@ -230,8 +231,9 @@ def test_a_client_without_labels_has_a_gradient_of_exact_zeros() -> None:
     )
     run.loop.play()
     state: Any = run.loop.state
-    run.loop.session.clock.begin("train", 9, run.loop.at.step + 1)
-    replies = run.loop.session.call(FedStructClient.gradient, Task(state.weights, state.nsf, state.total))
+    session = Session(run.engine, run.settings.method.table)  # without the contract: single replies are looked at
+    session.clock.begin("train", 9, run.loop.at.step + 1)
+    replies = session.call(FedStructClient.gradient, Task(state.weights, state.nsf, state.total))
     for grad in (*replies["client-1"].gradients.values(), replies["client-1"].nsf):
         assert not grad.any()
     assert replies["client-0"].nsf.any()
@@ -318,7 +320,7 @@ def test_structure_alone_predicts_with_z(monkeypatch: pytest.MonkeyPatch) -> Non
     logits = []
     for run in (both, alone):
         client: Any = run.engine.party("client-0").client
-        logits.append(client.scratch.logits)
+        logits.append(client.logits())
     feature = {n.removeprefix("feature."): t for n, t in both.loop.state.weights.items() if n.startswith("feature.")}  # type: ignore[attr-defined]
     torch.testing.assert_close(logits[0] - logits[1], client.learner.logits(feature), atol=1e-10, rtol=0)
 
@@ -362,13 +364,13 @@ def test_a_fingerprint_sees_every_value() -> None:
         ({"nsf_lr": 0.0}, "nsf_lr must be above 0"),
         ({"nsf_weight_decay": -1.0}, "nsf_weight_decay must be at least 0"),
         ({"algorithm": "fedavg", "nsf_at": "clients"}, "nsf_at=server"),
-        ({"structure_hidden": (0,)}, "widths must be at least 1"),
+        ({"structure_hidden": (0,)}, "widths of at least 1"),
         ({"nsf": "graphlets"}, "unknown value for nsf"),
     ],
 )
 def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        resolve("fedstruct", {"dataset": "csbm", **settings})
+        resolve("fedstruct", {"dataset": "csbm", "preset": "fedstruct", **settings})
 
 
 def test_every_protocol_of_the_settings_is_there() -> None:

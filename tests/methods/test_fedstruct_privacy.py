@@ -18,15 +18,20 @@ from numpy.typing import NDArray
 
 import isthmus
 from isthmus.cli.recover import Recovered, recover
+from isthmus.cli.recover_structure import summed_products
 from isthmus.data.node_data import NodeData
-from isthmus.data.scenario import Scenario
+from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.experiments.folder import RunFolder
-from isthmus.federation.audit import NEIGHBOURS
+from isthmus.federation.audit import NEIGHBOURS, SUPPORT
 from isthmus.federation.messages import Message
-from isthmus.federation.secure import Masked
+from isthmus.federation.roles import Client
+from isthmus.federation.secure import MailPlan, Masked
 from isthmus.federation.transcript import Line, received
+from isthmus.graph.normalise import from_torch_csr
 from isthmus.methods.fedstruct import Product, Step, block_of
+from isthmus.methods.fedstruct.powers_hardened import HardenedPowers
 from isthmus.privacy.attacks.labels import labels_from_signs
+from isthmus.privacy.attacks.positions import Announced, edges_from_positions
 from isthmus.privacy.attacks.structure import neighbours_from_hop_products, reached_from_gradient
 
 ATTACKER = "client-0"
@@ -186,7 +191,10 @@ def test_an_audit_of_the_kept_messages_says_so(protocol: str, masked: bool, tmp_
     lists = [each for each in found if each.attack == NEIGHBOURS]
     gradients = [each for each in found if each.on == "gradients of structure features"]
     if masked:
-        assert not lists and not gradients
+        assert [each.on for each in lists] == ["sums of hop 2"] and not gradients
+        assert lists[0].numbers["claimed"] > 0 and not lists[0].stopped, "told with figures, not called stopped"
+        positions = next(each for each in found if each.attack == SUPPORT)
+        assert 0 < positions.numbers["precision_at_most"] < 0.6
     else:
         assert lists[0].numbers["correct"] == lists[0].numbers["claimed"] > 10
         assert 0 < gradients[0].numbers["reached"] < gradients[0].numbers["of"]
@@ -214,3 +222,44 @@ def run_and_recover(folder: Path, protocol: str, masked: bool) -> list[Recovered
         **small,
     )
     return recover(RunFolder(folder))
+
+
+# -- what the server is shown of masked products, and what sums tell a client ------------------------
+
+
+def edges_named_by_the_server(where: Scenario, folder: Path) -> tuple[int, int, int]:
+    """Positions the server takes for edges between clients, how many are right, and how many edges there are."""
+    run = played(where, folder, protocol="hardened", secure_sum=True, prune=30)
+    clients = sorted(where.parts)
+    held = states(run)
+    columns = held[clients[0]].owner.numel()
+    announced: dict[tuple[str, str], dict[int, NDArray[np.int64]]] = {}
+    for line, message in mail(run, folder, "server"):
+        if isinstance(message, MailPlan):
+            for receiver, lists in message.announced.items():
+                announced.setdefault((line.sender, receiver), {})[line.round] = lists[0].numpy()
+    claimed = right = of = 0
+    for (sender, receiver), powers in announced.items():
+        named = edges_from_positions(Announced(powers, columns), held[sender].owner.numpy() == clients.index(sender))
+        slots, nodes = from_torch_csr(held[sender].entering[receiver]).nonzero()
+        truth = slots * columns + held[sender].columns.numpy()[nodes]
+        claimed, right, of = claimed + len(named), right + int(np.isin(named, truth).sum()), of + len(truth)
+    return claimed, right, of
+
+
+def test_announced_positions_do_not_tell_edges_from_dummies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """False edges are followed through the powers as true ones are; dummies anywhere stood out."""
+    where = graph(150, clients=4)
+    claimed, right, of = edges_named_by_the_server(where, tmp_path / "now")
+    assert of > 100 and right / claimed < 0.5
+    monkeypatch.setattr(HardenedPowers, "dummy_positions", Client.dummy_positions)
+    claimed, right, of = edges_named_by_the_server(where, tmp_path / "before")
+    assert right / claimed > 0.9 and right / of > 0.9
+
+
+def test_sums_of_the_second_power_tell_a_client_neighbours_of_foreign_nodes() -> None:
+    """The hardened protocol does not stop this, and the audit says so with figures."""
+    where = build_scenario(dataset="csbm:nodes=300,classes=3,degree=4", clients=3, split="40/20/40", seed=1)
+    ((attack, who, _, outcome, numbers),) = summed_products(where.parts, 30)
+    assert attack == NEIGHBOURS and who == "client" and "recall" in outcome
+    assert numbers["precision"] > 0.95 and numbers["recall"] > 0.2 and numbers["degrees"] > 0.4 * numbers["nodes"]

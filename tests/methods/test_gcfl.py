@@ -296,5 +296,5 @@ def test_settings_that_cannot_be_are_refused(bad: dict[str, Any]) -> None:
 
 def test_thresholds_follow_the_setting() -> None:
     names = ("chem", "bio-chem", "bio-chem-sn", "bio-sn-cv", "mutag")
-    found = [resolve("gcfl", {"dataset": name}).method_config for name in names]
+    found = [resolve("gcfl", {"dataset": name, "preset": "fedstar"}).method_config for name in names]
     assert [(c.eps1, c.eps2) for c in found] == [(0.07, 0.28), (0.07, 0.35), (0.08, 0.40), (0.08, 0.40), (0.05, 0.1)]

@@ -17,7 +17,14 @@ from isthmus.nn.registry import backbones
 from isthmus.tensors import Weights, equal_weights, max_difference
 from isthmus.testing import check_method
 
-SMALL: dict[str, Any] = {"hidden": (8, 8), "rounds": 3, "batch_size": 16, "eval_every": 1, "lr": 0.01}
+SMALL: dict[str, Any] = {
+    "preset": "fedstar",
+    "hidden": (8, 8),
+    "rounds": 3,
+    "batch_size": 16,
+    "eval_every": 1,
+    "lr": 0.01,
+}
 
 
 def play(method: str, scenario: GraphScenario, until: int | None = None, **settings: Any) -> SimulatedRun:

@@ -25,9 +25,10 @@ from hifgl_helpers import (
 
 import isthmus
 from isthmus.cli.main import main
-from isthmus.data.scenario import build_scenario
+from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.errors import ConfigError, DataError, RunError
 from isthmus.experiments.config import resolve
+from isthmus.experiments.disclosure import sheet_of
 from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.interface import Failure
 from isthmus.federation.ledger import differences
@@ -75,7 +76,7 @@ def test_forward_and_backward_are_those_of_the_whole_graph(secmp: str, backbone:
 
 @pytest.mark.parametrize(
     "mode, threshold",
-    [("hierarchical", 2), ("hierarchical", 4), ("cross-silo", 1), ("cross-silo", 3), ("cross-device", 1)],
+    [("hierarchical", 1), ("hierarchical", 3), ("cross-silo", 1), ("cross-silo", 3), ("cross-device", 1)],
 )
 @pytest.mark.parametrize("first_layer", ["raw", "project"])
 def test_modes_and_thresholds_give_the_same(mode: str, threshold: int, first_layer: str) -> None:
@@ -319,27 +320,71 @@ def test_scales_multiply_to_the_gcn_weights_and_a_message_knows_only_its_source(
     assert torch.equal(*sent) and part.num_nodes
 
 
+def star(foreign: int) -> tuple[Scenario, int, list[int]]:
+    """A hub with three leaves, so many of them in other silos."""
+    scenario = small()
+    own, *others = (part.node_id.tolist() for part in scenario.parts.values())
+    hub, *near = own[: 4 - foreign]
+    leaves = [*near, *(node for other in others for node in other[:2])][:3]
+    return with_edges(scenario, [(a, b) for leaf in leaves for a, b in ((hub, leaf), (leaf, hub))]), hub, leaves
+
+
+@pytest.mark.parametrize("secmp", ["hardened", "published", "plain"])
 @pytest.mark.parametrize("backbone", ["gcn", "sage"])
-def test_devices_with_few_neighbours_drop_what_they_hear(backbone: str) -> None:
-    star = with_edges(small(), [(a, b) for leaf in (1, 2, 3) for a, b in ((0, leaf), (leaf, 0))])
-    driver = Driver(star, backbone=backbone, one_neighbour="drop", k_min=3)
+def test_devices_with_few_neighbours_hear_nothing(backbone: str, secmp: str) -> None:
+    scenario, _, leaves = star(foreign=3)
+    driver = Driver(scenario, backbone=backbone, secmp=secmp, one_neighbour="drop", k_min=3)
     driver.differentiate()
-    matrix = matrix_of(backbone, star.whole)
-    matrix[1:4] = 0.0
+    matrix = matrix_of(backbone, scenario.whole)
+    matrix[leaves] = 0.0
     if backbone == "gcn":
-        matrix[1:4, 1:4] = torch.eye(3, dtype=torch.float64)  # as if alone; the hub hears three neighbours as before
-    expected = dense_logits(backbone, star.whole, driver.state.weights, matrix)
+        matrix[leaves, leaves] = 1.0  # as if alone; the hub hears three neighbours as before
+    expected = dense_logits(backbone, scenario.whole, driver.state.weights, matrix)
     assert float((driver.logits() - expected).abs().max()) < 1e-5
-    # Backward: the hub heard its leaves, but they have one such device each and discard its gradient.
+    # Backward: the hub heard its leaves, but they have one such device each and its gradient is not sent.
     for silo in driver.silos:
         devices = driver.devices(silo)
-        leaves = [row for row, node in enumerate(devices.data.node_id.tolist()) if node in (1, 2, 3)]
+        rows = [row for row, node in enumerate(devices.data.node_id.tolist()) if node in leaves]
         arrived = torch.ones(devices.where.count, 1, dtype=torch.float64)
-        assert not devices.graph.backward(torch.zeros_like(arrived), arrived)[leaves].any()
-    allowed = Driver(star, backbone=backbone, one_neighbour="drop", k_min=1)
+        assert not devices.graph.backward(torch.zeros_like(arrived), arrived)[rows].any()
+    allowed = Driver(scenario, backbone=backbone, secmp=secmp, one_neighbour="drop", k_min=1)
     allowed.differentiate()
-    expected = dense_logits(backbone, star.whole, driver.state.weights)
+    expected = dense_logits(backbone, scenario.whole, driver.state.weights)
     assert float((allowed.logits() - expected).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("secmp", ["hardened", "plain"])
+@pytest.mark.parametrize("foreign", [0, 1, 2])
+def test_foreign_values_are_hidden_among_foreign_values_only(secmp: str, foreign: int) -> None:
+    """The hub's silo knows what its own devices sent: two foreign leaves and an own one are two unknowns. Devices that
+    belong to nobody (cross-device) pool nothing.
+    """
+    scenario, hub, leaves = star(foreign)
+    apart = Driver(scenario, secmp=secmp, one_neighbour="drop", k_min=3, mode="cross-device")
+    assert sum(int(apart.devices(silo).arrivals[0].own.sum()) for silo in apart.silos) == 1
+    driver = Driver(scenario, secmp=secmp, one_neighbour="drop", k_min=3)
+    driver.differentiate()
+    matrix = matrix_of("gcn", scenario.whole)
+    alone = leaves if foreign == 0 else [hub, *leaves]
+    matrix[alone] = 0.0
+    matrix[alone, alone] = 1.0
+    expected = dense_logits("gcn", scenario.whole, driver.state.weights, matrix)
+    assert float((driver.logits() - expected).abs().max()) < 1e-5
+
+
+def test_a_model_of_withheld_messages_has_exact_gradients_where_gradients_return() -> None:
+    """Edges both ways, each device in the middle of a star or at its end: what is cut forward is cut backward."""
+    scenario, hub, leaves = star(foreign=3)
+    edges = [(leaf, hub) for leaf in leaves]  # values to the hub only, gradients to the leaves only
+    directed = with_edges(scenario, edges)
+    driver = Driver(directed, one_neighbour="drop", k_min=3, backbone="sage", weighting="train")
+    driver.differentiate()
+    matrix = matrix_of("sage", directed.whole)
+    assert float((driver.logits() - dense_logits("sage", directed.whole, driver.state.weights)).abs().max()) < 1e-5
+    assert matrix[hub, leaves].sum() == 1.0
+    for silo in driver.silos:  # a leaf has one source of gradients: the hub's is withheld
+        devices = driver.devices(silo)
+        assert not devices.arrivals[1].foreign.any()
 
 
 def raw_messages(driver: Driver, silo: str) -> torch.Tensor:
@@ -387,7 +432,7 @@ def test_a_silo_is_built_from_identities_and_never_sent_a_value_of_a_device() ->
     between = [
         row["kinds"] for row in experiment.loop.sheet.rows() if (row["sender"], row["receiver"]) == ("device", "device")
     ]
-    assert {kind for found in between for kind in found} == {"ciphertext", "identifier", "share"}
+    assert {kind for found in between for kind in found} == {"ciphertext", "identifier", "share", "structure"}
 
 
 # -- what is counted and shown (properties 19 to 21)
@@ -399,9 +444,9 @@ def test_a_silo_is_built_from_identities_and_never_sent_a_value_of_a_device() ->
     [
         {"secmp": "hardened"},
         {"secmp": "hardened", "first_layer": "project"},
-        {"secmp": "hardened", "threshold": 2},
+        {"secmp": "hardened", "threshold": 1},
         {"secmp": "hardened", "mode": "cross-silo"},
-        {"secmp": "hardened", "mode": "cross-silo", "threshold": 2},
+        {"secmp": "hardened", "mode": "cross-silo", "threshold": 1},
         {"secmp": "hardened", "mode": "cross-device"},
         {"secmp": "published"},
         {"secmp": "plain"},
@@ -412,7 +457,7 @@ def test_a_silo_is_built_from_identities_and_never_sent_a_value_of_a_device() ->
 def test_the_sheet_of_these_settings_is_what_a_run_shows(settings: dict[str, Any]) -> None:
     experiment = experiment_of(small(), rounds=2, **settings)
     experiment.loop.play()
-    sheet = experiment.settings.method.discloses_with(experiment.settings.method_config)
+    sheet = sheet_of(experiment.settings.method, config=experiment.settings.method_config, view=experiment.view)
     assert differences(experiment.loop.sheet, sheet) == []
 
 
@@ -567,7 +612,7 @@ def test_settings_that_cannot_work_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             resolve("hifgl", {"dataset": "cora", **settings})
-    for threshold, mode in ((4, "hierarchical"), (3, "cross-silo")):
+    for threshold, mode in ((3, "hierarchical"), (3, "cross-silo")):
         with pytest.raises(ConfigError, match=f"needs {threshold + 1} share holders"):
             SimulatedRun(
                 resolve("hifgl", {"dataset": "csbm", "clients": 2, "threshold": threshold, "mode": mode}), small(2)
@@ -672,7 +717,13 @@ def test_a_missing_holder_is_named() -> None:
 
 def test_from_the_command_line_to_a_result(tmp_path: Path) -> None:
     result = isthmus.run(
-        "hifgl", dataset="csbm:nodes=60,features=8", clients=3, rounds=2, split="40/20/40", out=tmp_path / "r"
+        "hifgl",
+        dataset="csbm:nodes=60,features=8",
+        preset="hifgl",
+        clients=3,
+        rounds=2,
+        split="40/20/40",
+        out=tmp_path / "r",
     )
     assert (
         result["facts"]["secmp"] == "hardened"

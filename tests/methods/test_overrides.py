@@ -149,4 +149,4 @@ def test_clients_that_freeze_different_weights_cannot_train_together(start: Star
 def models(folder: Path) -> dict[str, dict[str, Tensor]]:
     from safetensors.torch import load_file
 
-    return {path.stem: load_file(path) for path in sorted((folder / "models").iterdir())}
+    return {path.parent.name: load_file(path) for path in sorted((folder / "models").glob("*/weights.safetensors"))}

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import isthmus
-from isthmus.cli.compare import split_method
+from isthmus.api.compare import split_method
 from isthmus.cli.main import main
 from isthmus.data.scenario import Scenario
 from isthmus.errors import ConfigError, DataError
@@ -153,10 +153,9 @@ def test_a_site_runs_only_files_it_lists_itself(folder: Path) -> None:
 def test_an_own_module_trains_as_a_plain_loop_does(tmp_path: Path) -> None:
     isthmus.register_backbone("plain-loop", Graphless)
     keys: dict[str, Any] = {"dataset": "csbm:nodes=90", "clients": 2, "rounds": 5, "backbone": "plain-loop"}
-    keys |= {"lr": 0.05, "weight_decay": 1e-3, "eval_every": 5}
+    keys |= {"lr": 0.05, "weight_decay": 1e-3, "eval_every": 5, "preset": "fedstruct"}
     isthmus.run("central", **keys, out=tmp_path / "run")
-    (file,) = (tmp_path / "run" / "models").glob("*.safetensors")
-    trained = load_file(file)
+    trained = load_file(tmp_path / "run" / "models" / "central" / "weights.safetensors")
     scenario = scenario_of(resolve("central", keys))
     assert isinstance(scenario, Scenario)
     data = scenario.whole

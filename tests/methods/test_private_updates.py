@@ -19,6 +19,7 @@ from torch import Tensor
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import Settings, resolve
+from isthmus.experiments.disclosure import sheet_of
 from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.engines.local import LocalEngine
@@ -223,7 +224,7 @@ def test_the_result_states_epsilon_and_warns(
         result["privacy"]["warning"] in caplog.text
         and result["privacy"]["warning"] in (tmp_path / "run" / "log.txt").read_text()
     )
-    assert differences(experiment.loop.sheet, experiment.settings.method.discloses) == []
+    assert differences(experiment.loop.sheet, sheet_of(experiment.settings.method)) == []
 
 
 def test_clip_alone_promises_nothing(scenario: Scenario) -> None:

@@ -2,13 +2,12 @@
 
     import isthmus.methods as fl
 
-Complete small methods are in ``examples/``: ``fedmedian.py``, ``scaffold.py`` (clients that remember something),
-``gossip.py`` (messages between clients). ``isthmus.testing.check_method`` is their test.
+Complete small methods are in ``examples/``: ``fedmedian.py`` and ``gossip.py`` (messages between clients);
+``scaffold.py`` of this package is one whose clients remember something. ``isthmus.testing.check_method`` is their test.
 """
 
 from isthmus.errors import ConfigError
 from isthmus.federation.interface import Federation, PerClient, Replies, Stacked, View
-from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import (
     Ciphertext,
     Count,
@@ -24,10 +23,10 @@ from isthmus.federation.messages import (
     Structure,
 )
 from isthmus.federation.roles import Client, Cohort, Role, handler
+from isthmus.federation.script import Script, ask, mail, total
 from isthmus.methods.cohort_training import ModelCohort
-from isthmus.methods.evaluation import Evaluation, Tally, tally
+from isthmus.methods.evaluation import Evaluation, Tally, scores_of, tally
 from isthmus.methods.global_model import (
-    EVALUATION_SHEET,
     GlobalModel,
     evaluate_models,
     first_global_model,
@@ -50,14 +49,12 @@ from isthmus.seeds import Stream
 from isthmus.tensors import Weights, get_weights, num_values, scaled, weighted_mean
 
 __all__ = [
-    "EVALUATION_SHEET",
     "Ciphertext",
     "Client",
     "Cohort",
     "ConfigError",
     "Count",
     "Deployed",
-    "Disclosure",
     "Embedding",
     "Evaluation",
     "ExtraGradient",
@@ -81,6 +78,7 @@ __all__ = [
     "Record",
     "Replies",
     "Role",
+    "Script",
     "Share",
     "Size",
     "Stacked",
@@ -93,16 +91,20 @@ __all__ = [
     "WeightedConfig",
     "Weights",
     "all_methods",
+    "ask",
     "evaluate_models",
     "first_global_model",
     "get_method",
     "get_weights",
     "handler",
+    "mail",
     "num_shared_values",
     "num_values",
     "register",
     "scaled",
+    "scores_of",
     "tally",
+    "total",
     "total_samples",
     "weighted_mean",
 ]

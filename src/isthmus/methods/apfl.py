@@ -30,9 +30,11 @@ from typing import Any
 from torch import Tensor
 
 from isthmus.errors import ConfigError
-from isthmus.federation.interface import Federation
+from isthmus.federation.interface import Federation, View
 from isthmus.federation.roles import Role, handler
+from isthmus.federation.script import Script, ask, total
 from isthmus.methods import fedavg
+from isthmus.methods.averaging import update_line
 from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.fedavg import Broadcast, FedAvgConfig, ServerState, Update
 from isthmus.methods.learners import dropout_source
@@ -90,14 +92,14 @@ class APFLClient(WeightedClient[APFLConfig]):
     def local_update(self, common: Broadcast) -> Update:
         """E steps on w and v side by side, and one on alpha."""
         learner: Any = self.learner
-        config, state = self.config, self.state
+        config, state, lr = self.config, self.state, self.config.rate(self.round)
         assert isinstance(state, APFLState)
         shared, private, alpha = {**state.shared, **common.weights}, dict(state.private), state.alpha
         shared_state, private_state = state.optimizer, state.private_optimizer.copy()
         # Same masks for both: w goes where FedAvg's goes, and with alpha = 1 v goes where Local's goes.
         shared_dropout, private_dropout = (dropout_source(config, [self.stream]) for _ in range(2))
         plans = step_plan(
-            config.optimizer, private_state.steps, config.local_epochs, config.lr, config.weight_decay, config.dtype
+            config.optimizer, private_state.steps, config.local_epochs, lr, config.weight_decay, config.dtype
         )
         private = {name: tensor.clone() for name, tensor in private.items()}
         # Not isthmus.nn.train.local_epochs: steps of two models alternate, each reading the other.
@@ -106,7 +108,7 @@ class APFLClient(WeightedClient[APFLConfig]):
             grads, _ = gradients(learner.model, mixture, learner.inputs, loss=config.loss, dropout=private_dropout)
             if epoch == 0 and config.adaptive:
                 slope = sum(float(((private[name] - shared[name]) * grad).sum()) for name, grad in grads.items())
-                after = alpha - (config.lr if config.alpha_lr is None else config.alpha_lr) * slope
+                after = alpha - (lr if config.alpha_lr is None else config.alpha_lr) * slope
             private_state = take_step(private, scaled(grads, alpha), private_state, replace(plans, step=epoch))
             result = train_locally(
                 learner.model,
@@ -114,7 +116,7 @@ class APFLClient(WeightedClient[APFLConfig]):
                 shared_state,
                 learner.inputs,
                 epochs=1,
-                lr=config.lr,
+                lr=lr,
                 weight_decay=config.weight_decay,
                 optimizer=config.optimizer,
                 loss=config.loss,
@@ -146,8 +148,19 @@ def mixed(private: Weights, shared: Weights, alpha: float) -> dict[str, Tensor]:
 
 def apfl_round(state: ServerState, federation: Federation, config: APFLConfig) -> tuple[ServerState, Log]:
     """The server averages w; alphas and private models are none of its business."""
+    if config.bounds:
+        return fedavg.bounded_round(state, federation, config, APFLClient.local_update)
     total = federation.sum(APFLClient.local_update, Broadcast(state.weights, state.total))
     return replace(state, round=state.round + 1, weights=total.weights), {}
+
+
+def script(config: APFLConfig, view: View) -> Script:
+    """As FedAvg's."""
+    return {
+        "setup": (total(APFLClient.size),),
+        "train": (update_line(APFLClient.local_update, config, view),),
+        "evaluation": (ask(APFLClient.deploy),),
+    }
 
 
 METHOD = register(
@@ -161,6 +174,7 @@ METHOD = register(
         tasks=("node",),
         phases=(Phase("setup", fedavg.count_round, rounds=1, setup=True), Phase("train", apfl_round)),
         roles={"client": Role(APFLClient)},
+        script=script,
         privacy=None,
     )
 )

@@ -79,7 +79,7 @@ class ModelCohort(Cohort[Any]):
             self.optimizer,
             self.inputs,
             epochs=config.local_epochs,
-            lr=config.lr,
+            lr=config.rate(self.clients[0].round),
             weight_decay=config.weight_decay,
             optimizer=config.optimizer,
             loss=config.loss,

@@ -1,17 +1,36 @@
 """How well one client's model does, as counts: enough for pooled and per-client scores, and nothing about a single
 node.
+
+Counts of one client under models that the server chooses tell the client's classes: a model that always says class c
+has as many right answers as the client has nodes of c. So with secure sums the counts of all clients are summed behind
+masks (`scores_of`), and so is what tells how far the clients' scores lie apart (`ScoreBins`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from isthmus.federation.messages import Count, LabelStatistic, Message, Metric
+from isthmus.errors import ConfigError
+from isthmus.federation.interface import Federation
+from isthmus.federation.messages import Count, Identifier, LabelStatistic, Message, Metric, PartyId
 from isthmus.metrics.histogram import score_histogram
+from isthmus.metrics.registry import parse_metric
+from isthmus.metrics.score_bins import bin_score
+from isthmus.metrics.scores import accuracy
+
+ALL_CLIENTS = ""
+"""Stands for all clients together where only their sum is known."""
+LOSS_UNIT = 2.0**20
+"""Masked sums hold real numbers below 8e6 over the number of clients; a summed loss may be larger, so it is masked in
+this unit, to 2^-20.
+"""
+BINNED = ("val", "test", "test:minority", "test:majority")
+"""Parts whose scores clients bin."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +49,27 @@ class Evaluation(Message):
     """
 
     parts: LabelStatistic[Mapping[str, Tally]]
+
+    def summand(self) -> Evaluation:
+        return self.with_losses_times(1.0 / LOSS_UNIT)
+
+    def with_losses_times(self, factor: float) -> Evaluation:
+        """The same counts; losses multiplied."""
+        return Evaluation({part: replace(tally, loss=tally.loss * factor) for part, tally in self.parts.items()})
+
+
+@dataclass(frozen=True)
+class WantedMetric(Message):
+    """Which score clients bin."""
+
+    metric: Identifier[str]
+
+
+@dataclass(frozen=True)
+class ScoreBins(Message):
+    """Histograms of the clients' scores by part, see `isthmus.metrics.score_bins`; asked for only behind masks."""
+
+    counts: Metric[Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -67,3 +107,50 @@ def detail(logits: Tensor, y: Tensor, masks: Mapping[str, Tensor]) -> Detail:
         )
         histogram[part] = score_histogram(rows, labels)
     return Detail(confusion, histogram)
+
+
+def bin_scores(evaluation: Evaluation, metric: str, found: Detail | None = None) -> ScoreBins:
+    """A client's own scores, binned: accuracy, or another metric of ``val`` and ``test`` from the counts ``found``."""
+    scores = {part: accuracy(evaluation.parts[part]) for part in BINNED if part in evaluation.parts}
+    score = parse_metric(metric)
+    if score is not None:
+        if found is None:
+            raise ConfigError(f"clients of this method report only accuracy, not {metric}: leave --metric out")
+        scores |= {part: score(found.confusion[part], found.histogram[part]) for part in ("val", "test")}
+    return ScoreBins({part: torch.tensor(bin_score(value)) for part, value in scores.items()})
+
+
+class SummedScores(Mapping[PartyId, Evaluation]):
+    """What is known of an evaluation under secure sums: the total over all clients, under `ALL_CLIENTS`.
+
+    Args:
+        role: Who was asked.
+    """
+
+    def __init__(self, total: Evaluation, role: str) -> None:
+        self.total, self.role = total, role
+
+    def __getitem__(self, party: PartyId) -> Evaluation:
+        return {ALL_CLIENTS: self.total}[party]
+
+    def __iter__(self) -> Iterator[PartyId]:
+        return iter((ALL_CLIENTS,))
+
+    def __len__(self) -> int:
+        return 1
+
+
+def scores_of(
+    federation: Federation, handler: Callable[..., Evaluation], request: Any = None
+) -> Mapping[PartyId, Evaluation]:
+    """Ask all parties for their tallies: of each, or with secure sums only the total of all."""
+    arguments = () if request is None else (request,)
+    if not federation.secure:
+        return federation.call(handler, *arguments)
+    total: Evaluation = federation.sum(handler, *arguments)
+    return SummedScores(total.with_losses_times(LOSS_UNIT), federation.role)
+
+
+def details_of(federation: Federation, handler: Callable[..., Detail]) -> Mapping[PartyId, Detail]:
+    """Ask all parties for counts by class: of each, or with secure sums only the total of all."""
+    return {ALL_CLIENTS: federation.sum(handler)} if federation.secure else federation.call(handler)

@@ -16,7 +16,7 @@ never sees one client's update, and with secure sums nobody does. Optimiser stat
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -24,18 +24,16 @@ import torch
 
 from isthmus.errors import ConfigError
 from isthmus.federation.interface import Federation, Stacked, View
-from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import Count, Message, Model, PartyId
 from isthmus.federation.roles import Cohort, Role, handler
+from isthmus.federation.script import Script, ask, total
+from isthmus.methods.averaging import AveragingConfig, bounded_step, groups_of_draws, parties_of_sum, update_line
 from isthmus.methods.cohort_training import ModelCohort
-from isthmus.methods.global_model import EVALUATION_SHEET
 from isthmus.methods.noise import updates_statement
 from isthmus.methods.registry import Log, Method, Phase, register
 from isthmus.methods.training import (
     ModelState,
-    Size,
     WeightedClient,
-    WeightedConfig,
     total_samples,
 )
 from isthmus.nn.backbone import NORM, Backbone
@@ -47,11 +45,12 @@ from isthmus.tensors import Weights, get_weights, scaled
 
 
 @dataclass(frozen=True)
-class FedAvgConfig(WeightedConfig):
+class FedAvgConfig(AveragingConfig):
     """Settings of FedAvg.
 
     Args:
-        fraction: Share C of the clients drawn in a round, in (0, 1].
+        fraction: Share C of the clients drawn in a round, in (0, 1]. Behind masks a round takes one of the fixed groups
+            of at least that share, and of at least 3 clients (`averaging`).
         reset_optimizer: Start the clients' optimiser afresh in every round.
         share_input_norm: False keeps the input LayerNorm at home, as FedStruct's reference code does.
     """
@@ -64,6 +63,11 @@ class FedAvgConfig(WeightedConfig):
         super().__post_init__()
         if not 0.0 < self.fraction <= 1.0:
             raise ConfigError(f"fraction must lie in (0, 1], got {self.fraction}")
+        if self.groups and self.fraction < 1.0:
+            raise ConfigError("all groups take part in every round: leave fraction at 1, or groups out")
+
+    def check_clients(self, view: View) -> None:
+        super().check_clients(replace(view, clients=view.clients[: drawn(len(view.clients), self.fraction)]))
 
     def personal_prefixes(self, model: Backbone | GraphModel) -> tuple[str, ...]:
         """Parameters that never leave the client, by prefix of their names."""
@@ -174,11 +178,22 @@ def draw(clients: Iterable[PartyId], fraction: float, stream: Stream) -> list[Pa
     return sorted(everyone[i] for i in chosen)
 
 
+def chosen_clients(federation: Federation, fraction: float) -> tuple[PartyId, ...]:
+    """S_t; behind masks one of the fixed groups, because totals over changing groups give single clients away."""
+    if fraction == 1.0:
+        return federation.clients
+    stream = federation.stream("draw")
+    if not federation.secure:
+        return tuple(draw(federation.clients, fraction, stream))
+    groups = groups_of_draws(federation.clients, drawn(len(federation.clients), fraction))
+    return groups[int(torch.randint(len(groups), (1,), generator=stream.torch()))]
+
+
 def fedavg_round(state: ServerState, federation: Federation, config: FedAvgConfig) -> tuple[ServerState, Log]:
     """One turn of the server loop of Algorithm 1."""
-    chosen = federation.clients
-    if config.fraction < 1.0:
-        chosen = tuple(draw(chosen, config.fraction, federation.stream("draw")))
+    chosen = chosen_clients(federation, config.fraction)
+    if config.bounds:
+        return bounded_round(state, federation, config, FedAvgClient.local_update, to=chosen)
     total = federation.sum(FedAvgClient.local_update, Broadcast(state.weights, state.total), to=chosen)
     weights = total.weights  # w_{t+1} = sum_k (n_k / n) w_{t+1}^k
     if len(chosen) < len(federation.clients):
@@ -188,18 +203,40 @@ def fedavg_round(state: ServerState, federation: Federation, config: FedAvgConfi
     return replace(state, round=state.round + 1, weights=weights), {}
 
 
+def bounded_round(
+    state: ServerState,
+    federation: Federation,
+    config: FedAvgConfig,
+    local_update: Callable[..., Update],
+    to: tuple[PartyId, ...] | None = None,
+) -> tuple[ServerState, Log]:
+    """w_{t+1} = w_t + a step that no client can move far."""
+    request = Broadcast(state.weights, state.total)
+    found = bounded_step(
+        federation, local_update, request, config, to=to, read=lambda part: part.weights, before=state.weights
+    )
+    if found is None:
+        return replace(state, round=state.round + 1), {}
+    step, length = found
+    weights = {name: tensor + step[name] for name, tensor in state.weights.items()}
+    return replace(state, round=state.round + 1, weights=weights), {"step_norm": length}
+
+
 def privacy(state: ServerState, config: FedAvgConfig, rounds: int, clients: int, masked: bool) -> dict[str, Any] | None:
     """One release per round and client."""
-    drawn_clients = drawn(clients, config.fraction)
-    return updates_statement(config, state.weights, releases=rounds, parties=drawn_clients, masked=masked)
+    parties = parties_of_sum(config, drawn(clients, config.fraction), clients, masked)
+    return updates_statement(config, state.weights, releases=rounds, parties=parties, masked=masked)
 
 
-DISCLOSES = (
-    Disclosure("setup", "client", "server", Size, "summed"),
-    Disclosure("train", "server", "client", Broadcast),
-    Disclosure("train", "client", "server", Update, "summed"),
-    *EVALUATION_SHEET,
-)
+def script(config: FedAvgConfig, view: View) -> Script:
+    """n, then an average in every round."""
+    in_a_round = drawn(len(view.clients), config.fraction)
+    return {
+        "setup": (total(FedAvgClient.size),),
+        "train": (update_line(FedAvgClient.local_update, config, view, drawn=in_a_round),),
+        "evaluation": (ask(FedAvgClient.deploy),),
+    }
+
 
 METHOD = register(
     Method(
@@ -213,7 +250,8 @@ METHOD = register(
         phases=(Phase("setup", count_round, rounds=1, setup=True), Phase("train", fedavg_round)),
         own_backbones=True,
         roles={"client": Role(FedAvgClient)},
-        discloses=DISCLOSES,
+        script=script,
+        bounded=True,
         privacy=privacy,
     )
 )

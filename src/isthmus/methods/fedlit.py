@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -34,19 +34,20 @@ from torch import Tensor
 from isthmus.data.node_data import NodeData
 from isthmus.errors import ConfigError
 from isthmus.federation.interface import Federation, PerClient, View
-from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import Count, Embedding, Message, Model, Structure
 from isthmus.federation.roles import Role, handler
-from isthmus.methods.global_model import EVALUATION_SHEET
+from isthmus.federation.script import Script, ask, total
 from isthmus.methods.learners import PARTS, node_groups
 from isthmus.methods.registry import Log, Method, Phase, register
-from isthmus.methods.training import ModelState, Size, WeightedClient, WeightedConfig, total_samples
+from isthmus.methods.training import ModelState, WeightedClient, WeightedConfig, total_samples
+from isthmus.nn.loss import class_weights
 from isthmus.nn.optim import OptimizerState, fresh_state, step_plan, take_step
 from isthmus.nn.sparse import Sparse
 from isthmus.nn.typed_edges import (
     BRANCH,
     CONVOLUTIONS,
     align,
+    assign,
     edge_embedding,
     em_step,
     features,
@@ -86,8 +87,6 @@ class FedLitConfig(WeightedConfig):
             raise ConfigError("fedlit needs a hidden width, e.g. hidden=[64]")
         if self.init != "standard":
             raise ConfigError(f"fedlit draws first weights of its own: leave init out, got {self.init}")
-        if self.class_weight != "none":
-            raise ConfigError("fedlit weighs all training nodes the same: leave class_weight out")
         if self.dp_clip:
             raise ConfigError(
                 "fedlit sends centroids of edges as they are, so dp_clip would promise too much: leave it out"
@@ -163,11 +162,18 @@ class FedLitClient(WeightedClient[FedLitConfig]):
     """One client: types its edges, trains all channels."""
 
     state: FedLitState
+    keeps: ClassVar[tuple[str, ...]] = ("centroids",)
+    keeps_of_data: ClassVar[tuple[str, ...]] = ("types",)
 
     def setup(self) -> None:
         self.learner: Any = _Nodes(self.data)
         self.inputs = typed_inputs(self.data, self.config.dtype)
         self._matrix: tuple[Tensor, Sparse] | None = None
+        self.row_weight: Tensor | None = None
+        if self.config.class_weight == "balanced":
+            labels = self.data.y[self.data.train]
+            counts = torch.bincount(labels, minlength=self.data.num_classes)
+            self.row_weight = class_weights(counts, self.config.dtype)[labels]
 
     def initial_state(self) -> FedLitState:
         config, data = self.config, self.data
@@ -175,6 +181,14 @@ class FedLitClient(WeightedClient[FedLitConfig]):
         none = torch.zeros(0, 2 * config.hidden[0], dtype=config.dtype)
         types = torch.zeros(self.inputs.edges.shape[1], dtype=torch.int64)
         return FedLitState(weights, fresh_state(config.optimizer, weights), none, types)
+
+    def restore(self, weights: Weights, kept: Mapping[str, Any], *, as_trained: bool) -> None:
+        """Edges of other data are typed by the client's centroids."""
+        super().restore(weights, kept, as_trained=as_trained)
+        if not as_trained and len(self.state.centroids) and self.inputs.edges.shape[1]:
+            with torch.no_grad():
+                embedding = edge_embedding(features(weights, self.inputs), self.inputs)
+            self.state = replace(self.state, types=assign(embedding, self.state.centroids))
 
     def matrix(self, types: Tensor) -> Sparse:
         """The channels' propagation; made anew only when an edge changed its type."""
@@ -190,7 +204,7 @@ class FedLitClient(WeightedClient[FedLitConfig]):
         weights = {name: tensor.clone() for name, tensor in common.weights.items()}
         centroids, types = common.centres, torch.zeros(self.inputs.edges.shape[1], dtype=torch.int64)
         epochs, decay = config.local_epochs, config.weight_decay
-        plans = step_plan(config.optimizer, moments.steps, epochs, config.lr, decay, config.dtype)
+        plans = step_plan(config.optimizer, moments.steps, epochs, config.rate(self.round), decay, config.dtype)
         kind, rate, generator = config.backbone, config.dropout, self.stream("dropout").torch()
         # Not isthmus.nn.train.local_epochs: edges are typed anew in every epoch, even with nothing to train on.
         for epoch in range(epochs):
@@ -206,7 +220,8 @@ class FedLitClient(WeightedClient[FedLitConfig]):
             logits = typed_forward(kind, leaves, f, self.matrix(types), rate=rate, generator=generator)
             if config.loss == "double_softmax":
                 logits = torch.softmax(logits, dim=-1)
-            loss = torch.nn.functional.cross_entropy(logits[data.train], data.y[data.train])
+            rows = torch.nn.functional.cross_entropy(logits[data.train], data.y[data.train], reduction="none")
+            loss = rows.mean() if self.row_weight is None else (rows * self.row_weight).mean()
             grads = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
             moments = take_step(weights, grads, moments, replace(plans, step=epoch))  # on all weights
         if not len(centroids):
@@ -293,6 +308,15 @@ def most_alike(sent: Mapping[str, Tensor]) -> Tensor:
     return sent[max(sorted(fit), key=lambda client: fit[client])]
 
 
+def script(config: FedLitConfig, view: View) -> Script:
+    """Centroids of every client, so that types can be aligned; then an average."""
+    return {
+        "setup": (total(FedLitClient.size),),
+        "train": (ask(FedLitClient.local_update), total(FedLitClient.put_in_order, each=True)),
+        "evaluation": (ask(FedLitClient.deploy),),
+    }
+
+
 METHOD = register(
     Method(
         name="fedlit",
@@ -305,14 +329,7 @@ METHOD = register(
         init=init,
         phases=(Phase("setup", count_round, rounds=1, setup=True), Phase("train", fedlit_round)),
         roles={"client": Role(FedLitClient)},
-        discloses=(
-            Disclosure("setup", "client", "server", Size, "summed"),
-            Disclosure("train", "server", "client", Common),
-            Disclosure("train", "client", "server", Centroids),
-            Disclosure("train", "server", "client", Order),
-            Disclosure("train", "client", "server", Update, "summed"),
-            *EVALUATION_SHEET,
-        ),
+        script=script,
         preset="fedspray",
     )
 )

@@ -32,21 +32,22 @@ import torch
 from torch import Tensor
 
 from isthmus.errors import ConfigError, ProtocolError
-from isthmus.federation.interface import Federation, PerClient, Replies, View
-from isthmus.federation.ledger import Disclosure
+from isthmus.federation.interface import Federation, PerClient, View
 from isthmus.federation.messages import Count, Embedding, Identifier, Message, Model, PartyId
 from isthmus.federation.roles import Role, handler
+from isthmus.federation.script import Script, ScriptLine, ask, mail, total
 from isthmus.graph.normalise import from_torch_csr, gcn_norm
 from isthmus.methods import fedavg
-from isthmus.methods.evaluation import Evaluation, tally
+from isthmus.methods.evaluation import Evaluation, scores_of
 from isthmus.methods.fedavg import FedAvgConfig, Update
 from isthmus.methods.hifgl.algorithm import ModelPass
 from isthmus.methods.hifgl.config import Form
 from isthmus.methods.hifgl.layers import dropout_masks, neighbourhood, numpy_type, propagation, residuals
 from isthmus.methods.hifgl.parties import run_through
 from isthmus.methods.registry import Log, Method, Phase, register
-from isthmus.methods.training import Deployed, ModelState, NoisyState, Size, WeightedClient, total_samples
+from isthmus.methods.training import Deployed, NoisyState, WeightedClient, total_samples
 from isthmus.nn.kernels import spmm
+from isthmus.nn.loss import class_weights
 from isthmus.nn.optim import stepped
 from isthmus.privacy.dp import Mechanism, noise_warning
 from isthmus.records import Record
@@ -73,11 +74,10 @@ class FedPerGNNConfig(FedAvgConfig):
                 "fedpergnn is a GCN of two layers: set backbone=gcn, one hidden width, head=false, input_norm=false "
                 "(or --preset hifgl)"
             )
-        if self.loss != "ce" or self.class_weight != "none" or self.dp_clip or self.fraction < 1.0:
+        if self.loss != "ce" or self.dp_clip or self.fraction < 1.0:
             raise ConfigError(
                 "fedpergnn trains cross entropy at all clients with noise of its own (clip, epsilon): leave loss, "
-                "class_weight, fraction "
-                "and dp_clip as they are"
+                "fraction and dp_clip as they are"
             )
         if self.clip < 0.0 or self.epsilon < 0.0 or (self.epsilon and not self.clip):
             raise ConfigError(
@@ -128,6 +128,20 @@ class Expanded(Message):
 
 
 @dataclass(frozen=True)
+class Wanted(Message):
+    """S->C: the values of the nodes it wanted."""
+
+    rows: Embedding[Tensor]
+
+
+@dataclass(frozen=True)
+class SiloState(NoisyState):
+    """Also the values of foreign neighbours it was scored with last."""
+
+    rows: Tensor
+
+
+@dataclass(frozen=True)
 class ServerState(Record):
     """The common model, and who is to be sent which rows (positions among all offered ones)."""
 
@@ -140,10 +154,15 @@ class ServerState(Record):
 class FedPerGNNClient(WeightedClient[ConfigT], Generic[ConfigT]):
     """One silo: its graph, and constant values of foreign neighbours."""
 
+    state: SiloState
+
     def setup(self) -> None:
         super().setup()
         data = self.data
         kind = numpy_type(self.config.dtype)
+        counts = torch.bincount(data.y[data.train], minlength=data.num_classes)
+        balanced = self.config.class_weight == "balanced"
+        self.class_weights = class_weights(counts, self.config.dtype) if balanced else None
         where = neighbourhood(data, self.party, inside=False)
         self.graph = propagation("gcn", where, 0).to(self.config.dtype)
         x = from_torch_csr(data.x) if data.x.layout == torch.sparse_csr else sp.csr_matrix(data.x.numpy())
@@ -159,9 +178,10 @@ class FedPerGNNClient(WeightedClient[ConfigT], Generic[ConfigT]):
             (against[against > 0].astype(kind), (near[against > 0], place)), shape=(data.num_nodes, self.wanted.size)
         )
 
-    def initial_state(self) -> ModelState:
+    def initial_state(self) -> SiloState:
         state = super().initial_state()
-        return NoisyState(state.weights, state.optimizer, secrets.token_bytes(32))
+        rows = torch.zeros(self.wanted.size, self.config.hidden[0], dtype=self.config.dtype)
+        return SiloState(state.weights, state.optimizer, secrets.token_bytes(32), rows)
 
     # matching
 
@@ -203,7 +223,10 @@ class FedPerGNNClient(WeightedClient[ConfigT], Generic[ConfigT]):
     @handler
     def publish(self, common: Deployed) -> Boundary:
         """Hidden values of boundary nodes under the common model."""
-        weight, bias = common.weights["layers.0.weight"], common.weights["layers.0.bias"]
+        return self._boundary(common.weights)
+
+    def _boundary(self, weights: Weights) -> Boundary:
+        weight, bias = weights["layers.0.weight"], weights["layers.0.bias"]
         hidden = torch.relu(spmm(self.own, weight.contiguous()) + bias)
         rows = torch.from_numpy(self.boundary)
         return Boundary((self.graph.source * hidden)[rows])
@@ -217,14 +240,14 @@ class FedPerGNNClient(WeightedClient[ConfigT], Generic[ConfigT]):
         nothing = torch.zeros(rows, common.rows.shape[1], dtype=config.dtype)
         for _ in range(config.local_epochs):
             model = self._forward(self.state.weights, common.rows, masks)
-            delta, _ = residuals(model.logits, self.data.y, self.data.train, weight)
+            delta, _ = residuals(model.logits, self.data.y, self.data.train, weight, self.class_weights)
             run_through(model.backward(delta), [nothing])  # foreign values are constants: no gradient returns
             weights, optimizer = stepped(
                 self.state.weights,
                 model.gradients,
                 self.state.optimizer,
                 optimizer=config.optimizer,
-                lr=config.lr,
+                lr=config.rate(self.round),
                 weight_decay=config.weight_decay,
             )
             self.state = replace(self.state, weights=weights, optimizer=optimizer)
@@ -240,9 +263,23 @@ class FedPerGNNClient(WeightedClient[ConfigT], Generic[ConfigT]):
 
     @handler
     def score(self, common: Expanded) -> Evaluation:
-        self.state = replace(self.state, weights={**self.state.weights, **common.weights})
-        logits = self._forward(self.state.weights, common.rows).logits
-        return Evaluation({part: tally(logits, self.learner.y, mask) for part, mask in self.learner.masks.items()})
+        self.state = replace(self.state, weights={**self.state.weights, **common.weights}, rows=common.rows)
+        return self.evaluate()
+
+    def logits(self) -> Tensor:
+        return self._forward(self.state.weights, self.state.rows).logits
+
+    # prediction
+
+    @handler
+    def publish_trained(self) -> Boundary:
+        """Hidden values of boundary nodes under the trained model."""
+        return self._boundary(self.state.weights)
+
+    @handler
+    def take_rows(self, wanted: Wanted) -> None:
+        """Values of the foreign neighbours to predict with."""
+        self.state = replace(self.state, rows=wanted.rows)
 
 
 @dataclass(frozen=True)
@@ -259,10 +296,23 @@ def init(view: View, config: FedPerGNNConfig, common: Stream) -> ServerState:
 
 def setup_round(state: ServerState, federation: Federation, config: FedPerGNNConfig) -> tuple[ServerState, Log]:
     """n, a key the server does not learn, and which rows go where."""
-    total = total_samples(federation)
+    return replace(state, total=total_samples(federation), routes=routes(federation)), {}
+
+
+def routes(federation: Federation) -> dict[str, Tensor]:
+    """Which rows go where, from hashes under a key the server does not learn."""
     federation.exchange(FedPerGNNClient.give_key, FedPerGNNClient.take_key, Roster(federation.clients))
-    offers = federation.call(FedPerGNNClient.offer)
-    return replace(state, total=total, routes=match(offers)), {}
+    return match(federation.call(FedPerGNNClient.offer))
+
+
+def predict(state: ServerState, federation: Federation, config: FedPerGNNConfig) -> None:
+    """Values of foreign neighbours under the trained model, for the data of now."""
+    wanted = routes(federation)
+    replies = federation.call(FedPerGNNClient.publish_trained)
+    rows = torch.cat([replies[client].rows for client in sorted(replies)])
+    federation.call(
+        FedPerGNNClient.take_rows, PerClient({client: Wanted(rows[route]) for client, route in wanted.items()})
+    )
 
 
 def match(offers: Mapping[str, Offer]) -> dict[str, Tensor]:
@@ -297,8 +347,8 @@ def train_round(state: ServerState, federation: Federation, config: FedPerGNNCon
     return replace(state, round=state.round + 1, weights=total.weights), {}
 
 
-def evaluate(state: ServerState, federation: Federation, config: FedPerGNNConfig) -> Replies[Evaluation]:
-    return federation.call(FedPerGNNClient.score, expand(state, federation))
+def evaluate(state: ServerState, federation: Federation, config: FedPerGNNConfig) -> Mapping[PartyId, Evaluation]:
+    return scores_of(federation, FedPerGNNClient.score, expand(state, federation))
 
 
 def privacy(
@@ -326,6 +376,29 @@ def privacy(
     }
 
 
+def script(config: FedPerGNNConfig, view: View) -> Script:
+    """A common key and what each client offers; then values of boundary nodes before every average and score."""
+    return {
+        "setup": (
+            total(FedPerGNNClient.size),
+            mail(FedPerGNNClient.give_key, FedPerGNNClient.take_key),
+            ask(FedPerGNNClient.offer),
+        ),
+        "train": (ask(FedPerGNNClient.publish), total(FedPerGNNClient.local_update, each=True)),
+        "evaluation": (ask(FedPerGNNClient.publish), ask(FedPerGNNClient.score, each=True)),
+    }
+
+
+def predict_script(config: FedPerGNNConfig, view: View) -> tuple[ScriptLine, ...]:
+    """Calls of :func:`predict`."""
+    return (
+        mail(FedPerGNNClient.give_key, FedPerGNNClient.take_key),
+        ask(FedPerGNNClient.offer),
+        ask(FedPerGNNClient.publish_trained),
+        ask(FedPerGNNClient.take_rows),
+    )
+
+
 METHOD = register(
     Method(
         name="fedpergnn",
@@ -340,22 +413,11 @@ METHOD = register(
         phases=(Phase("setup", setup_round, rounds=1, setup=True), Phase("train", train_round)),
         evaluate=evaluate,
         roles={"client": Role(FedPerGNNClient)},
-        discloses=(
-            Disclosure("setup", "client", "server", Size, "summed"),
-            Disclosure("setup", "server", "client", Roster),
-            Disclosure("setup", "client", "client", HashKey),
-            Disclosure("setup", "client", "server", Offer),
-            Disclosure("train", "server", "client", Deployed),
-            Disclosure("train", "client", "server", Boundary),
-            Disclosure("train", "server", "client", Expanded),
-            Disclosure("train", "client", "server", Update, "summed"),
-            Disclosure("evaluation", "server", "client", Deployed),
-            Disclosure("evaluation", "client", "server", Boundary),
-            Disclosure("evaluation", "server", "client", Expanded),
-            Disclosure("evaluation", "client", "server", Evaluation),
-        ),
+        script=script,
         preset="hifgl",
         cross_edges=True,
+        predict=predict,
+        predict_script=predict_script,
         privacy=privacy,
     )
 )

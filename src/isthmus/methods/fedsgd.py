@@ -18,15 +18,15 @@ from typing import Any, ClassVar
 
 from isthmus.errors import ConfigError
 from isthmus.federation.interface import Federation, Stacked, View
-from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import Count, Gradient, Message
 from isthmus.federation.roles import Cohort, Role, handler
+from isthmus.federation.script import Script, ask, total
+from isthmus.methods.averaging import AveragingConfig, bounded_step, parties_of_sum, update_line
 from isthmus.methods.cohort_training import ModelCohort
 from isthmus.methods.fedavg import Broadcast
-from isthmus.methods.global_model import EVALUATION_SHEET
 from isthmus.methods.noise import updates_statement
 from isthmus.methods.registry import Log, Method, Phase, register
-from isthmus.methods.training import Size, WeightedClient, WeightedConfig, total_samples
+from isthmus.methods.training import WeightedClient, total_samples
 from isthmus.nn.optim import OptimizerState, fresh_state, stepped
 from isthmus.nn.train import gradients
 from isthmus.records import Record
@@ -60,7 +60,7 @@ class FedSGDCohort(ModelCohort):
         return Stacked(Step(self.scaled({name: grads[name] for name in common.weights}, shares), shares), self.parties)
 
 
-class FedSGDClient(WeightedClient[WeightedConfig]):
+class FedSGDClient(WeightedClient[AveragingConfig]):
     """One client: answers weights with a gradient."""
 
     cohort: ClassVar[type[Cohort[Any]] | None] = FedSGDCohort
@@ -76,7 +76,7 @@ class FedSGDClient(WeightedClient[WeightedConfig]):
         return Step(scaled(gradient, share), share)
 
 
-def init(view: View, config: WeightedConfig, common: Stream) -> ServerState:
+def init(view: View, config: AveragingConfig, common: Stream) -> ServerState:
     if not view.alike:
         raise ConfigError(
             "fedsgd steps one common model: clients with different features or classes cannot use it; try fedavg"
@@ -85,21 +85,32 @@ def init(view: View, config: WeightedConfig, common: Stream) -> ServerState:
     return ServerState(weights, fresh_state(config.optimizer, weights), 0.0)
 
 
-def count_round(state: ServerState, federation: Federation, config: WeightedConfig) -> tuple[ServerState, Log]:
+def count_round(state: ServerState, federation: Federation, config: AveragingConfig) -> tuple[ServerState, Log]:
     """n, once."""
     return replace(state, total=total_samples(federation)), {}
 
 
-def fedsgd_round(state: ServerState, federation: Federation, config: WeightedConfig) -> tuple[ServerState, Log]:
+def common_gradient(state: ServerState, federation: Federation, config: AveragingConfig) -> Weights:
+    """g = sum_k (n_k / n) g_k, or a gradient that no client can move far."""
+    request = Broadcast(state.weights, state.total)
+    if not config.bounds:
+        total: Weights = federation.sum(FedSGDClient.gradient, request).gradients
+        return total
+    zeros = scaled(state.weights, 0.0)
+    handler = FedSGDClient.gradient
+    found = bounded_step(federation, handler, request, config, read=lambda part: part.gradients, before=zeros)
+    return zeros if found is None else found[0]
+
+
+def fedsgd_round(state: ServerState, federation: Federation, config: AveragingConfig) -> tuple[ServerState, Log]:
     """``local_epochs`` common steps: g_t from everybody, then one step of the optimiser."""
     for _ in range(config.local_epochs):
-        total = federation.sum(FedSGDClient.gradient, Broadcast(state.weights, state.total))  # g = sum_k (n_k / n) g_k
         weights, optimizer = stepped(
             state.weights,
-            total.gradients,
+            common_gradient(state, federation, config),
             state.optimizer,
             optimizer=config.optimizer,
-            lr=config.lr,
+            lr=config.rate(federation.round),
             weight_decay=config.weight_decay,
         )
         state = replace(state, weights=weights, optimizer=optimizer)
@@ -107,11 +118,21 @@ def fedsgd_round(state: ServerState, federation: Federation, config: WeightedCon
 
 
 def privacy(
-    state: ServerState, config: WeightedConfig, rounds: int, clients: int, masked: bool
+    state: ServerState, config: AveragingConfig, rounds: int, clients: int, masked: bool
 ) -> dict[str, Any] | None:
     """One release per step and client."""
     releases = rounds * config.local_epochs
-    return updates_statement(config, state.weights, releases=releases, parties=clients, masked=masked)
+    parties = parties_of_sum(config, clients, clients, masked)
+    return updates_statement(config, state.weights, releases=releases, parties=parties, masked=masked)
+
+
+def script(config: AveragingConfig, view: View) -> Script:
+    """n, then a gradient for every common step."""
+    return {
+        "setup": (total(FedSGDClient.size),),
+        "train": (update_line(FedSGDClient.gradient, config, view, most=config.local_epochs),),
+        "evaluation": (ask(FedSGDClient.deploy),),
+    }
 
 
 METHOD = register(
@@ -121,17 +142,13 @@ METHOD = register(
         reference=(
             "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017"
         ),
-        config=WeightedConfig,
+        config=AveragingConfig,
         init=init,
         phases=(Phase("setup", count_round, rounds=1, setup=True), Phase("train", fedsgd_round)),
         own_backbones=True,
         roles={"client": Role(FedSGDClient)},
-        discloses=(
-            Disclosure("setup", "client", "server", Size, "summed"),
-            Disclosure("train", "server", "client", Broadcast),
-            Disclosure("train", "client", "server", Step, "summed"),
-            *EVALUATION_SHEET,
-        ),
+        script=script,
+        bounded=True,
         privacy=privacy,
     )
 )

@@ -39,12 +39,13 @@ from typing import Any, ClassVar, Literal
 from isthmus.data.embeddings import Kind, beside, embedding_width, structure_embedding
 from isthmus.data.graph_set import GraphSetData
 from isthmus.errors import ConfigError
-from isthmus.federation.interface import Federation, Replies, View
-from isthmus.federation.ledger import Disclosure
+from isthmus.federation.interface import Federation, View
+from isthmus.federation.messages import PartyId
 from isthmus.federation.roles import Cohort, Role, handler
+from isthmus.federation.script import Script, ask
 from isthmus.graph.embedding import degree_embedding
 from isthmus.methods import fedavg
-from isthmus.methods.evaluation import Evaluation
+from isthmus.methods.evaluation import Evaluation, scores_of
 from isthmus.methods.fedavg import FedAvgClient, FedAvgConfig, ServerState, fedavg_round
 from isthmus.methods.global_model import evaluate_models
 from isthmus.methods.learners import GraphLearner, NodeBatchLearner, NodeLearner, need_features
@@ -92,8 +93,9 @@ class FedStarConfig(FedAvgConfig):
             raise ConfigError(
                 f"decoupled=false has no channels to tell apart: use sharing=all or none, not {self.sharing}"
             )
-        if self.sharing == "none" and (self.fraction < 1.0 or self.dp_clip):
-            raise ConfigError("sharing=none sends nothing: leave fraction and dp_clip out")
+        if self.sharing == "none" and (self.fraction < 1.0 or self.dp_clip or self.bounds):
+            unused = ", ".join(("fraction", "dp_clip", *self.bounds))
+            raise ConfigError(f"sharing=none sends nothing: leave {unused} out")
         if self.decoupled:
             if self.init != "standard":
                 raise ConfigError(f"the two channels draw first weights of their own: leave init out, got {self.init}")
@@ -197,10 +199,10 @@ def fedstar_round(state: ServerState, federation: Federation, config: FedStarCon
     return fedavg_round(state, federation, config)  # w_g = sum_m (|D_m| / N) w_g,m
 
 
-def evaluate(state: ServerState, federation: Federation, config: FedStarConfig) -> Replies[Evaluation]:
+def evaluate(state: ServerState, federation: Federation, config: FedStarConfig) -> Mapping[PartyId, Evaluation]:
     """Every client scores its own features with the common structure encoder on its own test data."""
     if not state.weights:
-        return federation.call(FedStarClient.evaluate)
+        return scores_of(federation, FedStarClient.evaluate)
     return evaluate_models(state, federation, config)
 
 
@@ -217,9 +219,11 @@ def facts(state: ServerState, config: FedStarConfig, scenario: Any) -> Mapping[s
     return found
 
 
-def sheet(config: FedStarConfig) -> tuple[Disclosure, ...]:
-    """Who sees what; where nothing is shared, scores alone leave a client."""
-    return tuple(line for line in fedavg.DISCLOSES if config.sharing != "none" or line.message is Evaluation)
+def script(config: FedStarConfig, view: View) -> Script:
+    """FedAvg's; where nothing is shared, scores alone leave a client."""
+    if config.sharing != "none":
+        return fedavg.script(config, view)
+    return {"train": (ask(FedStarClient.train_alone),), "evaluation": (ask(FedStarClient.evaluate),)}
 
 
 METHOD = register(
@@ -233,7 +237,7 @@ METHOD = register(
         phases=(Phase("setup", count_round, rounds=1, setup=True), Phase("train", fedstar_round)),
         evaluate=evaluate,
         roles={"client": Role(FedStarClient)},
-        sheet=sheet,
+        script=script,
         preset="fedstar",
         facts=facts,
     )

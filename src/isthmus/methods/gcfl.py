@@ -36,12 +36,11 @@ from torch import Tensor
 
 from isthmus.errors import ConfigError, RunError
 from isthmus.federation.interface import Federation, PerClient, Replies, View
-from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import Count, Message, Model, PartyId
 from isthmus.federation.roles import Cohort, Role, handler
+from isthmus.federation.script import Script, ask
 from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.fedavg import FedAvgClient, FedAvgConfig
-from isthmus.methods.global_model import EVALUATION_SHEET
 from isthmus.methods.registry import Log, Method, Phase, register
 from isthmus.methods.training import Deployed
 from isthmus.nn.backbone import Backbone
@@ -244,6 +243,11 @@ def facts(state: ServerState, config: GCFLConfig, scenario: Any) -> Mapping[str,
     }
 
 
+def script(config: GCFLConfig, view: View) -> Script:
+    """Clusters differ in what they are sent, not in what they are asked."""
+    return {"train": (ask(GCFLClient.cluster_update),), "evaluation": (ask(GCFLClient.deploy),)}
+
+
 METHOD = register(
     Method(
         name="gcfl",
@@ -255,11 +259,7 @@ METHOD = register(
         evaluate=evaluate,
         own_backbones=True,
         roles={"client": Role(GCFLClient)},
-        discloses=(
-            Disclosure("train", "server", "client", ClusterModel),
-            Disclosure("train", "client", "server", LocalModel),
-            *EVALUATION_SHEET,
-        ),
+        script=script,
         needs_single_updates=True,
         shared_values=lambda state: num_values(state.weights[0]),
         facts=facts,

@@ -21,12 +21,11 @@ from torch import Tensor
 
 from isthmus.errors import ConfigError
 from isthmus.federation.interface import Federation, View
-from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import Count, Message, Metric, Model
 from isthmus.federation.roles import Role, handler
+from isthmus.federation.script import Script, ask
 from isthmus.methods import gcfl
 from isthmus.methods.gcfl import Cluster, ClusterModel, GCFLClient, GCFLConfig, cluster_and_average, per_client
-from isthmus.methods.global_model import EVALUATION_SHEET
 from isthmus.methods.registry import Log, Phase, register
 from isthmus.metrics.time_warping import dtw
 from isthmus.nn.train import ExtraGradient
@@ -122,6 +121,11 @@ def similarity(series: list[tuple[float, ...]], *, standardise: bool) -> Tensor:
     return distance.max() - distance
 
 
+def script(config: GCFLPlusConfig, view: View) -> Script:
+    """GCFL's, with gradient norms."""
+    return {"train": (ask(GCFLPlusClient.series_update),), "evaluation": (ask(GCFLPlusClient.deploy),)}
+
+
 METHOD = register(
     replace(
         gcfl.METHOD,
@@ -131,10 +135,6 @@ METHOD = register(
         init=init,
         phases=(Phase("train", gcflplus_round),),
         roles={"client": Role(GCFLPlusClient)},
-        discloses=(
-            Disclosure("train", "server", "client", ClusterModel),
-            Disclosure("train", "client", "server", LocalSeries),
-            *EVALUATION_SHEET,
-        ),
+        script=script,
     )
 )

@@ -6,12 +6,13 @@ clients only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from isthmus.errors import ConfigError
-from isthmus.federation.interface import Federation, Replies, View
-from isthmus.federation.ledger import Disclosure
-from isthmus.methods.evaluation import Evaluation
+from isthmus.federation.interface import Federation, View
+from isthmus.federation.messages import PartyId
+from isthmus.methods.evaluation import Evaluation, scores_of
 from isthmus.methods.training import Deployed, ModelClient, TrainConfig
 from isthmus.records import Record
 from isthmus.seeds import Stream
@@ -34,19 +35,12 @@ def first_global_model(view: View, config: TrainConfig, common: Stream) -> Globa
     return GlobalModel(get_weights(config.first_model(view, common)))
 
 
-def evaluate_models(state: Record, federation: Federation, config: object) -> Replies[Evaluation]:
+def evaluate_models(state: Record, federation: Federation, config: object) -> Mapping[PartyId, Evaluation]:
     """Every client scores its model on its own data, after taking over the common weights where the server has any."""
     weights: Weights | None = getattr(state, "weights", None)
     if weights is None:
-        return federation.call(ModelClient.evaluate)
-    return federation.call(ModelClient.deploy, Deployed(weights))
-
-
-EVALUATION_SHEET = (
-    Disclosure("evaluation", "server", "client", Deployed),
-    Disclosure("evaluation", "client", "server", Evaluation),
-)
-"""What `evaluate_models` discloses where the server has common weights; elsewhere it is the second line alone."""
+        return scores_of(federation, ModelClient.evaluate)
+    return scores_of(federation, ModelClient.deploy, Deployed(weights))
 
 
 def num_shared_values(state: Record) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from isthmus.data.graph_set import GraphSetData
 from isthmus.data.node_data import NodeData
-from isthmus.errors import DataError
+from isthmus.errors import ConfigError, DataError
 from isthmus.metrics.groups import minority_mask
 from isthmus.nn.backbone import Backbone
+from isthmus.nn.blocks import predict_blocks
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.graph_batch import node_batch, pack_graphs
 from isthmus.nn.graph_models import GraphModel
@@ -30,23 +31,32 @@ from isthmus.nn.graph_train import (
     train_graphs,
 )
 from isthmus.nn.inputs import Inputs, build_inputs
+from isthmus.nn.loss import get_loss
 from isthmus.nn.optim import OptimizerState
 from isthmus.nn.own_module import ModuleData, module_gradients, predict_module, train_module
 from isthmus.nn.registry import find_architecture
-from isthmus.nn.train import ExtraGradient, TrainResult, TrainSettings, gradients, predict, train_locally
+from isthmus.nn.train import (
+    ExtraGradient,
+    TrainResult,
+    TrainSettings,
+    call_with_embedding,
+    gradients,
+    predict,
+    train_locally,
+)
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights
 
 PARTS = ("train", "val", "test")
 DEGREES = ((0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, None))
 Streams = Callable[[str], Stream]
+BLOCK = 65_536
+"""Nodes that are predicted at a time where a graph has more and nothing is trained."""
 
 
 class Hyper(Protocol):
     """What a learner reads of a method's config."""
 
-    @property
-    def lr(self) -> float: ...
     @property
     def weight_decay(self) -> float: ...
     @property
@@ -67,6 +77,19 @@ class Hyper(Protocol):
     def dtype(self) -> torch.dtype: ...
 
 
+@dataclass(frozen=True)
+class EmbeddingTerm:
+    """A further term of a client's loss, of the embedding the last layer is given (`Backbone.with_embedding`).
+
+    Args:
+        value: (embedding (p, d), inputs) -> (1,), differentiable; the first rows are the nodes in order.
+        everywhere: The rows are all of the client's nodes; otherwise its training nodes.
+    """
+
+    value: Callable[[Tensor, Inputs], Tensor]
+    everywhere: bool = False
+
+
 class Learner(ABC):
     """A model and the samples (nodes or graphs) it is trained and scored on."""
 
@@ -85,11 +108,14 @@ class Learner(ABC):
         streams: Streams,
         extra: ExtraGradient | None,
         frozen: Collection[str],
+        *,
+        lr: float,
+        term: EmbeddingTerm | None = None,
     ) -> TrainResult:
-        """The client's epochs of a round."""
+        """The client's epochs of a round; ``term`` for node models of ours only."""
         settings: TrainSettings = {
             "epochs": self.config.local_epochs,
-            "lr": self.config.lr,
+            "lr": lr,
             "weight_decay": self.config.weight_decay,
             "optimizer": self.config.optimizer,
             "loss": self.config.loss,
@@ -97,7 +123,14 @@ class Learner(ABC):
             "frozen": frozen,
             "dropout": self._dropout(streams),
         }
+        if term is not None:
+            return self._train_with(term, weights, state, settings)
         return self._train(weights, state, streams, settings)
+
+    def _train_with(
+        self, term: EmbeddingTerm, weights: Weights, state: OptimizerState, settings: TrainSettings
+    ) -> TrainResult:
+        raise ConfigError("a loss of embeddings needs one of Isthmus' backbones and a node task: choose a backbone")
 
     def _dropout(self, streams: Streams) -> DropoutSource | None:
         return dropout_source(self.config, [streams])
@@ -123,7 +156,7 @@ class NodeLearner(Learner):
         self.data, self.model, self.config = data, model, config
         self.y, self.num_samples, self.num_train = data.y, data.num_nodes, data.num_train
         self.masks: dict[str, Tensor] = {part: getattr(data, part) for part in PARTS} | node_groups(data)
-        self.inputs = _balanced(build_inputs(data, model, data.train, dtype=config.dtype), data, config)
+        self.inputs = balanced(build_inputs(data, model, data.train, dtype=config.dtype), data, config)
 
     @cached_property
     def everything(self) -> Inputs:
@@ -136,10 +169,23 @@ class NodeLearner(Learner):
         everything, train = self.everything, self.data.train
         weight = torch.zeros_like(everything.weight)
         weight[: self.num_samples] = train.to(weight.dtype) / max(1, self.num_train)
-        return _balanced(replace(everything, weight=weight), self.data, self.config)
+        return balanced(replace(everything, weight=weight), self.data, self.config)
 
     def _train(self, weights: Weights, state: OptimizerState, streams: Streams, settings: TrainSettings) -> TrainResult:
         return train_locally(self.model, weights, state, self.inputs, **settings)
+
+    def _train_with(
+        self, term: EmbeddingTerm, weights: Weights, state: OptimizerState, settings: TrainSettings
+    ) -> TrainResult:
+        loss = replace(get_loss(self.config.loss), of_embedding=term.value)
+        inputs = self.whole if term.everywhere else self.inputs
+        others: Any = {name: value for name, value in settings.items() if name != "loss"}
+        return train_locally(self.model, weights, state, inputs, loss=loss, **others)
+
+    @torch.no_grad()
+    def embedding(self, weights: Weights, inputs: Inputs) -> Tensor:
+        """What the last layer is given, without dropout: the nodes of ``inputs`` first."""
+        return call_with_embedding(self.model, weights, inputs)[1]
 
     def gradients(self, weights: Weights, streams: Streams) -> dict[str, Tensor]:
         return gradients(
@@ -147,6 +193,8 @@ class NodeLearner(Learner):
         )[0]
 
     def logits(self, weights: Weights) -> Tensor:
+        if not self.num_train and self.num_samples > BLOCK:  # asked once, of many nodes: memory counts, not speed
+            return predict_blocks(self.model, weights, self.data, BLOCK, dtype=self.config.dtype)
         return predict(self.model, weights, self.everything)
 
 
@@ -295,7 +343,7 @@ def node_groups(data: NodeData) -> dict[str, Tensor]:
     return {name: mask & data.test for name, mask in groups.items()}
 
 
-def _balanced(inputs: Inputs, data: NodeData, config: Hyper) -> Inputs:
+def balanced(inputs: Inputs, data: NodeData, config: Hyper) -> Inputs:
     """With ``class_weight=balanced`` every class the client has training nodes of counts the same in its loss."""
     if config.class_weight == "none" or not data.num_train:
         return inputs

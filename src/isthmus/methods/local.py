@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from isthmus.federation.interface import Federation, View
-from isthmus.federation.ledger import Disclosure
 from isthmus.federation.roles import Cohort, Role, handler
+from isthmus.federation.script import Script, ask
 from isthmus.methods.cohort_training import ModelCohort
-from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.registry import Log, Method, Phase, register
 from isthmus.methods.training import ModelClient, TrainConfig
 from isthmus.records import Record
@@ -52,6 +51,11 @@ def local_round(state: ServerState, federation: Federation, config: TrainConfig)
     return state, {}
 
 
+def script(config: TrainConfig, view: View) -> Script:
+    """Scores alone leave a client."""
+    return {"train": (ask(LocalClient.train_alone),), "evaluation": (ask(LocalClient.evaluate),)}
+
+
 METHOD = register(
     Method(
         name="local",
@@ -62,6 +66,6 @@ METHOD = register(
         phases=(Phase("train", local_round),),
         own_backbones=True,
         roles={"client": Role(LocalClient)},
-        discloses=(Disclosure("evaluation", "client", "server", Evaluation),),
+        script=script,
     )
 )

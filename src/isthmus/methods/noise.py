@@ -8,8 +8,8 @@ round, also where fewer are drawn: the server knows whom it drew.
 
 The noise is a function of a secret of the party, of the call, and of the clipped numbers. A round that is replayed
 after a crash, with the same bits, therefore releases the same numbers again and costs nothing; anything else gets noise
-of its own. Two runs with one seed still differ. Epsilon counts the rounds of one run: more runs on the same data, or
-calls beyond its rounds, cost more, and no party refuses them.
+of its own. Two runs with one seed still differ. Epsilon counts the rounds of one run: more runs on the same data
+cost more. A site refuses calls beyond the rounds of a run, and runs beyond the budget of its policy (docs/policy.md).
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def statement(
         "noise": noise,
         "releases": releases,
         "values": values,
-        "not_covered": "counts and losses of evaluation, which clients send as they are",
+        "not_covered": "counts and losses of evaluation, "
+        + ("whose totals have no noise" if masked else "which clients send as they are"),
         "warning": warning,
     }
 

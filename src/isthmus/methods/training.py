@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,8 +15,10 @@ from isthmus.errors import ConfigError, ProtocolError, RunError
 from isthmus.federation.interface import Federation, View
 from isthmus.federation.messages import Count, Message, Model
 from isthmus.federation.roles import Client, handler
-from isthmus.methods.evaluation import Detail, Evaluation, detail, tally
-from isthmus.methods.learners import GraphLearner, Learner, need_features, node_learner
+from isthmus.methods.evaluation import Detail, Evaluation, ScoreBins, WantedMetric, bin_scores, detail, tally
+from isthmus.methods.learners import EmbeddingTerm, GraphLearner, Learner, need_features, node_learner
+from isthmus.methods.schedule import Schedule, check_schedule, rate_factor
+from isthmus.metrics.registry import ACCURACY
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.graph_models import GraphModel
 from isthmus.nn.layers import uniform01_
@@ -36,7 +38,7 @@ class TrainConfig:
     """Model and local training, common to all classic methods.
 
     Args:
-        backbone: ``gcn``, ``sage``, ``mlp``, ``gat``, ``gin``, ``sgc``, ``gprgnn`` or ``dgcn``.
+        backbone: ``gcn``, ``sage``, ``dirsage``, ``mlp``, ``gat``, ``gin``, ``sgc``, ``gprgnn`` or ``dgcn``.
         hidden: Widths of the hidden layers.
         dropout: Share of hidden values dropped in training.
         input_norm: Learnable LayerNorm on the input features.
@@ -47,8 +49,11 @@ class TrainConfig:
         dprate: Share of values gprgnn drops before it propagates (default 0.5).
         attention_dropout: Share of attention weights gat drops (default 0).
         lr: Of each step.
-        weight_decay: Times the weights is added to each gradient.
-        optimizer: ``adam`` or ``sgd``.
+        schedule: How rates change over rounds: ``constant``, ``decay`` (times ``lr_decay`` every ``lr_step`` rounds) or
+            ``cosine`` (to nearly 0 over ``schedule_rounds``, which is resolved to the run's rounds).
+        lr_decay, lr_step, schedule_rounds: Of the schedule.
+        weight_decay: Times the weights is added to each gradient; with ``adamw`` weights shrink beside it.
+        optimizer: ``adam``, ``adamw`` or ``sgd``.
         loss: ``ce``, or ``double_softmax`` (what FedStruct's reference code trains).
         class_weight: ``balanced`` makes every class count the same in a client's loss, for rare classes.
         batch_size: Graphs per step in graph tasks; node tasks take the whole graph.
@@ -71,8 +76,12 @@ class TrainConfig:
     dprate: float | None = None
     attention_dropout: float | None = None
     lr: float = 0.01
+    schedule: Schedule = "constant"
+    lr_decay: float = 0.9
+    lr_step: int = 10
+    schedule_rounds: int | None = None
     weight_decay: float = 5e-4
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     loss: Literal["ce", "double_softmax"] = "ce"
     class_weight: Literal["none", "balanced"] = "none"
     local_epochs: int = 1
@@ -84,6 +93,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.lr <= 0.0:
             raise ConfigError(f"lr must be above 0, got {self.lr}")
+        check_schedule(self)
         if self.weight_decay < 0.0:
             raise ConfigError(f"weight_decay must be at least 0, got {self.weight_decay}")
         for name in ("local_epochs", "batch_size"):
@@ -98,9 +108,20 @@ class TrainConfig:
         """Whether clients must be run each by itself."""
         return False
 
+    def why_not_masked(self) -> str:
+        """Why these settings cannot go with secure sums; empty where they can."""
+        return ""
+
+    def check_clients(self, view: View) -> None:
+        """Refuse settings that these clients cannot have."""
+
     @property
     def dtype(self) -> torch.dtype:
         return torch.float64 if self.precision == "float64" else torch.float32
+
+    def rate(self, round: int) -> float:
+        """The learning rate of a round."""
+        return self.lr * rate_factor(self, round)
 
     def build(self, *, num_features: int, num_classes: int, stream: Stream) -> Backbone:
         """The model; same stream, same first weights."""
@@ -217,8 +238,23 @@ class Deployed(Message):
     weights: Model[Weights]
 
 
+@dataclass(frozen=True)
+class Familiar(Message):
+    """Whether a client predicts for the data it was trained on, or for others."""
+
+    as_trained: Count[bool]
+
+
+def all_familiar(federation: Federation) -> bool:
+    """Whether every client predicts for the data it was trained on."""
+    return all(reply.as_trained for reply in federation.call(ModelClient.familiar).values())
+
+
 class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
     """A client with a model of its nodes or of its graphs. Sub-classes add what it says to others."""
+
+    plain_model: ClassVar[bool] = True
+    """Whether its prediction is the model's output on its own graph (`isthmus.methods.plain_model`)."""
 
     def setup(self) -> None:
         data: Any = self.data
@@ -245,6 +281,10 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
         """Gradient of a further loss term, e.g. FedProx's."""
         return None
 
+    def term(self) -> EmbeddingTerm | None:
+        """A further loss term of embeddings, e.g. MOON's."""
+        return None
+
     def frozen(self) -> Collection[str]:
         """Names of weights this client does not train."""
         return ()
@@ -267,7 +307,13 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
     def train(self, weights: Weights, received: Weights) -> ModelState:
         """The client's epochs of this round from ``weights``; ``received`` is the part that came from the server."""
         result = self.learner.train(
-            weights, self.state.optimizer, self.stream, self.extra_gradient(received), self.frozen()
+            weights,
+            self.state.optimizer,
+            self.stream,
+            self.extra_gradient(received),
+            self.frozen(),
+            lr=self.config.rate(self.round),
+            term=self.term(),
         )
         return replace(self.state, weights=result.weights, optimizer=result.optimizer_state)
 
@@ -279,7 +325,9 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
     def evaluate(self) -> Evaluation:
         """Score the client's own model on its own data."""
         logits = self.logits()
-        return Evaluation({part: tally(logits, self.learner.y, mask) for part, mask in self.learner.masks.items()})
+        tallies = {part: tally(logits, self.learner.y, mask) for part, mask in self.learner.masks.items()}
+        self.scratch.evaluation = Evaluation(tallies)
+        return Evaluation(tallies)
 
     @handler
     def deploy(self, common: Deployed) -> Evaluation:
@@ -288,9 +336,28 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
         return self.evaluate()
 
     @handler
+    def familiar(self) -> Familiar:
+        """Whether what this client kept of the training is still true."""
+        return Familiar(self.as_trained)
+
+    @handler
+    def forget_data(self) -> None:
+        """Drop what was true of the data of the training only: somebody's data are others now."""
+        first = self.initial_state()
+        self.state = replace(self.state, **{name: getattr(first, name) for name in type(self).keeps_of_data})
+
+    @handler
     def detail(self) -> Detail:
         """Counts for scores beyond accuracy, of the model scored last."""
         return detail(self.logits(), self.learner.y, {part: self.learner.masks[part] for part in ("val", "test")})
+
+    @handler
+    def score_bins(self, wanted: WantedMetric) -> ScoreBins:
+        """In which bin the scores of the model scored last lie."""
+        if not hasattr(self.scratch, "evaluation"):
+            raise ProtocolError(f"{self.party} has scored no model in this round: evaluate first")
+        found = None if wanted.metric == ACCURACY else self.detail()
+        return bin_scores(self.scratch.evaluation, wanted.metric, found)
 
 
 @dataclass(frozen=True)
@@ -327,8 +394,22 @@ class WeightedClient(ModelClient[WeightedT], Generic[WeightedT]):
 
 
 def total_samples(federation: Federation) -> float:
-    """n = sum_k n_k; the server does not learn who holds how much."""
+    """n = sum_k n_k. With secure sums the server does not learn who holds how much; without, it reads what it adds."""
     total = federation.sum(WeightedClient.size).samples
     if total <= 0.0:
         raise RunError("no client has a training node: choose a split with a training part")
     return total
+
+
+def drops_nothing(config: Any) -> bool:
+    """Whether the node model that is built has nothing to drop: a single layer, or one layer below a linear head."""
+    build = getattr(config, "build", None)
+    if build is None or getattr(config, "structure_hidden", None) or hasattr(config, "joint_dropout"):
+        return False
+    try:
+        model = build(num_features=2, num_classes=2, stream=Stream(0))
+    except TypeError:  # a method with a builder of its own
+        return False
+    if not isinstance(model, Backbone) or model.architecture.own_dropout or model.architecture.drops_output:
+        return False
+    return not any(placed.activated for placed in model.layers_after_input)

@@ -184,12 +184,12 @@ def _spread_of_kind(kind: str, cell: Cell, results: Results, summary: Spread | N
     if kind != "client-stds" or cell.unit != "%":
         return summary.std
     key = "test_score_last" if cell.score.endswith("_last") else "test_score"
-    found = client_stds([results[seed]["per_client"] for seed in sorted(results)], key)
+    found = client_stds([results[seed].get("per_client") for seed in sorted(results)], key)
     return None if found is None else found * FACTORS[cell.unit]
 
 
 def _num_clients(results: Results) -> int:
-    return max((1, *(len(result.get("per_client", ())) for result in results.values())))
+    return max((1, *(len(result.get("per_client") or ()) for result in results.values())))
 
 
 def _verdict(cell: Cell, summary: Spread | None, difference: float | None, yardstick: float | None) -> str:

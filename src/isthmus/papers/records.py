@@ -33,7 +33,7 @@ def record_of(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
     for key in _WHOLE:
         if key in result:
             kept[key] = _without_long_lists(result[key])
-    if "per_client" in result:
+    if result.get("per_client"):
         kept["per_client"] = [{key: row[key] for key in _OF_A_CLIENT if key in row} for row in result["per_client"]]
     return kept | {"run_dir": name}
 

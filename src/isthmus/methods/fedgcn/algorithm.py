@@ -11,7 +11,7 @@ With 0 hops this is FedAvg on induced subgraphs. With 1 hop the first layer is e
 edges; with 2 hops both are: logits of own nodes equal the central two-layer GCN's. Local steps, optimiser and averaging
 are those of `isthmus.methods.fedavg`; they run on the inputs that the exchange makes.
 
-The exchange has two forms, a file each with its messages, handlers and disclosure sheet: `exact` (the definition above)
+The exchange has two forms, a file each with its messages, handlers and script: `exact` (the definition above)
 and `published` (``legacy=true``: what published simulations do).
 """
 
@@ -28,13 +28,13 @@ from torch import Tensor
 
 from isthmus.data.node_data import NodeData
 from isthmus.errors import ConfigError, DataError
-from isthmus.federation.interface import Federation
-from isthmus.federation.ledger import Disclosure
+from isthmus.federation.interface import Federation, View
 from isthmus.federation.roles import Cohort, Role
+from isthmus.federation.script import Script, ScriptLine
 from isthmus.methods import fedavg
 from isthmus.methods.fedavg import FedAvgCohort, FedAvgConfig, ServerState
 from isthmus.methods.fedgcn import exact, published
-from isthmus.methods.learners import PARTS, NodeLearner, node_groups
+from isthmus.methods.learners import PARTS, NodeLearner, balanced, node_groups
 from isthmus.methods.registry import Log, Phase, register
 from isthmus.methods.training import NoisyState
 from isthmus.nn.backbone import Backbone
@@ -87,16 +87,16 @@ class FedGCNState(exact.ExactState, published.PublishedState, NoisyState):
 
 
 class Form(NamedTuple):
-    """One form of the exchange: its messages and disclosures for a number of hops, and the inputs it leaves."""
+    """One form of the exchange: its messages and their script for a number of hops, and the inputs it leaves."""
 
     exchange: Callable[[Federation, int], None]
-    discloses: Callable[[int], tuple[Disclosure, ...]]
+    script: Callable[[int], tuple[ScriptLine, ...]]
     inputs: Callable[[NodeData, Backbone, Any, torch.dtype, Tensor], Inputs]
 
 
 FORMS = {
-    "exact": Form(exact.exchange, exact.discloses, exact.inputs),
-    "published": Form(published.exchange, published.discloses, published.inputs),
+    "exact": Form(exact.exchange, exact.script, exact.inputs),
+    "published": Form(published.exchange, published.script, published.inputs),
 }
 
 
@@ -108,7 +108,7 @@ class NeighbourLearner(NodeLearner):
         self.y, self.num_samples, self.num_train = data.y, data.num_nodes, data.num_train
         self.masks = {part: getattr(data, part) for part in PARTS} | node_groups(data)
         self._build = partial(FORMS[config.form].inputs, data, model, known, config.dtype)
-        self.inputs = self._build(data.train)
+        self.inputs = balanced(self._build(data.train), data, config)
 
     @cached_property
     def everything(self) -> Inputs:
@@ -182,10 +182,20 @@ def exchange_round(state: ServerState, federation: Federation, config: FedGCNCon
     return state, {}
 
 
-def sheet(config: FedGCNConfig) -> tuple[Disclosure, ...]:
-    """Who sees what."""
-    exchanged = FORMS[config.form].discloses(config.hops) if config.hops else ()
-    return (*exchanged, *fedavg.DISCLOSES)
+def predict(state: ServerState, federation: Federation, config: FedGCNConfig) -> None:
+    """Neighbour sums of the data of now; every client has the trained weights."""
+    exchange_round(state, federation, config)
+
+
+def script(config: FedGCNConfig, view: View) -> Script:
+    """The exchange, then FedAvg."""
+    exchanged = FORMS[config.form].script(config.hops) if config.hops else ()
+    return {**fedavg.script(config, view), "exchange": exchanged}
+
+
+def predict_script(config: FedGCNConfig, view: View) -> tuple[ScriptLine, ...]:
+    """Calls of :func:`predict`."""
+    return FORMS[config.form].script(config.hops) if config.hops else ()
 
 
 def privacy(state: ServerState, config: FedGCNConfig, rounds: int, clients: int, masked: bool) -> dict[str, Any] | None:
@@ -209,9 +219,10 @@ METHOD = register(
         tasks=("node",),
         phases=(setup_phase, Phase("exchange", exchange_round, rounds=1, setup=True), train_phase),
         roles={"client": Role(FedGCNClient)},
-        discloses=sheet(FedGCNConfig()),
-        sheet=sheet,
+        script=script,
         cross_edges=True,
+        predict=predict,
+        predict_script=predict_script,
         privacy=privacy,
     )
 )

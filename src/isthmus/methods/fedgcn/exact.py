@@ -26,9 +26,9 @@ from torch import Tensor
 from isthmus.data.node_data import CrossEdges, NodeData
 from isthmus.errors import DataError
 from isthmus.federation.interface import Federation
-from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import Count, Embedding, Identifier, Message, PartyId, Structure
 from isthmus.federation.roles import handler
+from isthmus.federation.script import ScriptLine, mail
 from isthmus.graph.normalise import from_torch_csr
 from isthmus.methods.fedavg import FedAvgClient, FedAvgConfig
 from isthmus.methods.training import ModelState
@@ -183,14 +183,13 @@ def exchange(federation: Federation, hops: int) -> None:
         federation.exchange(ExactClient.give_far, ExactClient.take_far)
 
 
-def discloses(hops: int) -> tuple[Disclosure, ...]:
-    """Who sees what before training."""
+def script(hops: int) -> tuple[ScriptLine, ...]:
+    """What is exchanged before training."""
     lines = (
-        Disclosure("exchange", "client", "client", Slots),
-        Disclosure("exchange", "client", "client", PartialSums, "summed"),
-        Disclosure("exchange", "client", "client", FarSums),
+        mail(ExactClient.give_slots, ExactClient.take_slots),
+        mail(ExactClient.give_sums, ExactClient.take_sums, summed=True),
     )
-    return lines if hops == 2 else lines[:2]
+    return (*lines, mail(ExactClient.give_far, ExactClient.take_far)) if hops == 2 else lines
 
 
 def inputs(data: NodeData, model: Backbone, known: NeighbourSums, dtype: torch.dtype, mask: Tensor) -> Inputs:

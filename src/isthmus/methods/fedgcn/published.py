@@ -18,9 +18,9 @@ from torch import Tensor
 from isthmus.data.node_data import CrossEdges, NodeData
 from isthmus.errors import DataError
 from isthmus.federation.interface import Federation
-from isthmus.federation.ledger import Disclosure
-from isthmus.federation.messages import Embedding, Identifier, Message, PartyId, Structure
+from isthmus.federation.messages import Feature, Identifier, Message, PartyId, Structure
 from isthmus.federation.roles import handler
+from isthmus.federation.script import ScriptLine, mail
 from isthmus.methods.fedavg import FedAvgClient, FedAvgConfig
 from isthmus.methods.training import ModelState
 from isthmus.nn.backbone import Backbone
@@ -40,7 +40,7 @@ class Raw(Message):
     """Features of nodes and all their arcs, by global id; of each arc the owner of its foreign end."""
 
     ids: Identifier[Tensor]
-    x: Embedding[Tensor]
+    x: Feature[Tensor]
     source: Structure[Tensor]
     target: Structure[Tensor]
     owner: Identifier[Tensor]
@@ -174,6 +174,9 @@ def extended_data(data: NodeData, known: Surroundings) -> NodeData:
     )
 
 
-def discloses(hops: int) -> tuple[Disclosure, ...]:
-    """Who sees what before training."""
-    return tuple(Disclosure("exchange", "client", "client", message) for message in (Wanted, Raw))
+def script(hops: int) -> tuple[ScriptLine, ...]:
+    """What is exchanged before training."""
+    return (
+        mail(PublishedClient.ask, PublishedClient.note, most=hops),
+        mail(PublishedClient.answer, PublishedClient.learn, most=hops),
+    )

@@ -40,24 +40,26 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from isthmus.errors import ConfigError, ProtocolError
-from isthmus.federation.interface import Federation, PerClient, Replies, View
+from isthmus.federation.interface import Federation, PerClient, View
 from isthmus.federation.messages import PartyId
 from isthmus.federation.roles import Role, handler
-from isthmus.methods.evaluation import Evaluation
+from isthmus.federation.script import Script, ask, total
+from isthmus.methods.evaluation import Evaluation, scores_of
 from isthmus.methods.fedavg import Update
 from isthmus.methods.fedggr.config import FedGGRConfig
 from isthmus.methods.fedggr.diagnostics import graph_facts
-from isthmus.methods.fedggr.messages import DISCLOSES, Deployment, Encoder, Returned, Total, Turn, Uploaded, sheet
+from isthmus.methods.fedggr.messages import Deployment, Encoder, GlobalRows, Returned, Total, Turn, Uploaded
 from isthmus.methods.fedggr.protections import dummy_gradients, joint_dropout, privacy, quantised, released_rows
 from isthmus.methods.learners import NodeLearner, dropout_source
 from isthmus.methods.registry import Log, Method, Phase, register
-from isthmus.methods.training import NoisyState, WeightedClient, total_samples
+from isthmus.methods.schedule import rate_factor
+from isthmus.methods.training import ModelClient, NoisyState, WeightedClient, all_familiar, total_samples
 from isthmus.nn.autoencoder import FeatureTask, encode, project, train_autoencoder
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.loss import get_loss
@@ -73,8 +75,8 @@ from isthmus.tensors import Weights, get_weights, scaled
 
 @dataclass(frozen=True)
 class ClientState(NoisyState):
-    """What a client remembers: W_C and its optimiser; the auto-encoder until E_i is sent; the last rows it was sent to
-    use.
+    """What a client remembers: W_C and its optimiser; the auto-encoder, which new nodes need too; the last rows it was
+    sent to use.
     """
 
     encoder: Weights
@@ -87,6 +89,8 @@ class FedGGRClient(WeightedClient[FedGGRConfig]):
 
     state: ClientState
     learner: NodeLearner
+    keeps: ClassVar[tuple[str, ...]] = ("encoder",)
+    keeps_of_data: ClassVar[tuple[str, ...]] = ("rows",)
 
     def setup(self) -> None:
         super().setup()
@@ -147,7 +151,7 @@ class FedGGRClient(WeightedClient[FedGGRConfig]):
             else:
                 rows = project(self.task, self.config.embedding_width, self.common, self.config.dtype)
         self._task = None
-        self.state = replace(self.state, encoder={}, encoder_optimizer=fresh_state("adam", {}))
+        self.state = replace(self.state, encoder=encoder, encoder_optimizer=fresh_state("adam", {}))
         return Uploaded(quantised(rows, self.config.embedding_bits))
 
     # Steps 2 and 3.
@@ -155,7 +159,7 @@ class FedGGRClient(WeightedClient[FedGGRConfig]):
     @handler
     def turn(self, turn: Turn) -> Returned:
         """Q steps on W_C; the gradients of Z_glob^i."""
-        config, learner, labelled = self.config, self.learner, self.data.train
+        config, learner, labelled, lr = self.config, self.learner, self.data.train, self.config.rate(self.round)
         weights = {name: tensor.clone() for name, tensor in {**self.state.weights, **turn.weights}.items()}
         moments = fresh_state(config.optimizer, weights) if config.reset_optimizer else self.state.optimizer.copy()
         dropout = dropout_source(config, [self.stream])
@@ -172,7 +176,7 @@ class FedGGRClient(WeightedClient[FedGGRConfig]):
             # L_i = CE(y, softmax([Z_loc, Z_glob^i] W + b)), Z_loc = f_theta(X_i, A_i)
             theta, loss = _backbone(weights), joined.as_loss()
             grads, _ = gradients(learner.model, theta, learner.inputs, loss=loss, dropout=dropout)
-            plan = step_plan(config.optimizer, moments.steps, 1, config.lr, config.weight_decay, config.dtype)
+            plan = step_plan(config.optimizer, moments.steps, 1, lr, config.weight_decay, config.dtype)
             moments = take_step(weights, {**grads, **joined.head_grads}, moments, plan)  # a step on W_C alone
             found.append(joined.rows_grad[: learner.num_train])
         self.state = replace(self.state, weights=weights, optimizer=moments)
@@ -212,6 +216,16 @@ class FedGGRClient(WeightedClient[FedGGRConfig]):
         """Take the common model and the rows, and score them."""
         self.state = replace(self.state, weights={**self.state.weights, **common.weights}, rows=common.rows)
         return self.evaluate()
+
+    @handler
+    def embed(self) -> Uploaded:
+        """E_i of the data of now, by the trained auto-encoder."""
+        return self._embedded(self.state.encoder)
+
+    @handler
+    def take_rows(self, given: GlobalRows) -> None:
+        """Z_glob^i to predict with."""
+        self.state = replace(self.state, rows=given.rows)
 
     def logits(self) -> Tensor:
         return self._logits(self.state.weights, self.state.rows)
@@ -299,14 +313,21 @@ def setup_round(state: ServerState, federation: Federation, config: FedGGRConfig
         replies = federation.call(FedGGRClient.upload_common, Encoder(state.encoder, total))
     else:
         replies = federation.call(FedGGRClient.upload)
-    embeddings = torch.cat([replies[client].rows for client in federation.clients])  # E = concat(E_1 ... E_m)
+    return replace(with_graph(state, replies, federation.clients, config), total=total, encoder={}), {}
+
+
+def with_graph(
+    state: ServerState, replies: Mapping[PartyId, Uploaded], clients: tuple[PartyId, ...], config: FedGGRConfig
+) -> ServerState:
+    """E of all nodes and each node's neighbours in it."""
+    embeddings = torch.cat([replies[client].rows for client in clients])  # E = concat(E_1 ... E_m)
     if config.module.has_graph and config.k >= embeddings.shape[0]:
         raise ConfigError(f"k must be below the number of nodes {embeddings.shape[0]}, got {config.k}; set a smaller k")
     if config.embedding_norm == "standard":
         embeddings = (embeddings - embeddings.mean(0)) / embeddings.std(0, correction=0).clamp(min=1e-6)
-    sizes = tuple(int(replies[client].rows.shape[0]) for client in federation.clients)
+    sizes = tuple(int(replies[client].rows.shape[0]) for client in clients)
     neighbours = config.module.neighbours(state.module, embeddings)
-    return replace(state, total=total, encoder={}, embeddings=embeddings, sizes=sizes, neighbours=neighbours), {}
+    return replace(state, embeddings=embeddings, sizes=sizes, neighbours=neighbours)
 
 
 def train_round(state: ServerState, federation: Federation, config: FedGGRConfig) -> tuple[ServerState, Log]:
@@ -334,7 +355,8 @@ def train_round(state: ServerState, federation: Federation, config: FedGGRConfig
         losses = module.further_losses(leaves, state.embeddings, graph, dropout)
         sources = [(z, joined_gradient(state, replies, clients, config)), *losses]
         torch.autograd.backward([value for value, _ in sources], [grad for _, grad in sources])  # grad W_S
-        state = _server_step(state, {name: leaves[name].grad for name in trained}, config)  # type: ignore[misc]
+        lr = (config.server_lr or config.lr) * rate_factor(config, federation.round)
+        state = _server_step(state, {name: leaves[name].grad for name in trained}, config, lr)  # type: ignore[misc]
     state = replace(state, round=state.round + 1, weights=weights)
     if module.learns_graph and state.round % config.refresh == 0:
         state = replace(state, neighbours=module.neighbours(state.module, state.embeddings))
@@ -360,22 +382,39 @@ def joined_gradient(
     return torch.cat(blocks)
 
 
-def _server_step(state: ServerState, grads: Weights, config: FedGGRConfig) -> ServerState:
+def _server_step(state: ServerState, grads: Weights, config: FedGGRConfig, lr: float) -> ServerState:
     """One optimiser step on W_S."""
     weights = {name: tensor.clone() for name, tensor in state.module.items()}
-    moments, lr = state.optimizer.copy(), config.server_lr or config.lr
+    moments = state.optimizer.copy()
     plan = step_plan(config.optimizer, moments.steps, 1, lr, config.weight_decay, config.dtype)
     return replace(state, module=weights, optimizer=take_step(weights, grads, moments, plan))
 
 
-def evaluate(state: ServerState, federation: Federation, config: FedGGRConfig) -> Replies[Evaluation]:
+def evaluate(state: ServerState, federation: Federation, config: FedGGRConfig) -> Mapping[PartyId, Evaluation]:
     """Inference: Z_glob without dropout; every client classifies its own nodes on its own graph."""
+    rows = global_rows(state, federation.clients, config)
+    deployments = {client: Deployment(state.weights, rows[client]) for client in federation.clients}
+    return scores_of(federation, FedGGRClient.use, PerClient(deployments))
+
+
+def global_rows(state: ServerState, clients: tuple[PartyId, ...], config: FedGGRConfig) -> dict[PartyId, Tensor]:
+    """Z_glob by client, without dropout."""
     module = config.module
     with torch.no_grad():
         graph = module.adjacency(state.module, state.embeddings, state.neighbours)
-        rows = state.split(module.rows(state.module, state.embeddings, graph), federation.clients)
-    deployments = {client: Deployment(state.weights, rows[client]) for client in federation.clients}
-    return federation.call(FedGGRClient.use, PerClient(deployments))
+        return state.split(module.rows(state.module, state.embeddings, graph), clients)
+
+
+def predict_nodes(state: ServerState, federation: Federation, config: FedGGRConfig) -> None:
+    """Of the data of the training clients have kept their rows. For other data: E again, by the trained auto-encoder;
+    nearest neighbours and Z_glob by the trained W_S.
+    """
+    if all_familiar(federation):
+        return
+    clients = federation.clients
+    state = with_graph(state, federation.call(FedGGRClient.embed), clients, config)
+    rows = global_rows(state, clients, config)
+    federation.call(FedGGRClient.take_rows, PerClient({client: GlobalRows(rows[client]) for client in clients}))
 
 
 def facts(state: ServerState, config: FedGGRConfig, scenario: Any) -> dict[str, Any]:
@@ -383,6 +422,19 @@ def facts(state: ServerState, config: FedGGRConfig, scenario: Any) -> dict[str, 
     if not config.module.has_graph:
         return {"graph": config.channel}
     return {"learned_graph": graph_facts(state.neighbours, state.sizes, scenario)}
+
+
+def script(config: FedGGRConfig, view: View) -> Script:
+    """Only a federated auto-encoder's weights travel."""
+    federated = total(FedGGRClient.train_encoder), ask(FedGGRClient.upload_common)
+    return {
+        "setup": (
+            total(FedGGRClient.size),
+            *(federated if config.encoder == "federated" else (ask(FedGGRClient.upload),)),
+        ),
+        "train": (ask(FedGGRClient.turn), total(FedGGRClient.update, some=config.quorum < 1.0)),
+        "evaluation": (ask(FedGGRClient.use, each=True),),
+    }
 
 
 METHOD = register(
@@ -398,9 +450,15 @@ METHOD = register(
             Phase("train", train_round),
         ),
         evaluate=evaluate,
+        predict=predict_nodes,
+        predict_script=lambda config, view: (
+            ask(ModelClient.familiar),
+            ask(FedGGRClient.embed),
+            ask(FedGGRClient.take_rows),
+        ),
+        server_keeps=("module",),
         roles={"client": Role(FedGGRClient)},
-        discloses=DISCLOSES,
-        sheet=sheet,
+        script=script,
         preset="fedggr",
         privacy=lambda state, *run: privacy(state.weights, *run),
         facts=facts,

@@ -59,8 +59,8 @@ class FedGGRConfig(WeightedConfig):
         reset_optimizer: Start the clients' optimiser afresh in every round, as FederatedScope does.
         quorum: Share of the clients that must answer a round.
         dummy_gradients: Nodes without a training label return the gradient of a label drawn from the model's own
-            prediction, whose mean is zero: no row tells by itself whether its node is labelled. Over many rounds a
-            label that changes still gives a dummy away.
+            prediction, whose mean is zero, so that one round's rows do not tell who is labelled. No privacy is claimed:
+            over many rounds rows whose label never changes are the labelled nodes.
         gradient_clip, gradient_noise: Clip the gradient of each node's own loss to this length and add Gaussian noise
             of this many times that to every row; 0 = off.
         embedding_bits: Bits per number of E, 1 to 8; 0 = as it is.
@@ -96,6 +96,14 @@ class FedGGRConfig(WeightedConfig):
     gradient_clip: float = 0.0
     gradient_noise: float = 0.0
     embedding_bits: int = 0
+
+    def why_not_masked(self) -> str:
+        if self.quorum < 1.0:
+            return (
+                "quorum below 1 sums over those who answer, and two totals that differ by a client reveal it: set "
+                "quorum=1, or run without secure_sum"
+            )
+        return super().why_not_masked()
 
     def __post_init__(self) -> None:
         for name, low in AT_LEAST.items():

@@ -1,4 +1,4 @@
-"""What FedGGR's parties send each other, and the disclosure sheet."""
+"""What FedGGR's parties send each other."""
 
 from __future__ import annotations
 
@@ -6,12 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import Count, Embedding, Gradient, Message, Model
-from isthmus.methods.evaluation import Evaluation
-from isthmus.methods.fedavg import Update
-from isthmus.methods.fedggr.config import FedGGRConfig
-from isthmus.methods.training import Size
 from isthmus.tensors import Weights
 
 
@@ -60,22 +55,8 @@ class Deployment(Message):
     rows: Embedding[Tensor]
 
 
-DISCLOSES = (
-    Disclosure("setup", "client", "server", Size, "summed"),
-    Disclosure("setup", "server", "client", Encoder),
-    Disclosure("setup", "client", "server", Update, "summed"),
-    Disclosure("setup", "client", "server", Uploaded),
-    Disclosure("train", "server", "client", Turn),
-    Disclosure("train", "client", "server", Returned),
-    Disclosure("train", "server", "client", Total),
-    Disclosure("train", "client", "server", Update, "summed"),
-    Disclosure("evaluation", "server", "client", Deployment),
-    Disclosure("evaluation", "client", "server", Evaluation),
-)
-"""With the default settings."""
+@dataclass(frozen=True)
+class GlobalRows(Message):
+    """Z_glob^i, for a model that the client has already."""
 
-
-def sheet(config: FedGGRConfig) -> tuple[Disclosure, ...]:
-    """Who sees what; only a federated auto-encoder's weights travel."""
-    weights = () if config.encoder == "federated" else (Encoder, Update)
-    return tuple(line for line in DISCLOSES if not (line.phase == "setup" and line.message in weights))
+    rows: Embedding[Tensor]

@@ -2,7 +2,7 @@
 
     setting                             against
     embedding_bits                      decoding E_i to features
-    dummy_gradients                     telling from one round's gradients which nodes have a training label
+    dummy_gradients                     rows of zeros in a single round; over many rounds it hides nothing
     gradient_clip, gradient_noise       reading the label itself
     dp_clip, dp_noise                   what W_C,i tells about a client (`isthmus.methods.noise`)
 

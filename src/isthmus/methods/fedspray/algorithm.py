@@ -42,21 +42,22 @@ import torch
 from torch import Tensor
 
 from isthmus.errors import ConfigError, RunError
-from isthmus.federation.interface import Federation, Replies, Stacked, View
-from isthmus.federation.ledger import Disclosure
-from isthmus.federation.messages import Count, Embedding, LabelStatistic, Message, Model
+from isthmus.federation.interface import Federation, Stacked, View
+from isthmus.federation.messages import Count, Embedding, LabelStatistic, Message, Model, PartyId
 from isthmus.federation.roles import Cohort, Role, handler
+from isthmus.federation.script import Script, ask, total
 from isthmus.methods.cohort_training import ModelCohort
-from isthmus.methods.evaluation import Evaluation
+from isthmus.methods.evaluation import Evaluation, scores_of
 from isthmus.methods.fedspray.config import FedSprayConfig
 from isthmus.methods.learners import NodeLearner, dropout_source
 from isthmus.methods.registry import Log, Method, Phase, register
+from isthmus.methods.schedule import rate_factor
 from isthmus.methods.training import ModelState, WeightedClient
 from isthmus.metrics.groups import majority_class, minority_mask
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.inputs import Inputs, stack_inputs
-from isthmus.nn.loss import Loss, distilled
+from isthmus.nn.loss import Loss, class_weights, distilled
 from isthmus.nn.optim import OptimizerState, fresh_state
 from isthmus.nn.structure_encoder import (
     PROXIES,
@@ -143,16 +144,23 @@ class LocalTraining:
     encoder: EncoderInputs
 
     def learn(
-        self, state: SprayState, common: Weights, classes: Tensor, dropout: DropoutSource | None, **memory: Any
+        self,
+        state: SprayState,
+        common: Weights,
+        classes: Tensor,
+        dropout: DropoutSource | None,
+        round: int,
+        **memory: Any,
     ) -> tuple[SprayState, dict[str, Tensor], Tensor]:
         """Both phases from omega and S; the next state, omega^k and the class proxies S^k (K, C, d_s)."""
         config, optimizer, moments = self.config, state.optimizer, state.encoder
+        factor = rate_factor(config, round)
         if config.reset_optimizer:
             optimizer, moments = _restarted(optimizer), _restarted(moments)
         # s_i = s_j of its class j, or where it was
         proxies = classes[self.encoder.y] if config.proxy_reset == "all" and config.proxies else state.proxies
-        taught = self.teach(state.weights, optimizer, common, classes, proxies, dropout, **memory)
-        result = self.align(taught.weights, common, proxies, moments)
+        taught = self.teach(state.weights, optimizer, common, classes, proxies, dropout, factor, **memory)
+        result = self.align(taught.weights, common, proxies, moments, factor)
         after = SprayState(taught.weights, taught.optimizer_state, result.proxies, result.optimizer_state)
         return after, result.weights, class_means(result.proxies, self.encoder, len(classes))
 
@@ -164,6 +172,7 @@ class LocalTraining:
         classes: Tensor,
         proxies: Tensor,
         dropout: DropoutSource | None,
+        factor: float = 1.0,
         **memory: Any,
     ) -> TrainResult:
         """Phase 1: E steps of theta^k on L_G = CE(y_i, yhat_i) + lambda1 mean KL(p_i || yhat_i), p_i computed once."""
@@ -181,7 +190,7 @@ class LocalTraining:
             optimizer,
             inputs,
             epochs=config.local_epochs,
-            lr=config.lr,
+            lr=config.lr * factor,
             weight_decay=config.weight_decay,
             optimizer=config.optimizer,
             loss=loss,
@@ -189,7 +198,9 @@ class LocalTraining:
             **memory,
         )
 
-    def align(self, weights: Weights, common: Weights, proxies: Tensor, moments: OptimizerState) -> EncoderResult:
+    def align(
+        self, weights: Weights, common: Weights, proxies: Tensor, moments: OptimizerState, factor: float = 1.0
+    ) -> EncoderResult:
         """Phase 2: E steps of omega^k and s_i on L_F = CE(y_i, q_i) + lambda2 mean KL(yhat_i || p_i), yhat_i computed
         once.
         """
@@ -208,8 +219,8 @@ class LocalTraining:
             inputs,
             predicted,
             epochs=config.local_epochs,
-            lr=config.encoder_lr,
-            proxy_lr=config.proxy_lr,
+            lr=config.encoder_lr * factor,
+            proxy_lr=config.proxy_lr * factor,
             lambda2=config.lambda2,
             optimizer=config.optimizer,
             weight_decay=config.weight_decay,
@@ -232,7 +243,9 @@ class FedSprayCohort(ModelCohort):
     def local_update(self, common: Common) -> Stacked[Update]:
         before = SprayState(self.weights, self.optimizer, self.proxies, self.moments)
         memory = {"donate": True, "workspace": self.workspace}
-        after, encoder, classes = self.training.learn(before, common.encoder, common.proxies, self.dropout(), **memory)
+        after, encoder, classes = self.training.learn(
+            before, common.encoder, common.proxies, self.dropout(), self.clients[0].round, **memory
+        )
         self.weights, self.optimizer = dict(after.weights), after.optimizer
         self.proxies, self.moments = after.proxies, after.encoder
         weighted = classes * proxy_weights(self.class_shares, common).unsqueeze(2)
@@ -276,6 +289,7 @@ class FedSprayCohort(ModelCohort):
 class FedSprayClient(WeightedClient[ConfigT], Generic[ConfigT]):
     """One client: its GNN and its nodes' proxies stay; encoder and class means leave."""
 
+    plain_model: ClassVar[bool] = True  # proxies teach, the GNN alone predicts
     state: SprayState
     learner: NodeLearner
     cohort: ClassVar[type[Cohort[Any]] | None] = FedSprayCohort
@@ -283,9 +297,11 @@ class FedSprayClient(WeightedClient[ConfigT], Generic[ConfigT]):
     def setup(self) -> None:
         super().setup()
         data, learner = self.data, self.learner
-        inputs = encoder_inputs(data, data.train, self.config.dtype)
-        self.training = LocalTraining(self.config, learner.model, learner.whole, learner.inputs, inputs)
         self.class_counts = torch.bincount(data.y[data.train], minlength=data.num_classes)
+        balanced = self.config.class_weight == "balanced"
+        weights = class_weights(self.class_counts, self.config.dtype) if balanced else None
+        inputs = encoder_inputs(data, data.train, self.config.dtype, weights)
+        self.training = LocalTraining(self.config, learner.model, learner.whole, learner.inputs, inputs)
 
     def initial_state(self) -> SprayState:
         state, config, data = super().initial_state(), self.config, self.data
@@ -317,7 +333,7 @@ class FedSprayClient(WeightedClient[ConfigT], Generic[ConfigT]):
     def learn(self, common: Weights, classes: Tensor) -> tuple[Weights, Tensor]:
         """Both phases from omega and S; omega^k and S^k (C, d_s)."""
         dropout = dropout_source(self.config, [self.stream])
-        self.state, encoder, means = self.training.learn(self.state, common, classes, dropout)
+        self.state, encoder, means = self.training.learn(self.state, common, classes, dropout, self.round)
         return encoder, means[0]
 
 
@@ -379,9 +395,9 @@ def aggregated(
     return replace(state, encoder=encoder, proxies=after), {"proxy_shift": float((after - state.proxies).norm())}
 
 
-def evaluate(state: ServerState, federation: Federation, config: FedSprayConfig) -> Replies[Evaluation]:
+def evaluate(state: ServerState, federation: Federation, config: FedSprayConfig) -> Mapping[PartyId, Evaluation]:
     """Every client scores its own GNN."""
-    return federation.call(FedSprayClient.evaluate)
+    return scores_of(federation, FedSprayClient.evaluate)
 
 
 def facts(state: ServerState, config: FedSprayConfig, scenario: Any) -> Mapping[str, Any]:
@@ -405,6 +421,15 @@ def _restarted(state: OptimizerState) -> OptimizerState:
     return OptimizerState((0,) * len(state.steps), first, second)
 
 
+def script(config: FedSprayConfig, view: View) -> Script:
+    """Sums alone; GNNs stay at home."""
+    return {
+        "setup": (total(FedSprayClient.census),),
+        "train": (total(FedSprayClient.local_update),),
+        "evaluation": (ask(FedSprayClient.evaluate),),
+    }
+
+
 METHOD = register(
     Method(
         name="fedspray",
@@ -416,12 +441,7 @@ METHOD = register(
         phases=(Phase("setup", census_round, rounds=1, setup=True), Phase("train", fedspray_round)),
         evaluate=evaluate,
         roles={"client": Role(FedSprayClient)},
-        discloses=(
-            Disclosure("setup", "client", "server", Census, "summed"),
-            Disclosure("train", "server", "client", Common),
-            Disclosure("train", "client", "server", Update, "summed"),
-            Disclosure("evaluation", "client", "server", Evaluation),
-        ),
+        script=script,
         preset="fedspray",
         shared_values=lambda state: num_values(state.encoder) + state.proxies.numel(),
         facts=facts,

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from isthmus.errors import RunError
 from isthmus.federation.interface import Federation, View
-from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import Embedding, Message, Model
 from isthmus.federation.roles import Role, handler
-from isthmus.methods.evaluation import Evaluation
+from isthmus.federation.script import Script, ask
 from isthmus.methods.fedspray import algorithm
-from isthmus.methods.fedspray.algorithm import Census, FedSprayClient, ServerState, aggregated
+from isthmus.methods.fedspray.algorithm import FedSprayClient, ServerState, aggregated
 from isthmus.methods.fedspray.config import FedSprayConfig
 from isthmus.methods.registry import Log, Phase, register
 from isthmus.seeds import Stream
@@ -93,6 +92,15 @@ def published_round(state: PublishedState, federation: Federation, config: Publi
     return aggregated(state, encoder, (proxies * weights.to(proxies.dtype).unsqueeze(2)).sum(0), config)
 
 
+def script(config: PublishedConfig, view: View) -> Script:
+    """Everything in the clear."""
+    return {
+        "setup": (ask(PublishedClient.census),),
+        "train": (ask(PublishedClient.upload),),
+        "evaluation": (ask(PublishedClient.evaluate),),
+    }
+
+
 METHOD = register(
     replace(
         algorithm.METHOD,
@@ -102,12 +110,7 @@ METHOD = register(
         init=init,
         phases=(Phase("setup", census_round, rounds=1, setup=True), Phase("train", published_round)),
         roles={"client": Role(PublishedClient)},
-        discloses=(
-            Disclosure("setup", "client", "server", Census),
-            Disclosure("train", "server", "client", Download),
-            Disclosure("train", "client", "server", Upload),
-            Disclosure("evaluation", "client", "server", Evaluation),
-        ),
+        script=script,
         needs_single_updates=True,
     )
 )

@@ -30,14 +30,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from isthmus.errors import ConfigError
-from isthmus.federation.interface import Federation, Replies, Stacked, View
-from isthmus.federation.ledger import Disclosure
-from isthmus.federation.messages import Count, Embedding, Gradient, Message, Model
+from isthmus.errors import ConfigError, RunError
+from isthmus.federation.interface import Federation, Stacked, View
+from isthmus.federation.messages import Count, Embedding, Gradient, Identifier, Message, Model, PartyId, Structure
 from isthmus.federation.roles import Cohort, Role, handler
 from isthmus.federation.schema import OnlyTotal, ScaledRows
-from isthmus.methods.evaluation import Evaluation
-from isthmus.methods.fedstruct import directory, features, powers, powers_hardened, powers_published
+from isthmus.federation.script import Script, ScriptLine, ask, total
+from isthmus.methods.evaluation import Evaluation, scores_of
+from isthmus.methods.fedstruct import features, powers, powers_hardened, powers_published
 from isthmus.methods.fedstruct.client import (
     BETAS,
     FEATURE,
@@ -51,12 +51,13 @@ from isthmus.methods.fedstruct.client import (
     stack_evaluations,
 )
 from isthmus.methods.fedstruct.config import FedStructConfig
-from isthmus.methods.fedstruct.features import NSF, Fingerprint, assembled, check_replicas, fingerprint
+from isthmus.methods.fedstruct.features import NSF, Fingerprint, NsfBlock, assembled, check_replicas, fingerprint
 from isthmus.methods.fedstruct.powers import NOTHING_KEPT, Kept, PowerProtocol, next_power
 from isthmus.methods.fedstruct.state import NO_STEPS
 from isthmus.methods.learners import dropout_source
 from isthmus.methods.registry import Log, Method, Phase, register
-from isthmus.methods.training import Size, total_samples
+from isthmus.methods.schedule import rate_factor
+from isthmus.methods.training import all_familiar, total_samples
 from isthmus.nn import train
 from isthmus.nn.loss import Shifted, get_loss
 from isthmus.nn.optim import OptimizerState, fresh_state, stepped
@@ -110,11 +111,14 @@ def power_round(state: ServerState, federation: Federation, config: FedStructCon
 
 def nsf_round(state: ServerState, federation: Federation, config: FedStructConfig) -> tuple[ServerState, Log]:
     """S once: i -> all others : S_i, or to the server where it holds S."""
-    if not config.learns_nsf or config.replicated:
+    if not config.learns_nsf:
         check_replicas(federation.exchange(FedStructClient.share_nsf, FedStructClient.take_nsf))
         return state, {}
+    if config.replicated:
+        check_replicas(federation.exchange(FedStructClient.share_start, FedStructClient.take_start))
+        return state, {}
     # Differs from the paper: one S at the server (nsf_at=server) in place of a copy at every client; same bits.
-    nsf = assembled(federation.call(FedStructClient.give_nsf), state.nodes)
+    nsf = assembled(federation.call(FedStructClient.give_start), state.nodes)
     return replace(state, nsf=nsf, nsf_optimizer=fresh_state(config.optimizer, {NSF: nsf})), {}
 
 
@@ -153,14 +157,14 @@ def train_round(state: ServerState, federation: Federation, config: FedStructCon
     for _ in range(config.local_epochs):
         task = Task(state.weights, state.nsf, state.total)
         average = federation.sum(FedStructClient.gradient, task)  # 1/|Vt| sum_i dL_i/dtheta, 1/|Vt| sum_i dL_i/dS
-        weights, optimizer = step_theta(config, state.weights, average.gradients, state.optimizer)
+        weights, optimizer = step_theta(config, state.weights, average.gradients, state.optimizer, federation.round)
         state = replace(state, weights=weights, optimizer=optimizer)
         if average.nsf is None:  # S is fixed (5.2)
             continue
         if state.nsf is None:  # S is at the clients (5.3)
             check_replicas(federation.call(FedStructClient.advance, NsfStep(average.nsf)))
         else:
-            nsf, nsf_optimizer = step_nsf(config, state.nsf, average.nsf, state.nsf_optimizer)
+            nsf, nsf_optimizer = step_nsf(config, state.nsf, average.nsf, state.nsf_optimizer, federation.round)
             state = replace(state, nsf=nsf, nsf_optimizer=nsf_optimizer)
     return state, {}
 
@@ -188,7 +192,7 @@ def gradients(
 
 
 def step_theta(
-    config: FedStructConfig, weights: Weights, grads: Weights, state: OptimizerState
+    config: FedStructConfig, weights: Weights, grads: Weights, state: OptimizerState, round: int
 ) -> tuple[dict[str, Tensor], OptimizerState]:
     """theta <- theta - lr dL/dtheta.
 
@@ -196,18 +200,17 @@ def step_theta(
     step at the server, where the code steps an identical Adam at every party (12.2): the trajectory is the same.
     """
     rest = {name: grad for name, grad in grads.items() if name != BETAS}
-    new, after = stepped(
-        weights, rest, state, optimizer=config.optimizer, lr=config.lr, weight_decay=config.weight_decay
-    )
+    lr = config.rate(round)
+    new, after = stepped(weights, rest, state, optimizer=config.optimizer, lr=lr, weight_decay=config.weight_decay)
     if BETAS not in grads:
         return new, after
     # Betas are a filter, not weights of a layer: no decay pulls them to zero.
     betas, before = {BETAS: grads[BETAS]}, replace(after, steps=state.steps)
-    return stepped(new, betas, before, optimizer=config.optimizer, lr=config.lr, weight_decay=0.0)
+    return stepped(new, betas, before, optimizer=config.optimizer, lr=lr, weight_decay=0.0)
 
 
 def step_nsf(
-    config: FedStructConfig, nsf: Tensor, grad: Tensor, state: OptimizerState
+    config: FedStructConfig, nsf: Tensor, grad: Tensor, state: OptimizerState, round: int
 ) -> tuple[Tensor, OptimizerState]:
     """S <- S - lr_s G_S.
 
@@ -215,8 +218,25 @@ def step_nsf(
     (`FedStructConfig.nsf_rates`). With the printed ones S hardly moves and nothing is gained from structure (13.14).
     """
     lr, decay = config.nsf_rates
+    lr *= rate_factor(config, round)
     new, after = stepped({NSF: nsf}, {NSF: grad}, state, optimizer=config.optimizer, lr=lr, weight_decay=decay)
     return new[NSF], after
+
+
+@dataclass(frozen=True)
+class TrainedRows(Message):
+    """A client's columns, which of them are nodes of the training, and the rows of S of those."""
+
+    columns: Identifier[Tensor]
+    known: Structure[Tensor]
+    values: Embedding[Tensor]
+
+
+@dataclass(frozen=True)
+class Known(Message):
+    """S, of all nodes of now; None where every client has it."""
+
+    nsf: Embedding[Tensor | None]
 
 
 class FedStructCohort(StructureCohort):
@@ -234,7 +254,7 @@ class FedStructCohort(StructureCohort):
 
     def advance(self, step: NsfStep) -> Stacked[Fingerprint]:
         first = self.clients[0]
-        nsf, optimizer = step_nsf(first.config, first.nsf(None), step.gradient, first.state.nsf_optimizer)
+        nsf, optimizer = step_nsf(first.config, first.nsf(None), step.gradient, first.state.nsf_optimizer, first.round)
         for client in self.clients:
             client.state = replace(client.state, nsf=nsf, nsf_optimizer=optimizer)
         values: Any = torch.full((len(self.clients),), fingerprint(nsf), dtype=torch.int64)
@@ -243,6 +263,8 @@ class FedStructCohort(StructureCohort):
     def deploy_all(self, ready: Ready) -> Stacked[Evaluation]:
         first = self.clients[0]
         embedded = first.net.embed(below(ready.weights, STRUCTURE), first.nsf(ready.nsf))
+        for client in self.clients:
+            client.keep_rows(first.nsf(ready.nsf))
         rows = [scored(client, ready.weights, embedded) for client in self.clients]
         return Stacked(stack_evaluations(rows), self.parties)
 
@@ -267,7 +289,7 @@ class FedStructClient(StructureClient):
     @handler
     def advance(self, step: NsfStep) -> Fingerprint:
         """5.3: every client steps its replica of S by the same optimiser."""
-        nsf, optimizer = step_nsf(self.config, self.nsf(None), step.gradient, self.state.nsf_optimizer)
+        nsf, optimizer = step_nsf(self.config, self.nsf(None), step.gradient, self.state.nsf_optimizer, self.round)
         self.state = replace(self.state, nsf=nsf, nsf_optimizer=optimizer)
         return Fingerprint(fingerprint(nsf))
 
@@ -281,16 +303,49 @@ class FedStructClient(StructureClient):
             nsf_optimizer = fresh_state(config.optimizer, {NSF: nsf})
         for _ in range(config.local_epochs if self.data.num_train else 0):
             grads, nsf_grad = self._gradients(weights, nsf, 1.0)
-            weights, optimizer = step_theta(config, weights, grads, optimizer)
+            weights, optimizer = step_theta(config, weights, grads, optimizer, self.round)
             if nsf_grad is not None:
-                nsf, nsf_optimizer = step_nsf(config, nsf, nsf_grad, nsf_optimizer)
+                nsf, nsf_optimizer = step_nsf(config, nsf, nsf_grad, nsf_optimizer, self.round)
         self.state = replace(self.state, weights=weights, optimizer=optimizer, nsf_optimizer=nsf_optimizer)
         return Averaged(scaled(weights, share), nsf * share if config.learns_nsf else None, share)
 
     @handler
     def deploy_all(self, ready: Ready) -> Evaluation:
         """Take the trained model and score it on own nodes."""
+        self.keep_rows(self.nsf(ready.nsf))
         return scored(self, ready.weights, self.net.embed(below(ready.weights, STRUCTURE), self.nsf(ready.nsf)))
+
+    # Prediction.
+
+    @handler
+    def give_trained_nsf(self) -> TrainedRows:
+        """Own rows of S, of the nodes that were there in training."""
+        ids, order = self.data.node_id, torch.argsort(self.state.own_ids)
+        trained = self.state.own_ids[order]
+        place = torch.searchsorted(trained, ids).clamp(max=max(0, len(trained) - 1))
+        known = trained[place] == ids if len(trained) else torch.zeros_like(ids, dtype=torch.bool)
+        assert self.state.own_nsf is not None
+        return TrainedRows(self.state.columns, known, self.state.own_nsf[order[place[known]]])
+
+    @handler
+    def give_new_nsf(self, given: KnownRows) -> NsfBlock:
+        """Rows of S of own new nodes: the mean of the known rows of the nodes they reach, weighted by Abar; of a node
+        that reaches none, the mean of all known rows.
+        """
+        new = ~given.known[self.state.columns]
+        known = given.known.to(given.nsf.dtype).unsqueeze(1)
+        reached = [(power.times(given.nsf), power.times(known)) for power in self.abar]
+        total, mass = (torch.stack(part).sum(0)[new] for part in zip(*reached, strict=True))
+        values = torch.where(
+            mass > 0, total / mass.clamp(min=torch.finfo(mass.dtype).tiny), given.nsf[given.known].mean(0)
+        )
+        return NsfBlock(self.state.columns[new], values)
+
+    @handler
+    def classify_with(self, given: Known) -> None:
+        """Predict own nodes with the trained model."""
+        weights = self.state.weights
+        classify(self, weights, self.net.embed(below(weights, STRUCTURE), self.nsf(given.nsf)))
 
 
 # -- FedAvg (5.4) ----------------------------------------------------------------------------------
@@ -322,18 +377,72 @@ class Ready(Message):
     nsf: Embedding[Tensor | None]
 
 
-def evaluate(state: ServerState, federation: Federation, config: FedStructConfig) -> Replies[Evaluation]:
+def evaluate(state: ServerState, federation: Federation, config: FedStructConfig) -> Mapping[PartyId, Evaluation]:
     """Every client scores the common model on its own nodes."""
-    return federation.call(FedStructClient.deploy_all, Ready(state.weights, state.nsf))
+    return scores_of(federation, FedStructClient.deploy_all, Ready(state.weights, state.nsf))
 
 
 def scored(client: StructureClient, weights: Weights, embedded: Tensor) -> Evaluation:
     """Predictions for all own nodes, from theta and g(S)."""
+    classify(client, weights, embedded)
+    return client.evaluate()
+
+
+def classify(client: StructureClient, weights: Weights, embedded: Tensor) -> None:
+    """What the model says of own nodes, into the client's state."""
     q = combined([power.times(embedded) for power in client.abar], weights.get(BETAS))  # E2: z
     if client.config.inference == "both":
         q = client.learner.logits(below(weights, FEATURE)) + q  # E1: h + z
-    client.state, client.scratch.logits = replace(client.state, weights=weights), q
-    return client.evaluate()
+    client.state = replace(client.state, weights=weights, scored=q)
+
+
+# -- prediction after training ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KnownRows(Message):
+    """S as far as it is known: a row of zeros for every node that was not there in training."""
+
+    nsf: Embedding[Tensor]
+    known: Structure[Tensor]
+
+
+def predict(state: ServerState, federation: Federation, config: FedStructConfig) -> None:
+    """z of the data of now. Where those are the data of the training, Abar is known; otherwise it is made again, and
+    nodes that are new get rows of S from the nodes they reach (`FedStructClient.row_for_new`).
+    """
+    familiar = all_familiar(federation)
+    if not familiar:
+        federation.call(FedStructClient.forget_data)
+        protocol = PROTOCOLS[config.protocol]
+        nodes = protocol.setup(federation)
+        for power in range(1, config.structure_hops + 1):
+            next_power(power, nodes, federation, config, protocol)
+    if not config.learns_nsf:
+        check_replicas(federation.exchange(FedStructClient.share_nsf, FedStructClient.take_nsf))
+        federation.call(FedStructClient.classify_with, Known(None))
+        return
+    rows = federation.call(FedStructClient.give_trained_nsf)
+    known = known_rows(rows)
+    if not bool(known.known.all()):
+        nsf = known.nsf.clone()
+        for reply in federation.call(FedStructClient.give_new_nsf, known).values():
+            nsf[reply.columns] = reply.values
+        known = KnownRows(nsf, torch.ones_like(known.known))
+    federation.call(FedStructClient.classify_with, Known(known.nsf))
+
+
+def known_rows(replies: Mapping[PartyId, TrainedRows]) -> KnownRows:
+    """S from everybody's rows."""
+    parts = list(replies.values())
+    nodes = sum(part.columns.numel() for part in parts)
+    nsf, known = parts[0].values.new_zeros(nodes, parts[0].values.shape[1]), torch.zeros(nodes, dtype=torch.bool)
+    for part in parts:
+        nsf[part.columns[part.known]] = part.values
+        known[part.columns] = part.known
+    if not bool(known.any()):
+        raise RunError("no client has a node of the training left, so nothing is known of S: train again")
+    return KnownRows(nsf, known)
 
 
 def facts(state: ServerState, config: FedStructConfig, scenario: Any) -> dict[str, Any]:
@@ -350,23 +459,36 @@ def facts(state: ServerState, config: FedStructConfig, scenario: Any) -> dict[st
 # -- the method ------------------------------------------------------------------------------------
 
 
-def sheet(config: FedStructConfig) -> tuple[Disclosure, ...]:
-    """Who sees what. What remains visible in the hardened protocol is said in docs/methods/fedstruct.md."""
-    replicas = (
-        Disclosure("train", "server", "client", NsfStep),
-        Disclosure("train", "client", "server", Fingerprint),
+def script(config: FedStructConfig, view: View) -> Script:
+    """What remains visible in the hardened protocol is said in docs/methods/fedstruct.md."""
+    protocol, steps = PROTOCOLS[config.protocol].script(config, view), config.local_epochs
+    replicas = (ask(FedStructClient.advance, most=steps),) if config.replicated else ()
+    gradients = (total(FedStructClient.gradient, most=steps), *replicas)
+    return {
+        "setup": (total(FedStructClient.size), *protocol["setup"]),
+        "powers": (*protocol["powers"], *powers.script(config)),
+        "features": features.script(config),
+        "train": gradients if config.algorithm == "fedsgd" else (total(FedStructClient.local_update),),
+        "evaluation": (ask(FedStructClient.deploy_all),),
+    }
+
+
+def predict_script(config: FedStructConfig, view: View) -> tuple[ScriptLine, ...]:
+    """Calls of :func:`predict`: for data that are not those of the training all of setup, in one round."""
+    protocol = PROTOCOLS[config.protocol].script(config, view)
+    every_power = [*protocol["powers"], *powers.script(config)] * config.structure_hops
+    shared = (
+        (ask(FedStructClient.give_trained_nsf), ask(FedStructClient.give_new_nsf))
+        if config.learns_nsf
+        else features.script(config)
     )
     return (
-        Disclosure("setup", "client", "server", Size, "summed"),
-        *directory.SHEET,
-        *powers.sheet(config),
-        *PROTOCOLS[config.protocol].sheet(config),
-        *features.sheet(config),
-        Disclosure("train", "server", "client", Task),
-        Disclosure("train", "client", "server", Step if config.algorithm == "fedsgd" else Averaged, "summed"),
-        *(replicas if config.replicated else ()),
-        Disclosure("evaluation", "server", "client", Ready),
-        Disclosure("evaluation", "client", "server", Evaluation),
+        ask(FedStructClient.familiar),
+        ask(FedStructClient.forget_data),
+        *protocol["setup"],
+        *every_power,
+        *shared,
+        ask(FedStructClient.classify_with),
     )
 
 
@@ -385,9 +507,10 @@ METHOD = register(
             Phase("train", train_round),
         ),
         evaluate=evaluate,
+        predict=predict,
+        predict_script=predict_script,
         roles={"client": Role(FedStructClient)},
-        discloses=sheet(FedStructConfig()),
-        sheet=sheet,
+        script=script,
         preset="fedstruct",
         cross_edges=True,
         shared_values=lambda state: num_values(state.weights) + (0 if state.nsf is None else state.nsf.numel()),

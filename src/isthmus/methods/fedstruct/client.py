@@ -5,8 +5,9 @@ scores; and the same for all clients of a process.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +37,9 @@ T = TypeVar("T")
 class StructureClient(PublishedPowers, HardenedPowers, FeatureClient):
     """A client with both branches. Features and labels stay in ``self.data``; its part of Abar and S is its state."""
 
+    keeps: ClassVar[tuple[str, ...]] = ("own_nsf", "own_ids")
+    keeps_of_data: ClassVar[tuple[str, ...]] = ("owner", "columns", "entering", "combined", "diagonal")
+
     def setup(self) -> None:
         super().setup()
         self.net = self.config.net(self.data.num_classes)
@@ -62,6 +66,11 @@ class StructureClient(PublishedPowers, HardenedPowers, FeatureClient):
     @property
     def group(self) -> Group:
         return Group.of([self.training_reach])
+
+    def keep_rows(self, nsf: Tensor) -> None:
+        """Own rows of a learned S, to take away."""
+        if self.config.learns_nsf:
+            self.state = replace(self.state, own_nsf=nsf[self.state.columns], own_ids=self.data.node_id)
 
     def nsf(self, given: Tensor | None) -> Tensor:
         """S: what the server has sent, or the client's own copy."""
@@ -98,10 +107,14 @@ class StructureClient(PublishedPowers, HardenedPowers, FeatureClient):
         made: T = kept[1]
         return made
 
+    def restore(self, weights: Weights, kept: Mapping[str, Any], *, as_trained: bool) -> None:
+        super().restore({name: tensor for name, tensor in weights.items() if name != NSF}, kept, as_trained=as_trained)
+
     def logits(self) -> Tensor:
-        """What was scored last in this round."""
-        logits: Tensor = self.scratch.logits
-        return logits
+        """What was scored last."""
+        if self.state.scored is None:
+            raise RunError("no predictions yet: run the phases in order")
+        return self.state.scored
 
 
 class StructureCohort(Cohort[StructureClient]):

@@ -64,6 +64,10 @@ class FedStructConfig(WeightedConfig):
         super().__post_init__()
         if self.structure_hops < 1:
             raise ConfigError(f"structure_hops must be at least 1, got {self.structure_hops}")
+        if self.nsf_dim < 1 or any(width < 1 for width in self.structure_hidden):
+            raise ConfigError(
+                f"nsf_dim and structure_hidden are widths of at least 1, got {self.nsf_dim} and {self.structure_hidden}"
+            )
         if self.prune < 0:
             raise ConfigError(f"prune must be at least 0 (0 keeps everything), got {self.prune}")
         if self.betas and len(self.betas) != self.structure_hops:

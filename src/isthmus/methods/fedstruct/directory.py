@@ -25,7 +25,6 @@ from torch import Tensor
 from isthmus.data.node_data import CrossEdges
 from isthmus.errors import DataError
 from isthmus.federation.interface import Federation
-from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import Count, Identifier, Message, PartyId, Structure
 from isthmus.federation.roles import handler
 from isthmus.graph.normalise import adjacency
@@ -73,14 +72,6 @@ class EdgeCheck(Message):
     missing: Count[int]
     unanswered: Count[int]
     unknown: Count[int]
-
-
-SHEET = (
-    Disclosure("setup", "client", "server", Enrolment),
-    Disclosure("setup", "server", "client", Directory),
-    Disclosure("setup", "client", "client", EdgeList),
-    Disclosure("setup", "client", "server", EdgeCheck),
-)
 
 
 class DirectoryClient(WeightedClient[FedStructConfig]):

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from isthmus.data.node_data import NodeData
-from isthmus.errors import RunError
-from isthmus.federation.ledger import Disclosure
-from isthmus.federation.messages import Embedding, Identifier, Message, PartyId
+from isthmus.errors import ProtocolError, RunError
+from isthmus.federation.messages import Identifier, Message, PartyId, RandomStart, Structure
 from isthmus.federation.roles import handler
+from isthmus.federation.script import ScriptLine, ask, mail
 from isthmus.methods.fedstruct.config import FedStructConfig
 from isthmus.methods.fedstruct.powers import PowerClient
 from isthmus.nn.optim import fresh_state
@@ -38,10 +38,18 @@ SPREAD = 0.05
 
 @dataclass(frozen=True)
 class NsfBlock(Message):
-    """S_i, with the columns its rows belong to."""
+    """S_i of degrees or walks, with the columns its rows belong to."""
 
     columns: Identifier[Tensor]
-    values: Embedding[Tensor]
+    values: Structure[Tensor]
+
+
+@dataclass(frozen=True)
+class NsfStart(Message):
+    """HOP2VEC's first S_i, drawn at random, with the columns its rows belong to."""
+
+    columns: Identifier[Tensor]
+    values: RandomStart[Tensor]
 
 
 @dataclass(frozen=True)
@@ -51,49 +59,56 @@ class Fingerprint(Message):
     value: Identifier[int]
 
 
-def sheet(config: FedStructConfig) -> tuple[Disclosure, ...]:
-    if config.learns_nsf and not config.replicated:
-        return (Disclosure("features", "client", "server", NsfBlock),)
-    return (
-        Disclosure("features", "client", "client", NsfBlock),
-        Disclosure("features", "client", "server", Fingerprint),
-    )
-
-
 class FeatureClient(PowerClient):
     """A client that gives its part of S, and takes everybody's."""
 
     @handler
-    def give_nsf(self) -> NsfBlock:
-        """S_i, to the server where it holds S."""
+    def give_start(self) -> NsfStart:
+        """The first S_i of HOP2VEC, to the server where it holds S."""
         config, data = self.config, self.data
-        if config.nsf == "hop2vec":
-            # Whoever could repeat the draws would know whose row is whose, whatever the columns are called.
-            draws = self.secret_generator("nsf") if self.state.secret else self.stream("nsf")
-            values = random_feature(data.num_nodes, config.net(data.num_classes).width, draws)
-        elif config.nsf == "degree":
-            values = degree_feature(degrees(data), config.nsf_dim)
-        else:
-            values = walk_feature(self.state.diagonal, degrees(data), config.nsf_dim)
-        return NsfBlock(self.state.columns, values.to(config.dtype))
+        if not config.learns_nsf:
+            raise ProtocolError(f"nsf={config.nsf} is fixed and has no random start")
+        # Whoever could repeat the draws would know whose row is whose, whatever the columns are called.
+        draws = self.secret_generator("nsf") if self.state.secret else self.stream("nsf")
+        values = random_feature(data.num_nodes, config.net(data.num_classes).width, draws)
+        return NsfStart(self.state.columns, values.to(config.dtype))
+
+    @handler
+    def share_start(self) -> Mapping[PartyId, NsfStart]:
+        """The first S_i of HOP2VEC to all others."""
+        return dict.fromkeys(self._everybody, self.give_start())
+
+    @handler
+    def take_start(self, mail: Mapping[PartyId, NsfStart]) -> Fingerprint:
+        """Everybody's first S_i: a replica of S."""
+        nsf = assembled(mail, self.state.owner.numel())
+        self.state = replace(self.state, nsf=nsf, nsf_optimizer=fresh_state(self.config.optimizer, {NSF: nsf}))
+        return Fingerprint(fingerprint(nsf))
 
     @handler
     def share_nsf(self) -> Mapping[PartyId, NsfBlock]:
-        """S_i to all others."""
-        return dict.fromkeys([*self.state.entering, self.party], self.give_nsf())
+        """S_i of degrees or walks to all others."""
+        config, data = self.config, self.data
+        if config.nsf == "degree":
+            values = degree_feature(degrees(data), config.nsf_dim)
+        else:
+            values = walk_feature(self.state.diagonal, degrees(data), config.nsf_dim)
+        return dict.fromkeys(self._everybody, NsfBlock(self.state.columns, values.to(config.dtype)))
 
     @handler
     def take_nsf(self, mail: Mapping[PartyId, NsfBlock]) -> Fingerprint:
         nsf = assembled(mail, self.state.owner.numel())
         self.state = replace(self.state, nsf=nsf)
-        if self.config.learns_nsf:
-            self.state = replace(self.state, nsf_optimizer=fresh_state(self.config.optimizer, {NSF: nsf}))
         return Fingerprint(fingerprint(nsf))
 
+    @property
+    def _everybody(self) -> tuple[PartyId, ...]:
+        return (*self.state.entering, self.party)
 
-def assembled(blocks: Mapping[PartyId, NsfBlock], nodes: int) -> Tensor:
+
+def assembled(blocks: Mapping[PartyId, NsfBlock] | Mapping[PartyId, NsfStart], nodes: int) -> Tensor:
     """S from everybody's part."""
-    parts = list(blocks.values())
+    parts: list[NsfBlock | NsfStart] = [*blocks.values()]
     nsf = parts[0].values.new_zeros(nodes, parts[0].values.shape[1])
     for part in parts:
         nsf[part.columns] = part.values
@@ -144,3 +159,12 @@ def random_feature(nodes: int, width: int, draws: Stream | np.random.Generator) 
     if isinstance(draws, Stream):
         return torch.randn(nodes, width, generator=draws.torch()) * SPREAD
     return torch.from_numpy(draws.normal(scale=SPREAD, size=(nodes, width)))
+
+
+def script(config: FedStructConfig) -> tuple[ScriptLine, ...]:
+    """S once: to the server where it holds S, otherwise to everybody."""
+    if not config.learns_nsf:
+        return (mail(FeatureClient.share_nsf, FeatureClient.take_nsf),)
+    if config.replicated:
+        return (mail(FeatureClient.share_start, FeatureClient.take_start),)
+    return (ask(FeatureClient.give_start),)

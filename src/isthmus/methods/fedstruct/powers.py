@@ -34,10 +34,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from isthmus.federation.interface import Federation
-from isthmus.federation.ledger import Disclosure
+from isthmus.federation.interface import Federation, View
 from isthmus.federation.messages import Count, Message, PartyId, Structure
 from isthmus.federation.roles import handler
+from isthmus.federation.script import Script, ScriptLine, total
 from isthmus.graph.normalise import from_torch_csr
 from isthmus.graph.powers import (
     Block,
@@ -65,12 +65,12 @@ class PowerProtocol(Protocol):
 
     setup: Number the columns of all clients, compare both ends of every cross edge; returns n.
     exchange: Send products until every client has gathered all stripes of a power.
-    sheet: What its messages show to whom.
+    script: Its calls in setup and in every power.
     """
 
     def setup(self, federation: Federation) -> int: ...
     def exchange(self, federation: Federation, power: int, stripes: int) -> None: ...
-    def sheet(self, config: FedStructConfig) -> tuple[Disclosure, ...]: ...
+    def script(self, config: FedStructConfig, view: View) -> Script: ...
 
 
 # -- messages --------------------------------------------------------------------------------------
@@ -127,21 +127,6 @@ class Kept(Message):
 
 
 NOTHING_KEPT = Kept(0, 0.0, 0)
-
-
-def sheet(config: FedStructConfig) -> tuple[Disclosure, ...]:
-    """What every protocol shows besides its products."""
-    done = (
-        Disclosure("powers", "server", "client", PowerDone),
-        Disclosure("powers", "client", "server", Kept, "summed"),
-    )
-    if not (config.prunes and config.prune_mode == "global"):
-        return done
-    return (
-        *done,
-        Disclosure("powers", "server", "client", Digit),
-        Disclosure("powers", "client", "server", DigitCounts, "summed"),
-    )
 
 
 # -- client ----------------------------------------------------------------------------------------
@@ -233,6 +218,7 @@ class PowerClient(DirectoryClient):
         config, power = self.config, done.power
         selection: Selection | None = getattr(self.scratch, "selection", None)
         block = self._gathered() if selection is None else selection.kept()
+        self.scratch.stripes, self.scratch.selection = [], None  # a prediction makes all powers in one round
         if config.prunes and config.prune_mode == "row":
             block = keep_largest_per_row(as_csr(block), config.prune)
         if config.renormalise:
@@ -317,3 +303,12 @@ def _diagonal(block: Block, columns: NDArray[np.int64]) -> NDArray[np.floating]:
     rows = np.repeat(np.arange(len(columns)), np.diff(block.indptr))
     found = block.indices == columns[rows]
     return np.bincount(rows[found], weights=block.data[found], minlength=len(columns)).astype(np.float64)
+
+
+def script(config: FedStructConfig) -> tuple[ScriptLine, ...]:
+    """What every protocol asks besides its products: the search has a question per digit, one before and one after."""
+    searched = (total(PowerClient.count_digit, most=Selection.DIGITS + 2),)
+    return (
+        *(searched if config.prunes and config.prune_mode == "global" else ()),
+        total(PowerClient.finish_power),
+    )

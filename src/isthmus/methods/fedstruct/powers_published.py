@@ -13,10 +13,10 @@ import scipy.sparse as sp
 import torch
 
 from isthmus.errors import DataError
-from isthmus.federation.interface import Federation
-from isthmus.federation.ledger import Disclosure
+from isthmus.federation.interface import Federation, View
 from isthmus.federation.messages import PartyId
 from isthmus.federation.roles import handler
+from isthmus.federation.script import Script, ask, mail
 from isthmus.graph.powers import Block, as_csr, entries
 from isthmus.methods.fedstruct.config import FedStructConfig
 from isthmus.methods.fedstruct.directory import Directory, EdgeList, Enrolment, agree_on_edges
@@ -97,13 +97,16 @@ def exchange(federation: Federation, power: int, stripes: int) -> None:
         federation.exchange(PublishedPowers.send_products, PublishedPowers.take_products, request)
 
 
-def sheet(config: FedStructConfig) -> tuple[Disclosure, ...]:
-    if config.structure_hops == 1:
-        return ()
-    return (
-        Disclosure("powers", "server", "client", Stripe),
-        Disclosure("powers", "client", "client", Product),
-    )
+def script(config: FedStructConfig, view: View) -> Script:
+    """There are never more stripes than clients."""
+    products = mail(PublishedPowers.send_products, PublishedPowers.take_products, most=len(view.clients))
+    return {
+        "setup": (
+            ask(PublishedPowers.enrol_by_id),
+            mail(PublishedPowers.list_edges_by_id, PublishedPowers.check_edges),
+        ),
+        "powers": (ask(PublishedPowers.first_power), *((products,) if config.structure_hops > 1 else ())),
+    }
 
 
 def _smaller(block: Block) -> Block:

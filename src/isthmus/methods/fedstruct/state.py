@@ -36,6 +36,8 @@ class FedStructState(ModelState):
         combined: Abar^[i], or all powers 0 ... L_s where the betas are trained.
         nsf: S (n, d_s): fixed features of all nodes, or the replica of HOP2VEC's; None where the server holds S.
         nsf_optimizer: Of the replica, or of FedAvg's local steps on S.
+        scored: What the model said of its nodes when it was scored last (n_i, C).
+        own_nsf, own_ids: Its rows of a learned S as they were then, and whose they are: all of S a client takes away.
     """
 
     diagonal: Tensor
@@ -48,6 +50,9 @@ class FedStructState(ModelState):
     combined: tuple[Tensor, ...] = ()
     nsf: Tensor | None = None
     nsf_optimizer: OptimizerState = NO_STEPS
+    scored: Tensor | None = None
+    own_nsf: Tensor | None = None
+    own_ids: Tensor = NO_COLUMNS
 
 
 def tensor_of(block: Block) -> Tensor:

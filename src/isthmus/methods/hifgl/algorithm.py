@@ -37,22 +37,24 @@ from torch import Tensor
 
 from isthmus.errors import ConfigError, RunError
 from isthmus.federation.interface import Federation, View
-from isthmus.federation.messages import Message, PartyId, address, client_of
+from isthmus.federation.messages import PartyId, address, client_of
 from isthmus.federation.roles import handler
+from isthmus.federation.script import Script, ScriptLine, ask, mail, total
 from isthmus.graph.normalise import to_torch_csr
-from isthmus.methods.evaluation import Evaluation
+from isthmus.methods.evaluation import Detail, Evaluation, details_of, scores_of
 from isthmus.methods.hifgl.config import Form, HiFGLConfig
 from isthmus.methods.hifgl.layers import Matrix, Propagation, dense, dropout_masks, multiply, multiply_t, residuals
 from isthmus.methods.hifgl.messages import Common, DeviceGradients, Down, Pass, Update
 from isthmus.methods.hifgl.parties import DeviceGroup, DeviceStateT, Exchanges, SiloParty, SiloStateT, run_through
 from isthmus.methods.registry import Log
+from isthmus.methods.schedule import rate_factor
+from isthmus.nn.loss import class_weights
 from isthmus.nn.optim import OptimizerState, fresh_state, stepped
 from isthmus.records import Record
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights, check_same_names, get_weights, scaled
 
-Lines = tuple[tuple[str, str, type[Message]], ...]
-"""Lines of a disclosure sheet: role of the sender, role of the receiver, message."""
+Lines = tuple[ScriptLine, ...]
 
 # -- the server ------------------------------------------------------------------------------------
 
@@ -97,18 +99,19 @@ class SecMP(abc.ABC):
         """Every device v sends a value x_v, every device u learns sum_{v in N_u} x_v."""
 
     @abc.abstractmethod
-    def lines(self) -> Lines:
-        """Disclosure sheet of one exchange."""
+    def exchange_lines(self, silos: int, most: int, *, setup: bool = False) -> Lines:
+        """Script of a phase with so many exchanges; in ``setup`` keys are fresh."""
 
-    def setup_lines(self) -> Lines:
+    def setup_lines(self, silos: int) -> Lines:
+        """Script of :meth:`setup`."""
         return ()
 
     @abc.abstractmethod
     def message_bytes(self, width: int) -> int:
         """Of one message over one edge."""
 
-    def key_bytes(self) -> int:
-        """Of the sealed keys of one edge, once, where there are share holders."""
+    def key_bytes(self, silos: int) -> int:
+        """Of what is said about the keys of one edge, once, where there are share holders."""
         return 0
 
     def check(self, silos: Sequence[str]) -> None:  # noqa: B027 -- most protocols run with any number of silos
@@ -132,16 +135,26 @@ def setup_round(state: ServerState, federation: Federation, secmp: SecMP) -> tup
     config, devices = secmp.config, federation.tier("device")
     if config.mode == "cross-device":
         state = replace(state, labelled=float(devices.sum(Devices.labelled).devices), silos=1.0)
+        if config.class_weight == "balanced":
+            devices.call(Devices.take_class_counts, devices.sum(Devices.class_counts))
     else:
         devices.exchange(Devices.count, Silo.take_count)
         total = federation.sum(Silo.sizes)
         state = replace(state, labelled=total.labelled, silos=total.silos)
+        if config.class_weight == "balanced":
+            devices.exchange(Devices.tell_class_counts, Silo.note_class_counts)
+            federation.exchange(Silo.tell_class_counts, Devices.hear_class_counts)
     if state.labelled <= 0:
         raise RunError("no device has a training label: choose a split with a training part")
+    return connect(state, federation, secmp), {}
+
+
+def connect(state: ServerState, federation: Federation, secmp: SecMP) -> ServerState:
+    """The protocol's keys, and the sums of raw features, which depend on the data alone."""
     state = secmp.setup(state, federation)
-    for part, width in enumerate(config.plan(state.features, state.classes).raw):
+    for part, width in enumerate(secmp.config.plan(state.features, state.classes).raw):
         secmp.sum_over_neighbours(state, federation, Pass(0, 1, False, False, part, width))
-    return state, {}
+    return state
 
 
 def train_round(state: ServerState, federation: Federation, secmp: SecMP) -> tuple[ServerState, Log]:
@@ -185,14 +198,98 @@ def evaluate(state: ServerState, federation: Federation, secmp: SecMP) -> Mappin
     for layer, width in config.plan(state.features, state.classes).forward.items():
         secmp.sum_over_neighbours(state, federation, Pass(state.round, layer, False, True, 0, width))
     if config.mode == "cross-device":
-        return {client_of(party): reply for party, reply in devices.call(Devices.score).items()}
+        scores = scores_of(devices, Devices.score)
+        return scores if devices.secure else {client_of(party): reply for party, reply in scores.items()}
     devices.exchange(Devices.scores, Silo.take_scores)
-    return federation.call(Silo.evaluation)
+    return scores_of(federation, Silo.evaluation)
+
+
+def predict(state: ServerState, federation: Federation, secmp: SecMP) -> None:
+    """A forward pass of the model each silo was trained to, over the edges of now."""
+    state = connect(state, federation, secmp)
+    federation.exchange(Silo.deploy, Devices.take_model)
+    for layer, width in secmp.config.plan(state.features, state.classes).forward.items():
+        secmp.sum_over_neighbours(state, federation, Pass(0, layer, False, True, 0, width))
+
+
+def details(federation: Federation, config: HiFGLConfig) -> Mapping[PartyId, Detail]:
+    """Counts of the predictions scored last, over the devices of each silo, or with secure sums of all together."""
+    devices = federation.tier("device")
+    if config.mode == "cross-device":
+        found = details_of(devices, Devices.detail)
+        return found if devices.secure else {client_of(party): reply for party, reply in found.items()}
+    devices.exchange(Devices.tell_detail, Silo.take_detail)
+    return details_of(federation, Silo.detail)
+
+
+def script(view: View, secmp: SecMP) -> Script:
+    """Calls of the rounds above: exchanges as the plan of the layers has them."""
+    config = secmp.config
+    plan = config.plan(view.num_features, view.num_classes)
+    raw, layers, steps, silos = len(plan.raw), len(plan.forward), config.local_epochs, len(view.clients)
+    setup = (*secmp.setup_lines(silos), *(secmp.exchange_lines(silos, raw, setup=True) if raw else ()))
+    passes = secmp.exchange_lines(silos, 2 * layers) if layers else ()
+    scored = secmp.exchange_lines(silos, layers) if layers else ()
+    balanced = config.class_weight == "balanced"
+    if config.mode == "cross-device":
+        weighted: Lines = (total(Devices.class_counts), ask(Devices.take_class_counts)) if balanced else ()
+        return {
+            "setup": (total(Devices.labelled), *weighted, *setup),
+            "train": (ask(Devices.take), *passes, total(Devices.gradient_sum)),
+            "evaluation": (ask(Silo.begin), ask(Devices.take), *scored, ask(Devices.score)),
+        }
+    weighted = (
+        mail(Devices.tell_class_counts, Silo.note_class_counts),
+        mail(Silo.tell_class_counts, Devices.hear_class_counts),
+    )
+    again = (mail(Silo.hand_down, Devices.train_again, most=steps - 1),) if steps > 1 else ()
+    return {
+        "setup": (
+            mail(Devices.count, Silo.take_count),
+            total(Silo.sizes),
+            *(weighted if balanced else ()),
+            *setup,
+        ),
+        "train": (
+            ask(Silo.begin),
+            mail(Silo.hand_down, Devices.take_model),
+            *passes,
+            mail(Devices.gradients, Silo.step, most=steps),
+            *again,
+            total(Silo.update),
+        ),
+        "evaluation": (
+            ask(Silo.begin),
+            mail(Silo.deploy, Devices.take_model),
+            *scored,
+            mail(Devices.scores, Silo.take_scores),
+            ask(Silo.evaluation),
+        ),
+    }
+
+
+def predict_script(view: View, secmp: SecMP) -> Lines:
+    """Calls of :func:`predict`."""
+    plan = secmp.config.plan(view.num_features, view.num_classes)
+    raw, layers, silos = len(plan.raw), len(plan.forward), len(view.clients)
+    return (
+        *secmp.setup_lines(silos),
+        *(secmp.exchange_lines(silos, raw, setup=True) if raw else ()),
+        mail(Silo.deploy, Devices.take_model),
+        *(secmp.exchange_lines(silos, layers) if layers else ()),
+    )
+
+
+def detail_script(config: HiFGLConfig) -> Lines:
+    """Calls of :func:`details`."""
+    if config.mode == "cross-device":
+        return (ask(Devices.detail),)
+    return mail(Devices.tell_detail, Silo.take_detail), ask(Silo.detail)
 
 
 def learning_rate(config: HiFGLConfig, round: int) -> float:
     """rho of a round, from 1."""
-    return config.lr * config.lr_decay ** ((round - 1) // config.lr_step)
+    return config.lr * rate_factor(config, round)
 
 
 def take_step(
@@ -335,7 +432,9 @@ class Devices(DeviceGroup[DeviceStateT]):
     def _train(self, model: ModelPass) -> Exchanges:
         """SecMP forward; yhat = softmax(h^(k)); cross entropy l_j of every labelled device; its gradient backward."""
         yield from model.forward()
-        delta, self.scratch.loss = residuals(model.logits, self.data.y, self.data.train, self.scratch.weight)
+        counts = self.state.class_counts
+        weights = None if counts is None else class_weights(counts, self.config.dtype)
+        delta, self.scratch.loss = residuals(model.logits, self.data.y, self.data.train, self.scratch.weight, weights)
         yield from model.backward(delta)
 
     @handler

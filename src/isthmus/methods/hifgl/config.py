@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from isthmus.errors import ConfigError, unknown
+from isthmus.methods.schedule import Schedule, check_schedule
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.registry import build_backbone
 from isthmus.privacy.dp import Mechanism
@@ -22,8 +23,10 @@ from isthmus.seeds import Stream
 
 Form = Literal["cached", "project", "aggregate"]
 KINDS = {"gcn": "gcn", "sage": "sage", "graphsage": "sage"}
-_POSITIVE = ("lr", "lr_decay", "bound", "message_clip")
-_COUNTS = ("lr_step", "local_epochs", "threshold", "k_min", "horizon", "max_degree", "columns", "min_cohort")
+THRESHOLD = 2
+"""T unless given: the server alone cannot help an organisation to open what it receives."""
+_POSITIVE = ("lr", "bound", "message_clip")
+_COUNTS = ("local_epochs", "k_min", "horizon", "max_degree", "columns", "min_cohort")
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,12 @@ class HiFGLConfig:
     Args:
         backbone: ``gcn`` or ``sage``, split so that neither end of an edge learns the other's degree (spec 3.1).
         hidden, dropout: Widths of the hidden layers; share of hidden values dropped in training.
-        lr, lr_decay, lr_step, weight_decay, optimizer: Of a step; the rate is multiplied by ``lr_decay`` every
-            ``lr_step`` rounds.
+        lr, weight_decay, optimizer: Of a step.
+        schedule, lr_decay, lr_step, schedule_rounds: With ``decay`` the rate is multiplied by ``lr_decay`` every
+            ``lr_step`` rounds; ``constant``; ``cosine`` goes to nearly 0 over ``schedule_rounds`` (resolved to the
+            run's rounds).
+        class_weight: ``balanced`` makes every class count the same in a silo's loss; its devices then learn how the
+            silo's classes are weighted.
         local_epochs: Steps of a silo per round. All of them use the messages of the round's start (spec 11.4).
         algorithm: Over silos: ``fedavg``, ``fedprox``, ``fedper``, or ``fedsgd`` (one optimiser, at the server, as in
             the reference code).
@@ -87,9 +94,10 @@ class HiFGLConfig:
         mode: ``hierarchical``; ``cross-silo``: no devices, only edges between silos are protected; ``cross-device``: no
             silos.
         secmp: ``hardened``, ``published`` (leaks, see spec 11.2), ``plain`` (no protection).
-        threshold: T: share holders besides the target.
-        one_neighbour: Devices with fewer than ``k_min`` neighbours would learn single values from sums: they ``drop``
-            them, or all sources add noise (``dp``), or it is accepted (``allow``).
+        threshold: T: share holders besides the target, none of them of its organisation; not given = 2, or as many as
+            there are.
+        one_neighbour: Devices with fewer than ``k_min`` neighbours would learn single values from sums: sources send
+            them nothing (``drop``), or all sources add noise (``dp``), or it is accepted (``allow``).
         message_clip, message_noise, dp_delta: For ``dp``: L2 clip per message, noise in units of it, delta of the
             statement.
         first_layer: Raw features once (``raw``), or projected ones in every round (``project``); ``auto`` takes what
@@ -105,10 +113,13 @@ class HiFGLConfig:
     hidden: tuple[int, ...] = (64,)
     dropout: float = 0.0
     lr: float = 0.01
+    schedule: Schedule = "decay"
     lr_decay: float = 0.9
     lr_step: int = 4
+    schedule_rounds: int | None = None
     weight_decay: float = 0.0
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    class_weight: Literal["none", "balanced"] = "none"
     local_epochs: int = 1
     precision: Literal["float32", "float64"] = "float32"
     algorithm: Literal["fedavg", "fedprox", "fedper", "fedsgd"] = "fedavg"
@@ -117,7 +128,7 @@ class HiFGLConfig:
     weighting: Literal["uniform", "train"] = "uniform"
     mode: Literal["hierarchical", "cross-silo", "cross-device"] = "hierarchical"
     secmp: Literal["hardened", "published", "plain"] = "hardened"
-    threshold: int = 1
+    threshold: int | None = None
     one_neighbour: Literal["drop", "dp", "allow"] = "drop"
     k_min: int = 3
     message_clip: float = 1.0
@@ -139,12 +150,15 @@ class HiFGLConfig:
             value, least = getattr(self, name), "at least 1" if name in _COUNTS else "above 0"
             if not (value >= 1 if name in _COUNTS else value > 0.0):
                 raise ConfigError(f"{name} must be {least}, got {value}")
+        check_schedule(self)
         for name in ("weight_decay", "mu", "message_noise", "personal_layers"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
         if not 0.0 < self.dp_delta < 1.0:
             raise ConfigError(f"dp_delta must lie in (0, 1), got {self.dp_delta}")
-        if self.mode == "cross-device" and self.threshold > 1:
+        if self.threshold is not None and self.threshold < 1:
+            raise ConfigError(f"threshold must be at least 1, got {self.threshold}")
+        if self.mode == "cross-device" and (self.threshold or 1) > 1:
             raise ConfigError(
                 f"cross-device has two share holders, device and server: set threshold=1, got {self.threshold}"
             )
@@ -155,7 +169,7 @@ class HiFGLConfig:
         if self.mode == "cross-device" and self.algorithm != "fedsgd":
             object.__setattr__(self, "algorithm", "fedsgd")  # there is no silo that could step
         self.build(1, 2, Stream(0))
-        self.sums  # noqa: B018 -- refuses a field that is too small
+        self.sums(self.threshold or THRESHOLD)  # refuses a field that is too small
 
     @property
     def kind(self) -> str:
@@ -166,10 +180,17 @@ class HiFGLConfig:
         return torch.float64 if self.precision == "float64" else torch.float32
 
     @cached_property
-    def sums(self) -> SecretSums:
-        """The arithmetic of shares."""
-        format = FixedPoint(Field(self.prime), self.fraction_bits, self.bound, self.max_degree)
-        return SecretSums(format, self.threshold)
+    def format(self) -> FixedPoint:
+        return FixedPoint(Field(self.prime), self.fraction_bits, self.bound, self.max_degree)
+
+    def sums(self, threshold: int) -> SecretSums:
+        """The arithmetic of T + 1 shares."""
+        return SecretSums(self.format, threshold)
+
+    def holders(self, silos: int) -> int:
+        """T among so many silos: every message to a device has the server and other silos as holders."""
+        most = 1 if self.mode == "cross-device" else silos
+        return min(THRESHOLD, most) if self.threshold is None else self.threshold
 
     @property
     def mechanism(self) -> Mechanism:

@@ -58,7 +58,7 @@ def facts(state: Any, secmp: SecMP, scenario: Scenario | None) -> dict[str, Any]
         "mode": config.mode,
         "algorithm": config.algorithm,
         "one_neighbour": config.one_neighbour,
-        "threshold": config.threshold,
+        "threshold": config.threshold if scenario is None else config.holders(len(scenario.parts)),
         "layers": list(plan.forms),
         "forward_widths": list(plan.forward.values()),
         "backward_widths": list(plan.backward.values()),
@@ -69,7 +69,7 @@ def facts(state: Any, secmp: SecMP, scenario: Scenario | None) -> dict[str, Any]
     found["cross_edge_share"] = scenario.statistics.cross_edge_share
     degree = neighbours(scenario.whole.edge_index, scenario.whole.num_nodes)
     found["devices_below_k_min"] = float((degree < config.k_min).float().mean())
-    found["cost"] = cost(secmp, plan, degree)
+    found["cost"] = cost(secmp, plan, degree, len(scenario.parts))
     return found
 
 
@@ -89,16 +89,16 @@ def neighbours(edge_index: Tensor, count: int) -> Tensor:
     return torch.bincount(pairs[0], minlength=count)
 
 
-def cost(secmp: SecMP, plan: LayerPlan, degree: Tensor) -> dict[str, Any]:
+def cost(secmp: SecMP, plan: LayerPlan, degree: Tensor, silos: int) -> dict[str, Any]:
     """Bytes by link, each device counted for itself (in a simulation, mail inside a silo is not on the ledger, and
     devices of a silo share a model).
 
     ``..._round``: of one training round, without evaluation. ``..._setup``: keys, and raw features if they travel.
     """
-    config, keys = secmp.config, secmp.key_bytes()
+    config, keys = secmp.config, secmp.key_bytes(silos)
     edges, slots, nodes = int(degree.sum()), int(bucket(degree.numpy()).sum()), int(degree.numel())
     in_round, in_setup = (sum(map(secmp.message_bytes, widths)) for widths in (plan.widths, plan.raw))
-    holders = config.threshold if keys else 0  # each returns as much to a device as one message
+    holders = config.holders(silos) if keys else 0  # each returns as much to a device as one message
     matrices = 2 if config.kind == "sage" else 1
     parameters = sum((matrices * inner + 1) * outer for inner, outer in plan.sizes)
     model = parameters * config.dtype.itemsize
@@ -110,6 +110,6 @@ def cost(secmp: SecMP, plan: LayerPlan, degree: Tensor) -> dict[str, Any]:
         "model_device_round": 2 * nodes * model,  # the model down, a gradient up
         "server_silo_round": 0 if config.mode == "cross-device" else 2 * model,  # of each silo
         "device_device_setup": edges * (in_setup + keys),
-        "device_holder_setup": slots * keys,
+        "device_holder_setup": slots * holders * keys,
         "holder_device_setup": nodes * holders * in_setup,
     }

@@ -53,26 +53,53 @@ class Pairs:
 
 
 @dataclass(frozen=True)
+class Arrivals:
+    """Whether messages of neighbours in a device's own silo, and of foreign ones, reach it: (n,)."""
+
+    own: NDArray[np.bool_]
+    foreign: NDArray[np.bool_]
+
+    def of(self, peer: str, silo: str) -> NDArray[np.bool_]:
+        return self.own if peer == silo else self.foreign
+
+
+@dataclass(frozen=True)
 class Neighbourhood:
     """The edges of one silo's devices.
 
     Args:
+        silo: Whose devices they are.
+        pools: They pool what they receive, as one organisation does.
         count: Devices, n.
         pairs: By peer, sorted; with ``inside=False`` without the silo itself.
         inner: Edges between own devices that are summed in the clear, row = target; None where they go through SecMP
             like all others.
         loops: (n,), self-loops.
-        degree: (n,), edges into each device, without loops.
-        neighbours, gradient_sources: (n,), different devices whose values (gradients) reach it through SecMP.
+        degree, foreign_degree: (n,), edges into each device, without loops; those of them from other silos.
+        neighbours, gradient_sources: (n,), different devices that have values (gradients) for it through SecMP.
     """
 
+    silo: str
+    pools: bool
     count: int
     pairs: Mapping[str, Pairs]
     inner: sp.csr_matrix | None
     loops: Rows
     degree: Rows
+    foreign_degree: Rows
     neighbours: Rows
     gradient_sources: Rows
+
+    def arrivals(self, k_min: int, *, gradients: bool = False) -> Arrivals:
+        """To whom something is sent. An organisation that pools its devices' sums subtracts what its own devices sent,
+        so a sum hides foreign values only among each other: ``k_min`` of them, or none is sent. What then arrives of a
+        device's own silo counts too.
+        """
+        name, total = ("along", self.gradient_sources) if gradients else ("against", self.neighbours)
+        others = [pair for peer, pair in self.pairs.items() if not self.pools or peer != self.silo]
+        foreign = _per_device(self.count, others, name, different=True)
+        enough = foreign >= k_min
+        return Arrivals(own=total - foreign * ~enough >= k_min, foreign=enough)
 
     @property
     def terms(self) -> int:
@@ -82,20 +109,12 @@ class Neighbourhood:
         return int(max(forward.max(initial=0), backward.max(initial=0)))
 
     @cached_property
-    def sources(self) -> tuple[Rows, Rows, Rows]:
-        """Own row of every message that leaves in an exchange, peer after peer; how often it counts both ways."""
-        none = np.empty((3, 0), np.int64)
-        pairs = ((pair.source, pair.along, pair.against) for pair in self.pairs.values())
-        source, along, against = np.concatenate([none, *map(np.stack, pairs)], axis=1)
-        return source, along, against
-
-    @cached_property
     def targets(self) -> Rows:
         """Own row of every message that arrives in one exchange, peer after peer."""
         return np.concatenate([np.empty(0, np.int64), *(pair.target for pair in self.pairs.values())])
 
 
-def neighbourhood(data: NodeData, silo: str, *, inside: bool = True) -> Neighbourhood:
+def neighbourhood(data: NodeData, silo: str, *, inside: bool = True, pools: bool = True) -> Neighbourhood:
     """Read a silo's part of the graph. ``inside``: edges between devices of the silo go through SecMP too."""
     count, ids = data.num_nodes, data.node_id.numpy()
     edges = data.edge_index.numpy()
@@ -115,10 +134,11 @@ def neighbourhood(data: NodeData, silo: str, *, inside: bool = True) -> Neighbou
     inner = None if inside else sp.csr_matrix((np.ones(source.size), (target, source)), shape=(count, count))
     kept = {peer: pair for peer, pair in pairs.items() if pair.count and (inside or peer != silo)}
     degree = _per_device(count, pairs.values(), "against")
+    foreign = _per_device(count, [pair for peer, pair in pairs.items() if peer != silo], "against")
     neighbours, gradient_sources = (
         _per_device(count, kept.values(), name, different=True) for name in ("against", "along")
     )
-    return Neighbourhood(count, kept, inner, loops, degree, neighbours, gradient_sources)
+    return Neighbourhood(silo, pools, count, kept, inner, loops, degree, foreign, neighbours, gradient_sources)
 
 
 def _per_device(count: int, pairs: Iterable[Pairs], name: str, *, different: bool = False) -> Rows:
@@ -151,10 +171,10 @@ class Propagation:
 
     Args:
         edges: Edges inside the silo that need no protection, row = target; None if there are none.
-        source, target: On what a device sends, and on the sum that arrives; ``target`` is 0 where that sum is discarded
+        source, target: On what a device sends, and on the sum that arrives; ``target`` is 0 where nothing is sent to it
             (too few neighbours).
         own: A_uu, the device's own term, which is added after decoding.
-        returned: On the sum that arrives backward: ``source``, or 0 where it is discarded.
+        returned: On the sum that arrives backward: ``source``, or 0 where nothing is sent.
         inner: ``target`` for ``edges``.
     """
 
@@ -190,12 +210,13 @@ class Propagation:
 
 
 def propagation(kind: str, where: Neighbourhood, k_min: int) -> Propagation:
-    r"""A of ``gcn`` (:math:`1/\sqrt{\tilde d}` on both sides) or ``sage`` (a mean). Devices of fewer than ``k_min``
-    neighbours discard what they receive: such a device computes as if it had none, but still sends to others.
+    r"""A of ``gcn`` (:math:`1/\sqrt{\tilde d}` on both sides) or ``sage`` (a mean). A device to which neighbours send
+    nothing (fewer than ``k_min``) computes as if it did not have them, but still sends to others.
     """
-    receives, receives_gradients = where.neighbours >= k_min, where.gradient_sources >= k_min
-    inner = np.zeros(where.count) if where.inner is None else np.asarray(where.inner.sum(axis=1)).ravel()
-    degree = np.where(receives, where.degree, inner)
+    values, gradients = where.arrivals(k_min), where.arrivals(k_min, gradients=True)
+    receives, receives_gradients = (each.own | each.foreign for each in (values, gradients))
+    inside = (where.degree - where.foreign_degree) * (values.own if where.inner is None else 1)
+    degree = inside + where.foreign_degree * values.foreign
     if kind == "gcn":  # a self-loop in the data stands for the one every node gets (Kipf & Welling)
         source = 1.0 / np.sqrt(where.degree + 1.0)
         target = 1.0 / np.sqrt(degree + 1.0)
@@ -209,8 +230,12 @@ def propagation(kind: str, where: Neighbourhood, k_min: int) -> Propagation:
     return Propagation(where.inner, *columns)
 
 
-def residuals(logits: Tensor, y: Tensor, train: Tensor, weight: float) -> tuple[Tensor, float]:
-    """delta_u^(k) = weight (softmax(p_u) - y_u) [u labelled], and the summed cross entropy of labelled devices."""
+def residuals(
+    logits: Tensor, y: Tensor, train: Tensor, weight: float, class_weights: Tensor | None = None
+) -> tuple[Tensor, float]:
+    """delta_u^(k) = weight (softmax(p_u) - y_u) [u labelled], times the weight of u's class where there are any;
+    and the summed cross entropy of labelled devices.
+    """
     delta = torch.zeros_like(logits)
     rows = train.nonzero().flatten()
     if not rows.numel():
@@ -220,7 +245,7 @@ def residuals(logits: Tensor, y: Tensor, train: Tensor, weight: float) -> tuple[
     loss = -float(chosen.gather(1, labels[:, None]).double().sum())
     part = chosen.exp()
     part[torch.arange(len(rows)), labels] -= 1.0
-    delta[rows] = part * weight
+    delta[rows] = part * weight if class_weights is None else part * (weight * class_weights[labels, None])
     return delta, loss
 
 

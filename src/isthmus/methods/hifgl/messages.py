@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from isthmus.federation.messages import Count, Gradient, Identifier, Message, Model
+from torch import Tensor
+
+from isthmus.federation.messages import Count, Gradient, Identifier, LabelStatistic, Message, Metric, Model
 from isthmus.privacy.secmp import Exchange
 from isthmus.tensors import Weights
 
@@ -52,7 +54,7 @@ class DeviceGradients(Message):
     """devices -> own silo: the sum over all of them; behind masks where devices are separate (spec 11.5)."""
 
     gradients: Gradient[Weights]
-    loss: Count[float]
+    loss: Metric[float]
     clipped: Count[int]
 
 
@@ -61,6 +63,13 @@ class Labelled(Message):
     """devices -> own silo: how many have a training label (a sum over devices)."""
 
     devices: Count[int]
+
+
+@dataclass(frozen=True)
+class ClassCounts(Message):
+    """devices -> own silo -> devices, with ``class_weight=balanced``: training labels of each class in the silo."""
+
+    devices: LabelStatistic[Tensor]
 
 
 @dataclass(frozen=True)
@@ -78,5 +87,5 @@ class Update(Message):
     """
 
     weights: Model[Weights]
-    loss: Count[float]
+    loss: Metric[float]
     clipped: Count[float]

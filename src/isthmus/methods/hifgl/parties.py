@@ -8,23 +8,26 @@ and if one fails the round is lost and repeated. Everything that leaves the obje
 from __future__ import annotations
 
 import secrets
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from isthmus.data.node_data import NodeData
-from isthmus.errors import DataError, ProtocolError
+from isthmus.errors import DataError, ProtocolError, RunError
 from isthmus.federation.messages import PartyId, address, client_of
 from isthmus.federation.roles import Client, handler
-from isthmus.methods.evaluation import Evaluation, tally
+from isthmus.methods.evaluation import Detail, Evaluation, ScoreBins, WantedMetric, bin_scores, detail, tally
 from isthmus.methods.hifgl.config import HiFGLConfig
-from isthmus.methods.hifgl.layers import matrix_of, neighbourhood, propagation
-from isthmus.methods.hifgl.messages import Labelled, Pass, Sizes
+from isthmus.methods.hifgl.layers import Arrivals, Pairs, Rows, matrix_of, neighbourhood, propagation
+from isthmus.methods.hifgl.messages import ClassCounts, Labelled, Pass, Sizes
 from isthmus.methods.learners import PARTS, node_groups
+from isthmus.metrics.registry import ACCURACY
 from isthmus.nn.optim import OptimizerState, fresh_state
 from isthmus.records import Record
 from isthmus.tensors import Weights, get_weights
@@ -40,10 +43,14 @@ class DeviceState(Record):
     Args:
         secret: Where the noise of ``one_neighbour=dp`` comes from.
         first_sums: Rows of A x (n, F), once the raw features have travelled.
+        scored: What the model said of the devices when it was scored last (n, C).
+        class_counts: Training labels of each class in the silo (C,), where classes are weighted.
     """
 
     secret: bytes
     first_sums: Tensor | None = None
+    scored: Tensor | None = None
+    class_counts: Tensor | None = None
 
 
 DeviceStateT = TypeVar("DeviceStateT", bound=DeviceState)
@@ -60,14 +67,15 @@ class DeviceGroup(Client[HiFGLConfig, DeviceStateT]):
     def setup(self) -> None:
         config, data = self.config, self.data
         self.silo = client_of(self.party)
-        self.where = neighbourhood(data, self.silo, inside=config.mode != "cross-silo")
+        inside, pools = config.mode != "cross-silo", config.mode != "cross-device"
+        self.where = neighbourhood(data, self.silo, inside=inside, pools=pools)
         self.terms = max(1, self.where.terms)
         if self.terms > config.max_degree:
             few = f"a device has {self.terms} edges, more than max_degree={config.max_degree}"
             raise DataError(f"{self.party}: {few}: raise max_degree")
         self.plan = config.plan(data.num_features, data.num_classes)
-        k_min = config.k_min if config.one_neighbour == "drop" else 0
-        self.graph = propagation(config.kind, self.where, k_min).to(config.dtype)
+        self.k_min = config.k_min if config.one_neighbour == "drop" else 0
+        self.graph = propagation(config.kind, self.where, self.k_min).to(config.dtype)
         self.x = matrix_of(data.x, config.dtype)
         self.first_sums = lru_cache(maxsize=1)(matrix_of)
 
@@ -83,6 +91,24 @@ class DeviceGroup(Client[HiFGLConfig, DeviceStateT]):
     @handler
     def labelled(self) -> Labelled:
         return Labelled(self.data.num_train)
+
+    @handler
+    def tell_class_counts(self) -> Mapping[PartyId, ClassCounts]:
+        """To the silo: training labels of each class."""
+        return {self.silo: self.class_counts()}
+
+    @handler
+    def class_counts(self) -> ClassCounts:
+        return ClassCounts(torch.bincount(self.data.y[self.data.train], minlength=self.data.num_classes))
+
+    @handler
+    def hear_class_counts(self, mail: Mapping[PartyId, ClassCounts]) -> None:
+        (sent,) = mail.values()
+        self.take_class_counts(sent)
+
+    @handler
+    def take_class_counts(self, counts: ClassCounts) -> None:
+        self.state = replace(self.state, class_counts=counts.devices)
 
     # -- one exchange at a time
 
@@ -123,6 +149,24 @@ class DeviceGroup(Client[HiFGLConfig, DeviceStateT]):
         """Whose sums or messages are missing."""
         return "neighbours"
 
+    @cached_property
+    def arrivals(self) -> tuple[Arrivals, Arrivals]:
+        """What reaches the devices: values, gradients."""
+        return self.where.arrivals(self.k_min), self.where.arrivals(self.k_min, gradients=True)
+
+    def times_by_peer(self, order: Pass) -> Iterator[tuple[str, Pairs, Rows]]:
+        """How often the value of each message that leaves counts. No gradient returns over an edge whose value did not
+        arrive: the model does not depend on it.
+        """
+        for peer, pair in self.where.pairs.items():
+            heard = self.arrivals[0].of(peer, self.silo)[pair.source]
+            yield peer, pair, pair.against * heard if order.backward else pair.along
+
+    def arriving(self, order: Pass) -> NDArray[np.bool_]:
+        """Which messages of this exchange count at their target, peer after peer."""
+        found, pairs = self.arrivals[order.backward], self.where.pairs.items()
+        return np.concatenate([np.empty(0, bool), *(found.of(peer, self.silo)[pair.target] for peer, pair in pairs)])
+
     def with_noise(self, values: Tensor, order: Pass) -> Tensor:
         """``one_neighbour=dp``: clipped, with Gaussian noise; the same to all neighbours, so one release."""
         if self.config.one_neighbour != "dp":
@@ -144,6 +188,17 @@ class DeviceGroup(Client[HiFGLConfig, DeviceStateT]):
             rows.append(sent.rows)
         return torch.cat(rows, dim=axis) if rows else None
 
+    def logits(self) -> Tensor:
+        """Of the pass that is complete, or of the one that was scored last."""
+        model = getattr(self.scratch, "model", None)
+        if model is not None:
+            self.check_complete()
+            logits: Tensor = model.logits
+            return logits
+        if self.state.scored is None:
+            raise RunError(f"{self.party} has no predictions yet: run the phases in order")
+        return self.state.scored
+
     @handler
     def scores(self) -> Mapping[PartyId, Evaluation]:
         """To the silo: counts over its devices."""
@@ -151,9 +206,28 @@ class DeviceGroup(Client[HiFGLConfig, DeviceStateT]):
 
     @handler
     def score(self) -> Evaluation:
+        logits = self.logits()
+        self.state = replace(self.state, scored=logits)
+        tallies = {part: tally(logits, self.data.y, mask) for part, mask in self.score_masks.items()}
+        self.scratch.evaluation = Evaluation(tallies)
+        return Evaluation(tallies)
+
+    @handler
+    def score_bins(self, wanted: WantedMetric) -> ScoreBins:
+        """In which bin the score of the devices of a silo lies, where no silo knows it."""
+        found = None if wanted.metric == ACCURACY else self.detail()
+        return bin_scores(self.scratch.evaluation, wanted.metric, found)
+
+    @handler
+    def tell_detail(self) -> Mapping[PartyId, Detail]:
+        """To the silo: counts over its devices for scores beyond accuracy."""
+        return {self.silo: self.detail()}
+
+    @handler
+    def detail(self) -> Detail:
         self.check_complete()
-        logits = self.scratch.model.logits
-        return Evaluation({part: tally(logits, self.data.y, mask) for part, mask in self.score_masks.items()})
+        masks = {part: self.score_masks[part] for part in ("val", "test")}
+        return detail(self.scratch.model.logits, self.data.y, masks)
 
     @cached_property
     def score_masks(self) -> dict[str, Tensor]:
@@ -231,6 +305,29 @@ class SiloParty(Client[HiFGLConfig, SiloStateT]):
         (self.scratch.evaluation,) = mail.values()
 
     @handler
+    def score_bins(self, wanted: WantedMetric) -> ScoreBins:
+        """In which bin the score of its devices lies."""
+        return bin_scores(self.scratch.evaluation, wanted.metric, getattr(self.scratch, "detail", None))
+
+    @handler
     def evaluation(self) -> Evaluation:
         scored: Evaluation = self.scratch.evaluation
         return scored
+
+    @handler
+    def take_detail(self, mail: Mapping[PartyId, Detail]) -> None:
+        (self.scratch.detail,) = mail.values()
+
+    @handler
+    def detail(self) -> Detail:
+        counted: Detail = self.scratch.detail
+        return counted
+
+    @handler
+    def note_class_counts(self, mail: Mapping[PartyId, ClassCounts]) -> None:
+        (self.scratch.class_counts,) = mail.values()
+
+    @handler
+    def tell_class_counts(self) -> Mapping[PartyId, ClassCounts]:
+        """To its devices: training labels of each class in the silo."""
+        return {address(self.party, "device"): self.scratch.class_counts}

@@ -11,6 +11,7 @@ from torch import Tensor
 from isthmus.federation.interface import Federation
 from isthmus.federation.messages import Embedding, Message, PartyId, address
 from isthmus.federation.roles import handler
+from isthmus.federation.script import mail
 from isthmus.methods.hifgl.algorithm import Devices, Lines, SecMP, ServerState, Silo
 from isthmus.methods.hifgl.messages import Pass
 from isthmus.methods.hifgl.parties import DeviceState
@@ -27,9 +28,8 @@ class PlainDevices(Devices[DeviceState]):
     @handler
     def send_plain(self, order: Pass) -> Mapping[PartyId, PlainRows]:
         values, mail = self.message(order), dict[PartyId, PlainRows]()
-        for peer, pair in self.where.pairs.items():
-            times = torch.from_numpy(pair.against if order.backward else pair.along)
-            rows = values[torch.from_numpy(pair.source)]
+        for peer, pair, counts in self.times_by_peer(order):
+            rows, times = values[torch.from_numpy(pair.source)], torch.from_numpy(counts)
             once = bool((times == 1).all())
             mail[address(peer, "device")] = PlainRows(rows if once else rows * times[:, None].to(rows.dtype))
         return mail
@@ -39,7 +39,8 @@ class PlainDevices(Devices[DeviceState]):
         rows = self.joined(mail)
         total = torch.zeros(self.where.count, self.scratch.awaited.width, dtype=self.config.dtype)
         if rows is not None:
-            total.index_add_(0, torch.from_numpy(self.where.targets), rows)
+            kept = torch.from_numpy(self.arriving(self.scratch.awaited))
+            total.index_add_(0, torch.from_numpy(self.where.targets)[kept], rows[kept])
         self.receive(total)
 
 
@@ -49,8 +50,8 @@ class Plain(SecMP):
     def sum_over_neighbours(self, state: ServerState, federation: Federation, order: Pass) -> None:
         federation.tier("device").exchange(PlainDevices.send_plain, PlainDevices.add_plain, order)
 
-    def lines(self) -> Lines:
-        return ("server", "device", Pass), ("device", "device", PlainRows)
+    def exchange_lines(self, silos: int, most: int, *, setup: bool = False) -> Lines:
+        return (mail(PlainDevices.send_plain, PlainDevices.add_plain, most=most),)
 
     def message_bytes(self, width: int) -> int:
         return width * self.config.dtype.itemsize

@@ -16,10 +16,17 @@ from torch import Tensor
 from isthmus.federation.interface import Federation
 from isthmus.federation.messages import Embedding, Identifier, Message, PartyId, Share, address
 from isthmus.federation.roles import handler
+from isthmus.federation.script import mail
 from isthmus.methods.hifgl.algorithm import Devices, Lines, SecMP, ServerState, Silo
+from isthmus.methods.hifgl.config import HiFGLConfig
 from isthmus.methods.hifgl.messages import Pass
 from isthmus.methods.hifgl.parties import DeviceState, SiloState
 from isthmus.privacy.secmp import PublicMasks, gather
+
+
+def printed_threshold(config: HiFGLConfig) -> int:
+    """T, 1 unless given (the paper)."""
+    return config.threshold or 1
 
 
 @dataclass(frozen=True)
@@ -81,23 +88,23 @@ class PublishedDevices(Devices[PublishedDeviceState]):
     def send_coded(self, order: Pass) -> Mapping[PartyId, CodedRows]:
         """Step 1: encode, all shares to the target."""
         config, mail = self.config, dict[PartyId, CodedRows]()
-        encoded = config.sums.format.encode(self.message(order).double().numpy())
+        encoded = config.format.encode(self.message(order).double().numpy())
         self.scratch.clipped += encoded.clipped
-        for peer, pair in self.where.pairs.items():
-            times = pair.against if order.backward else pair.along
-            mu = PublicMasks(config.sums.code, config.from_wire(self.state.masks[peer]))
-            shares = mu.encode(gather(config.sums.field, encoded.values, pair.source, times))
+        for peer, pair, times in self.times_by_peer(order):
+            mu = PublicMasks(config.sums(printed_threshold(config)).code, config.from_wire(self.state.masks[peer]))
+            shares = mu.encode(gather(config.format.field, encoded.values, pair.source, times))
             mail[address(peer, "device")] = CodedRows(config.to_wire(shares))
         return mail
 
     @handler
     def add_coded(self, mail: Mapping[PartyId, CodedRows]) -> None:
         """Step 2: sum share by share."""
-        rows, field, count = self.joined(mail, axis=1), self.config.sums.field, self.where.count
-        total = np.zeros((self.config.threshold + 1, count, self.scratch.awaited.width), np.uint64)
+        rows, field, count = self.joined(mail, axis=1), self.config.format.field, self.where.count
+        total = np.zeros((printed_threshold(self.config) + 1, count, self.scratch.awaited.width), np.uint64)
         if rows is not None:
+            kept = self.arriving(self.scratch.awaited)
             for share, words in enumerate(field.check(self.config.from_wire(rows), "shares")):
-                total[share] = field.segment_sum(words, self.where.targets, count)
+                total[share] = field.segment_sum(words[kept], self.where.targets[kept], count)
         self.scratch.coded = total
 
     @handler
@@ -119,14 +126,14 @@ class PublishedSilo(Silo[SiloState]):
     def give_masks(self) -> Mapping[PartyId, Masks]:
         """mu, drawn once and the same for all."""
         config, plan = self.config, self.config.plan(self.data.num_features, self.data.num_classes)
-        masks = config.sums.field.random((config.threshold, max([config.columns, *plan.widths])))
+        masks = config.format.field.random((printed_threshold(config), max([config.columns, *plan.widths])))
         return {devices: Masks(config.to_wire(masks)) for devices in self.scratch.asked}
 
     @handler
     def decode_sums(self, mail: Mapping[PartyId, CodedSums]) -> None:
         """Interpolate at beta_1: the silo reads the sums."""
         (sent,) = mail.values()
-        sums = self.config.sums
+        sums = self.config.sums(printed_threshold(self.config))
         words = sums.field.check(self.config.from_wire(sent.rows), "sums of shares")
         self.scratch.decoded = sums.format.decode(sums.code.decode(words), self.config.max_degree)
 
@@ -149,16 +156,18 @@ class Published(SecMP):
         devices.exchange(PublishedDevices.up_coded, PublishedSilo.decode_sums)
         federation.exchange(PublishedSilo.give_sums, PublishedDevices.take_decoded)
 
-    def setup_lines(self) -> Lines:
-        return ("device", "client", MaskRequest), ("client", "device", Masks)
-
-    def lines(self) -> Lines:
+    def setup_lines(self, silos: int) -> Lines:
         return (
-            ("server", "device", Pass),
-            ("device", "device", CodedRows),
-            ("device", "client", CodedSums),
-            ("client", "device", Decoded),
+            mail(PublishedDevices.ask_masks, PublishedSilo.note_requests),
+            mail(PublishedSilo.give_masks, PublishedDevices.take_masks),
+        )
+
+    def exchange_lines(self, silos: int, most: int, *, setup: bool = False) -> Lines:
+        return (
+            mail(PublishedDevices.send_coded, PublishedDevices.add_coded, most=most),
+            mail(PublishedDevices.up_coded, PublishedSilo.decode_sums, most=most),
+            mail(PublishedSilo.give_sums, PublishedDevices.take_decoded, most=most),
         )
 
     def message_bytes(self, width: int) -> int:
-        return (self.config.threshold + 1) * width * self.config.element_bytes
+        return (printed_threshold(self.config) + 1) * width * self.config.element_bytes

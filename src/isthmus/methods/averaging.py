@@ -1,0 +1,219 @@
+"""How a server forms one step from its clients' updates: the mean, or something that one client cannot move far.
+
+A client that sends ``w_t - b u`` in the place of ``w_t + u`` turns a mean around as soon as b is as large as the number
+of clients; masks hide it, too. What can be done depends on what the server sees:
+
+    without masks    every update               ``aggregation=median``, ``trimmed`` or ``bounded`` over clients
+    behind masks     one total of everybody     ``max_step``: the total may not move further than that
+                     one total per group        ``groups=G`` and an aggregation over the groups' means
+
+Groups are the same in every round of every run of the same clients (`fixed_groups`): from totals over changing groups a
+server computes what single clients sent. A group hides a client among its members only, so it has at least
+`LEAST_IN_SUM` of them.
+
+    mean       sum_k (n_k / n) step_k
+    median     of every number for itself; the mean of the two in the middle where they are even
+    trimmed    of every number for itself, the mean without the ``trim`` share at either end
+    bounded    the mean of steps none of which is longer than their median length
+
+All but the mean count every client (or group) the same, whatever n_k it claims.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from isthmus.errors import ConfigError
+from isthmus.federation.interface import Federation, View
+from isthmus.federation.messages import Message, PartyId
+from isthmus.federation.script import ScriptLine, ask, total
+from isthmus.methods.training import WeightedConfig
+from isthmus.privacy.guard import LEAST_IN_SUM, fixed_groups
+from isthmus.tensors import Weights, scaled
+
+LEAST_GROUPS = 3
+"""With two groups nobody can say which is the odd one."""
+
+
+@dataclass(frozen=True)
+class AveragingConfig(WeightedConfig):
+    """Training whose results one server averages, with bounds on what a client can do to the average.
+
+    Args:
+        aggregation: ``mean``, or what one client cannot move far: ``median``, ``trimmed`` mean, ``bounded`` (no step
+            longer than the median one). All but the mean need every client's update, or with ``groups`` every group's.
+        trim: Share of the updates that ``trimmed`` leaves out at either end.
+        groups: Number of fixed groups whose totals are aggregated, of at least 3 clients each; 0 = none. Behind masks
+            the server then reads one total per group.
+        max_step: L2 norm beyond which the step of the total is scaled down; 0 = no bound. For fedsgd the norm of the
+            total gradient.
+    """
+
+    aggregation: Literal["mean", "median", "trimmed", "bounded"] = "mean"
+    trim: float = 0.2
+    groups: int = 0
+    max_step: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 < self.trim < 0.5:
+            raise ConfigError(f"trim must lie in (0, 0.5), got {self.trim}")
+        if self.max_step < 0.0 or not math.isfinite(self.max_step):
+            raise ConfigError(f"max_step must be at least 0, got {self.max_step}")
+        if self.groups and self.groups < LEAST_GROUPS:
+            raise ConfigError(f"groups must be 0 or at least {LEAST_GROUPS}: of two, none is the odd one")
+        if self.groups and self.aggregation == "mean":
+            raise ConfigError("groups without aggregation change nothing: set aggregation=median or bounded, too")
+        if self.groups:
+            self._check_trim(self.groups, "groups")
+
+    def _check_trim(self, count: int, what: str) -> None:
+        if self.aggregation == "trimmed" and int(self.trim * count) < 1:
+            raise ConfigError(
+                f"trim={self.trim:g} of {count} {what} leaves nobody out: set trim to at least "
+                f"{math.ceil(1000 / count) / 1000:g}, or aggregation=median"
+            )
+
+    @property
+    def bounds(self) -> tuple[str, ...]:
+        """Names of the options above that are in use."""
+        used = {"aggregation": self.aggregation != "mean", "groups": self.groups, "max_step": self.max_step}
+        return tuple(name for name, value in used.items() if value)
+
+    @property
+    def sees_single_updates(self) -> bool:
+        """Whether the server reads every client's update."""
+        return self.aggregation != "mean" and not self.groups
+
+    def why_not_masked(self) -> str:
+        if self.sees_single_updates:
+            return (
+                f"aggregation={self.aggregation} needs every client's update, which secure_sum=true hides: set "
+                f"groups={LEAST_GROUPS} or more to aggregate totals of groups, or max_step to bound the total"
+            )
+        return super().why_not_masked()
+
+    def check_clients(self, view: View) -> None:
+        """Refuse what this many clients cannot do."""
+        clients = len(view.clients)
+        if self.groups and clients < self.groups * LEAST_IN_SUM:
+            raise ConfigError(
+                f"groups={self.groups} needs at least {self.groups * LEAST_IN_SUM} clients, {LEAST_IN_SUM} in each, "
+                f"and there are {clients}: set fewer groups, or leave them out"
+            )
+        if not self.groups:
+            self._check_trim(clients, "clients")
+
+
+def groups_of_draws(clients: Iterable[PartyId], drawn: int) -> tuple[tuple[PartyId, ...], ...]:
+    """The groups of which a round behind masks takes one, in the place of ``drawn`` clients: as small as they can be
+    with at least that many, and at least `LEAST_IN_SUM`, in each.
+    """
+    everyone = tuple(clients)
+    return fixed_groups(everyone, max(1, len(everyone) // max(drawn, LEAST_IN_SUM)))
+
+
+def update_line(
+    handler: Callable[..., Message], config: AveragingConfig, view: View, *, drawn: int | None = None, most: int = 1
+) -> ScriptLine:
+    """How clients are asked for updates, in a script.
+
+    Args:
+        drawn: Clients of a round; None for all.
+    """
+    if config.sees_single_updates:
+        return ask(handler, most=most)
+    if drawn is not None and drawn < len(view.clients):
+        return drawn_line(handler, view, drawn)
+    return total(handler, most=most, groups=config.groups)
+
+
+def drawn_line(handler: Callable[..., Message], view: View, drawn: int) -> ScriptLine:
+    """A sum over so many clients drawn anew in every round, behind masks over one of the fixed groups."""
+    if drawn >= len(view.clients):
+        return total(handler)
+    return total(handler, some=True, groups=len(groups_of_draws(view.clients, drawn)))
+
+
+def parties_of_sum(config: AveragingConfig, drawn: int, clients: int, masked: bool) -> int:
+    """Fewest clients in one total that the server reads, with ``drawn`` of all clients in a round."""
+    if config.sees_single_updates:
+        return 1
+    names = [str(client) for client in range(clients)]
+    groups = fixed_groups(names, config.groups) if config.groups else ()
+    if masked and drawn < clients:
+        groups = groups_of_draws(names, drawn)
+    return min((len(group) for group in groups), default=drawn)
+
+
+def bounded_step(
+    federation: Federation,
+    handler: Callable[[Any, Any], Message],
+    request: Message,
+    config: AveragingConfig,
+    *,
+    to: tuple[PartyId, ...] | None = None,
+    read: Callable[[Any], Weights],
+    before: Weights,
+) -> tuple[Weights, float] | None:
+    """A step of the common numbers from ``before`` and its length, as the options say.
+
+    Args:
+        read: The pre-weighted numbers in a reply.
+        before: What the clients' numbers are compared with: w_t, or zeros for gradients.
+
+    Returns:
+        None where nobody asked has a training sample, or none of their numbers can be used.
+    """
+    to = federation.clients if to is None else to
+    parts: Sequence[Any]
+    if config.groups:
+        parts = [federation.sum(handler, request, to=group) for group in fixed_groups(to, config.groups)]
+    elif config.sees_single_updates:
+        parts = list(federation.call(handler, request, to=to).values())
+    else:
+        parts = [federation.sum(handler, request, to=to)]
+    means = [scaled(read(part), 1.0 / part.share) for part in parts if part.share > 0.0]
+    # A share that is far too small makes numbers infinite; one such client must not spoil the others' step.
+    means = [mean for mean in means if all(bool(tensor.isfinite().all()) for tensor in mean.values())]
+    if not means:
+        return None
+    steps = {name: torch.stack([mean[name] - start for mean in means]) for name, start in before.items()}  # (K, ...)
+    step = {name: tensor[0] for name, tensor in steps.items()}
+    if config.aggregation != "mean":
+        step = aggregated(steps, config.aggregation, config.trim)
+    length = norm(step)
+    if config.max_step and length > config.max_step:
+        step = scaled(step, config.max_step / length)
+    return step, length
+
+
+def aggregated(steps: Weights, aggregation: str, trim: float) -> dict[str, Tensor]:
+    """One step from several, stacked (K, ...)."""
+    if aggregation == "bounded":
+        return _bounded(steps)
+    count = len(next(iter(steps.values())))
+    out = (count - 1) // 2 if aggregation == "median" else int(trim * count)
+    return {name: tensor.sort(dim=0).values[out : count - out].mean(0) for name, tensor in steps.items()}
+
+
+def _bounded(steps: Weights) -> dict[str, Tensor]:
+    """Mean of the steps, each scaled down to the median of their lengths."""
+    lengths = torch.stack([tensor.flatten(1).double().square().sum(1) for tensor in steps.values()]).sum(0).sqrt()
+    middle = lengths.quantile(0.5)
+    factors = (middle / lengths.clamp(min=torch.finfo(torch.float64).tiny)).clamp(max=1.0)
+    return {
+        name: (tensor * factors.to(tensor.dtype).view(-1, *[1] * (tensor.dim() - 1))).mean(0)
+        for name, tensor in steps.items()
+    }
+
+
+def norm(step: Weights) -> float:
+    """L2 norm over all tensors."""
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in step.values()))
