@@ -38,6 +38,11 @@ def fedmedian_round(
     return fl.GlobalModel({name: stack.median(0).values for name, stack in stacks.items()}), {}  # w_{t+1} = med_k w_t^k
 
 
+def script(config: fl.TrainConfig, view: fl.View) -> fl.Script:
+    """Which handlers are called in each phase: clients refuse everything else."""
+    return {"train": (fl.ask(FedMedianClient.local_update),), "evaluation": (fl.ask(FedMedianClient.deploy),)}
+
+
 METHOD = fl.register(
     fl.Method(
         name="fedmedian",
@@ -47,10 +52,6 @@ METHOD = fl.register(
         phases=(fl.Phase("train", fedmedian_round),),
         roles={"client": fl.Role(FedMedianClient)},
         needs_single_updates=True,  # a median has no secure sum
-        discloses=(
-            fl.Disclosure("train", "server", "client", fl.Deployed),
-            fl.Disclosure("train", "client", "server", Trained),
-            *fl.EVALUATION_SHEET,
-        ),
+        script=script,
     )
 )

@@ -56,6 +56,13 @@ def gossip_round(state: fl.Record, federation: fl.Federation, config: fl.TrainCo
     return state, {}
 
 
+def script(config: fl.TrainConfig, view: fl.View) -> fl.Script:
+    return {
+        "train": (fl.mail(GossipClient.train_and_send, GossipClient.average),),
+        "evaluation": (fl.ask(GossipClient.evaluate),),
+    }
+
+
 METHOD = fl.register(
     fl.Method(
         name="gossip",
@@ -66,10 +73,6 @@ METHOD = fl.register(
         phases=(fl.Phase("train", gossip_round),),
         roles={"client": fl.Role(GossipClient)},
         needs_single_updates=True,  # neighbours read each other's weights
-        discloses=(
-            fl.Disclosure("train", "server", "client", Ring),
-            fl.Disclosure("train", "client", "client", Trained),
-            fl.Disclosure("evaluation", "client", "server", fl.Evaluation),
-        ),
+        script=script,
     )
 )

@@ -63,6 +63,9 @@ def mean_of(items: list[Weights]) -> dict[str, torch.Tensor]:
     return weighted_mean(items, [1 / len(items)] * len(items))
 
 
+PAPER = {"preset": "fedstruct"}
+
+
 @pytest.mark.parametrize("task", ["node", "graph"])
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_has_the_general_properties(name: str, task: Any) -> None:
@@ -73,7 +76,9 @@ def test_an_example_has_the_general_properties(name: str, task: Any) -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs_by_name_and_the_same_in_every_execution(name: str, tmp_path: Path) -> None:
     default, each = (
-        isthmus.run(name, out=tmp_path / str(len(given)), **{**SMALL, "rounds": 15, "lr": 0.02}, **given)
+        isthmus.run(
+            name, out=tmp_path / str(len(given)), **{**SMALL, "rounds": 15, "lr": 0.02, "preset": "fedstruct"}, **given
+        )
         for given in ({}, {"execution": "each"})
     )
     assert default["rounds"] == 15 and default["test"] > 0.5
@@ -108,60 +113,6 @@ def test_fedmedian_takes_the_median_of_what_clients_would_train_alone() -> None:
     common = play("fedmedian", rounds=1).loop.state.weights
     for name, tensor in common.items():
         assert torch.equal(tensor, torch.stack([weights[name] for weights in trained]).median(0).values)
-
-
-# -- SCAFFOLD --------------------------------------------------------------------------------------
-
-
-def test_one_local_step_of_scaffold_is_a_step_on_the_mean_gradient() -> None:
-    """Then the corrections cancel in the mean: FedAvg with equal clients."""
-    ours = play("scaffold", **SGD, local_epochs=1)
-    theirs = play("fedavg", **SGD, local_epochs=1, weighting="uniform")
-    assert max_difference(ours.loop.state.weights, theirs.loop.state.weights) < 1e-12
-
-
-def test_scaffold_by_hand() -> None:
-    """Round 2 of one client with two local steps, written out."""
-    settings = {**SGD, "local_epochs": 2, "weight_decay": 0.0}
-    first, second = (play("scaffold", **settings, rounds=rounds) for rounds in (1, 2))
-    x, c = first.loop.state.weights, first.loop.state.control
-    clients = [first.engine.party(name).client for name in first.engine.parties("client")]
-    ends = []
-    for client in clients:
-        own, y = client.state.control, dict(x)
-        for _ in range(2):
-            g = client.learner.gradients(y, client.stream)
-            y = {name: y[name] - 0.1 * (g[name] - own[name] + c[name]) for name in y}
-        ends.append(y)
-    assert max_difference(second.loop.state.weights, mean_of(ends)) < 1e-12
-    at_x = [client.learner.gradients(x, client.stream) for client in clients]
-    assert max_difference(second.loop.state.control, mean_of(at_x)) < 1e-12
-
-
-def test_clients_of_scaffold_do_not_drift() -> None:
-    """Where clients differ and take many steps, FedAvg stops beside the optimum of the mean loss, SCAFFOLD at it."""
-    settings = {**SGD, "backbone": "sgc", "input_norm": False, "local_epochs": 10, "rounds": 150, "weight_decay": 0.05}
-    norms = {}
-    for method, more in (("scaffold", {}), ("fedavg", {"weighting": "uniform"})):
-        experiment = play(method, **settings, **more)
-        clients = [experiment.engine.party(name).client for name in experiment.engine.parties("client")]
-        x = experiment.loop.state.weights
-        mean = mean_of([client.learner.gradients(x, client.stream) for client in clients])
-        slope = [(mean[name] + 0.05 * tensor).flatten() for name, tensor in x.items()]  # of the mean loss, with decay
-        norms[method] = float(torch.cat(slope).norm())
-    assert norms["scaffold"] < 0.1 * norms["fedavg"]
-
-
-def test_a_server_step_of_scaffold_that_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match="server_lr"):
-        play("scaffold", server_lr=0.0)
-
-
-def test_scaffold_needs_only_sums() -> None:
-    plain, masked = (play("scaffold", **SGD, execution="each", secure_sum=secure) for secure in (False, True))
-    assert max_difference(plain.loop.state.weights, masked.loop.state.weights) < 1e-4
-    shown = {row["message"]: row["protection"] for row in masked.loop.sheet.rows()}
-    assert shown["Update"] == "masked"
 
 
 # -- gossip ----------------------------------------------------------------------------------------

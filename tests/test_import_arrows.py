@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "deploy": frozenset({"preparation", "experiments", "methods", "federation", "privacy", "data"}),
     "papers": frozenset({"experiments", "metrics"}),
     "report": frozenset({"metrics"}),
+    "api": frozenset({"experiments", "papers", "report", "methods", "federation", "nn", "data", "metrics"}),
 }
 ANYTHING = frozenset({"cli", "testing", ""})
 """``cli`` and ``testing`` see all; the package itself (``""``) hands out what users call."""

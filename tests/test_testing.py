@@ -10,16 +10,19 @@ import pytest
 import torch
 
 from isthmus.errors import ConfigError
-from isthmus.federation.interface import Federation
-from isthmus.federation.ledger import Disclosure
+from isthmus.experiments.disclosure import sheet_of
+from isthmus.experiments.scenarios import parts_for, view_of
+from isthmus.federation.contract import compiled
+from isthmus.federation.interface import Federation, View
 from isthmus.federation.messages import Count, Gradient, Message
 from isthmus.federation.roles import Role, handler
+from isthmus.federation.script import Script, ask, mail, total
 from isthmus.methods import fedavg, registry
 from isthmus.methods.fedavg import Broadcast, FedAvgClient, FedAvgCohort, FedAvgConfig, ServerState
-from isthmus.methods.registry import Log, Method, Phase, all_methods
+from isthmus.methods.registry import Log, Method, Phase, all_methods, get_method
 from isthmus.methods.training import ModelState
 from isthmus.tensors import Weights, scaled
-from isthmus.testing import METHODS, PROPERTIES, Plainly, check_method
+from isthmus.testing import METHODS, PROPERTIES, Plainly, check_method, recorded_script, small_runs
 
 Start = Callable[..., str]
 
@@ -73,14 +76,31 @@ class SendsGradients(FedAvgClient[FedAvgConfig]):
         return Update(update.weights, update.share)
 
 
-def test_a_sheet_that_names_another_message_of_the_same_name(start: Start) -> None:
-    method = start(roles={"client": Role(SendsGradients)})
-    fails(method, "wire_equals_declaration", "Update / summed (share: count, weights: gradient)")
+def test_the_sheet_follows_from_what_handlers_send_not_from_the_names_of_messages(start: Start) -> None:
+    method = get_method(start(roles={"client": Role(SendsGradients)}))
+    assert "train / client / server / Update / summed (share: count, weights: gradient)" in {
+        str(line.key) for line in sheet_of(method)
+    }
 
 
-def test_a_line_that_is_never_shown(start: Start) -> None:
-    extra = Disclosure("train", "server", "client", Update)
-    fails(start(discloses=(*fedavg.DISCLOSES, extra)), "wire_equals_declaration", "declared but never shown")
+def test_a_line_that_is_never_used(start: Start) -> None:
+    def script(config: FedAvgConfig, view: View) -> Script:
+        return {**fedavg.script(config, view), "evaluation": (ask(FedAvgClient.deploy), ask(FedAvgClient.evaluate))}
+
+    fails(start(script=script), "calls_follow_the_script", "no call was made by: evaluation: client.evaluate")
+
+
+def test_a_call_outside_the_script(start: Start) -> None:
+    def script(config: FedAvgConfig, view: View) -> Script:
+        return {**fedavg.script(config, view), "train": ()}
+
+    wanted = "client.local_update is called by sum() in phase 'train', but the script of changed does not have it"
+    fails(start(script=script), "calls_follow_the_script", wanted)
+
+
+def test_a_method_without_a_script_is_not_checked_and_says_so(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    fails(start(script=None), "calls_follow_the_script", "the method declares no script")
+    assert "changed declares no script, so its calls are not checked, and organisations will refuse it" in caplog.text
 
 
 class Remembers(FedAvgClient[FedAvgConfig]):
@@ -121,9 +141,11 @@ def first_reply_wins(state: ServerState, federation: Federation, config: FedAvgC
 
 
 def test_a_server_that_prefers_a_client(start: Start) -> None:
-    lines = [replace(line, protection="clear") if line.phase == "train" else line for line in fedavg.DISCLOSES]
+    def script(config: FedAvgConfig, view: View) -> Script:
+        return {**fedavg.script(config, view), "train": (ask(FedAvgClient.local_update),)}
+
     phases = (fedavg.METHOD.phases[0], Phase("train", first_reply_wins))
-    fails(start(phases=phases, discloses=tuple(lines)), "order_does_not_matter", "depends on the order of the clients")
+    fails(start(phases=phases, script=script), "order_does_not_matter", "depends on the order of the clients")
 
 
 def test_an_error_of_the_method_is_named_as_the_property_it_breaks(start: Start) -> None:
@@ -131,7 +153,7 @@ def test_an_error_of_the_method_is_named_as_the_property_it_breaks(start: Start)
         raise ZeroDivisionError("nobody there")
 
     phases = (fedavg.METHOD.phases[0], Phase("train", broken))
-    fails(start(phases=phases), "one_client_equals_local", "nobody there")
+    fails(start(phases=phases), "calls_follow_the_script", "nobody there")
 
 
 def test_a_subclass_that_overrides_has_no_cohort_to_check(start: Start) -> None:
@@ -156,3 +178,18 @@ def test_dropout_counts_in_the_small_runs() -> None:
         with_dropout, without = (kit.models(kit.scenario(), dropout=rate) for rate in (0.3, 0.0))
         some = next(iter(without))
         assert any(not torch.equal(with_dropout[some][key], without[some][key]) for key in without[some]), name
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedgcn", "fedlit", "gcfl", "hifgl"])
+def test_a_recorded_script_can_be_pasted_and_says_what_the_method_declares(name: str) -> None:
+    (settings, scenario), *_ = small_runs(name, settings={"secure_sum": False, "rounds": 2}).values()
+    method, view = settings.method, view_of(parts_for(settings, scenario))
+    pasted: dict[str, Any] = {"ask": ask, "total": total, "mail": mail}
+    pasted |= {role.cls.__name__: role.cls for role in method.roles.values()}
+    exec(recorded_script(name), pasted)
+    recorded = compiled(pasted["script"](settings.method_config, view), method.table)
+    declared = compiled(method.script_with(settings.method_config, view), method.table)
+    assert [replace(line, most=1, fresh=False, to=()) for line in recorded] == [
+        replace(line, most=1, fresh=False, to=()) for line in declared
+    ]
+    assert all(seen.most <= line.most for seen, line in zip(recorded, declared, strict=True))

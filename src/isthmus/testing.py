@@ -26,9 +26,13 @@ from isthmus.experiments.disclosure import sheet_of
 from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.run import SimulatedRun
 from isthmus.experiments.scenarios import AnyScenario, build
+from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.ledger import differences
 from isthmus.federation.roles import cohort_of
+from isthmus.federation.script_recorder import ScriptRecorder
+from isthmus.federation.watch import SessionWatch
 from isthmus.methods.registry import get_method
+from isthmus.methods.training import TrainConfig
 from isthmus.tensors import Weights, equal_weights, max_difference
 
 SCENARIO: dict[str, Any] = {
@@ -53,11 +57,12 @@ they do not.
 """
 
 PROPERTIES = {
+    "calls_follow_the_script": "correct the method's `script`, or what its rounds call (isthmus methods --script NAME)",
     "one_client_equals_local": "start from config.first_model(...), and let the weights of an average add up to 1",
     "identical_clients_stay_identical": "let clients start from common weights and draw from self.stream(...) only",
     "order_does_not_matter": "let nothing at the server depend on which reply comes first",
     "same_seed_same_result": "draw random numbers from self.stream(...), self.common and federation.stream(...) only",
-    "wire_equals_declaration": "correct the method's `discloses` (or `sheet`), or what its handlers send",
+    "wire_equals_declaration": "correct the method's `script`, or what its handlers send",
     "wire_coded_equals_local": "send tensors of the precision that is meant, and change nothing that was received",
     "state_is_declared": "keep what outlives a round in the client's state record or in the server's",
     "resume_is_bit_equal": "keep what outlives a round in the client's state record or in the server's",
@@ -86,9 +91,14 @@ _CHANNELS = Plainly(
     {"one_client_equals_local": "its model has a second channel, for structure"},
 )
 METHODS: dict[tuple[str, str], Plainly] = {
+    ("adafgl", "node"): Plainly(
+        {"extractor_rounds": 2, "head_width": 6},
+        {"one_client_equals_local": "after FedAvg a client trains heads of its own"},
+    ),
     ("apfl", "node"): Plainly(skip={"one_client_equals_local": "two models that start alike but step apart"}),
     ("central", "node"): _CENTRAL,
     ("central", "graph"): _CENTRAL,
+    ("ditto", "graph"): Plainly(skip={"one_client_equals_local": "its pull acts from the second batch of a round on"}),
     ("fedgcn", "node"): Plainly(
         {"backbone": "gcn"},
         {"one_client_equals_local": "rounding: sums are formed before the first product, not in it"},
@@ -106,6 +116,15 @@ METHODS: dict[tuple[str, str], Plainly] = {
     ("fedpergnn", "node"): Plainly(
         {"preset": "hifgl", "selection": "last"},
         {"one_client_equals_local": "it is another program: equal to fedavg up to rounding, and only without noise"},
+    ),
+    ("fedproto", "node"): Plainly(skip={"one_client_equals_local": "its embeddings are pulled to its own prototypes"}),
+    ("fedpub", "node"): Plainly(
+        {"proxy_nodes": 10, "proxy_graphs": 2, "proxy_degree": 3.0},
+        {"one_client_equals_local": "it trains a mask of its weights, too"},
+    ),
+    ("fedtad", "node"): Plainly(
+        {"distil_epochs": 1, "model_steps": 2, "pseudo_nodes": 12},
+        {"one_client_equals_local": "the server's steps have a weight decay"},
     ),
     ("fedprox", "graph"): Plainly(
         skip={"one_client_equals_local": "its term pulls from the second batch of a round on"}
@@ -131,6 +150,10 @@ METHODS: dict[tuple[str, str], Plainly] = {
         {"one_client_equals_local": "sums are rounded to fixed point: equal within 2^-24, not bit for bit"},
     ),
     ("mlpteacher", "node"): _TAUGHT,
+    ("scaffold", "node"): Plainly(skip={"one_client_equals_local": "rounding: the model moves by a difference"}),
+    ("scaffold", "graph"): Plainly(
+        skip={"one_client_equals_local": "corrections act from the second batch of a round"}
+    ),
 }
 """What is particular to our own methods."""
 
@@ -189,6 +212,20 @@ def small_runs(
     return runs
 
 
+def recorded_script(name: str) -> str:
+    """The script of a method as its small run calls it, whether it declares one or not, as Python to paste."""
+    (settings, scenario), *_ = small_runs(name, settings={"secure_sum": False, "rounds": 2}).values()
+    with SimulatedRun(settings, scenario, engine=LocalEngine) as experiment:
+        roles = experiment.settings.method.roles
+        engine: Any = experiment.engine
+        for party in (party for role in roles for party in engine.parties(role)):
+            engine.party(party).watch = None
+        recorder = ScriptRecorder()
+        experiment.loop.session.clock.watch = recorder
+        experiment.loop.play()
+    return recorder.text({role: entry.cls.__name__ for role, entry in roles.items()})
+
+
 def final_hashes(experiment: SimulatedRun) -> dict[str, str]:
     """SHA-256 of what each client ends with."""
     hashes = {}
@@ -215,6 +252,7 @@ class _Kit:
         self.plainly = METHODS.get((name, task), Plainly())
         self.settings = _known(name, calm) | dict(self.plainly.settings if settings is None else settings)
         self.clients = clients
+        self._played: list[SimulatedRun] = []
         # Each client shuffles its graphs for itself: where clients are to do the same, all of them are one batch, in an
         # order of its own.
         self.shuffled = task == "graph"
@@ -279,16 +317,29 @@ class _Kit:
         first, second = (self.models(self.scenario(), dropout=0.3) for _ in range(2))
         _all_same(first, second, "two runs with the same seed differ")
 
+    def calls_follow_the_script(self) -> None:
+        """Every call of a run is in the method's script, every line of the script is used, with secure sums too."""
+        for experiment in self.played():
+            assert experiment.contract is not None, "the method declares no script"
+            watch = experiment.loop.session.clock.watch
+            assert isinstance(watch, SessionWatch)
+            unused = [f"{line.phase}: {line.name}" for line in watch.unused()]
+            assert not unused, f"the script has lines that no call was made by: {', '.join(unused)}"
+
     def wire_equals_declaration(self) -> None:
         """(P5) What a run shows is exactly the method's disclosure sheet, with secure sums too where it has them."""
-        for secure in (False, True) if not self.method.needs_single_updates else (False,):
-            masked: dict[str, Any] = {"secure_sum": True, "execution": "each"} if secure else {}
-            experiment = self.experiment(self.scenario(), **masked)
-            experiment.loop.play()
+        for experiment in self.played():
             run, config = experiment.settings.run, experiment.settings.method_config
-            sheet = sheet_of(self.method, metric=run.metric, secure_sum=run.secure_sum, config=config)
+            sheet = sheet_of(
+                self.method, metric=run.metric, secure_sum=run.secure_sum, config=config, view=experiment.view
+            )
             wrong = differences(experiment.loop.sheet, sheet)
             assert not wrong, f"disclosure sheet{' with secure sums' * run.secure_sum}: {'; '.join(wrong)}"
+
+    def _maskable(self) -> bool:
+        config = self.experiment(self.scenario()).settings.method_config
+        refused = isinstance(config, TrainConfig) and config.why_not_masked()
+        return not self.method.needs_single_updates and not refused
 
     def wire_coded_equals_local(self) -> None:
         """Messages through the wire codec give the same bits as copies."""
@@ -344,6 +395,16 @@ class _Kit:
             given.pop("dropout", None)
         flags = {"dataset": self.place["dataset"], "clients": len(scenario.parts), "seed": self.place["seed"], **given}
         return SimulatedRun(resolve(method or self.method.name, flags, set), scenario)
+
+    def played(self) -> list[SimulatedRun]:
+        """A run to its end under its contract, and one with secure sums where the method has them; made once."""
+        if not self._played:
+            for secure in (False, True) if self._maskable() else (False,):
+                masked: dict[str, Any] = {"secure_sum": True, "execution": "each"} if secure else {}
+                experiment = self.experiment(self.scenario(), **masked)
+                experiment.loop.play()
+                self._played.append(experiment)
+        return self._played
 
     def models(self, scenario: AnyScenario, **changes: Any) -> Models:
         experiment = self.experiment(scenario, **changes)

@@ -30,6 +30,7 @@ KEYS = {
     "engine",
     "preset",
     "profile",
+    "variant",
     "execution",
     "rounds",
     "selected_round",
@@ -58,11 +59,7 @@ TIMES = {"seconds", "peak_rss_mb", "run_dir", "finished", "seconds_per_round"}
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "finished"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            RunFolder,
-            "drop_checkpoints",
-            lambda folder: shutil.copytree(path / "checkpoints", path.parent / "checkpoints"),
-        )
+        patch.setattr(RunFolder, "keep_last_checkpoint", lambda *_: None)
         assert main(["run", "fedavg", *RUN, "--out", str(path)]) == 0
     return path
 
@@ -70,8 +67,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def unfinished(finished: Path, tmp_path: Path) -> Path:
     path = tmp_path / "unfinished"
-    shutil.copytree(finished, path, ignore=shutil.ignore_patterns("checkpoints", "result.json"))
-    shutil.copytree(finished.parent / "checkpoints", path / "checkpoints")
+    shutil.copytree(finished, path, ignore=shutil.ignore_patterns("result.json"))
     return path
 
 
@@ -107,8 +103,8 @@ def test_python_gives_the_same_result(finished: Path, tmp_path: Path) -> None:
     )
     other = json.loads((finished / "result.json").read_text())
     assert {k: v for k, v in output.items() if k not in TIMES} == {k: v for k, v in other.items() if k not in TIMES}
-    for file in (finished / "models").iterdir():
-        assert file.read_bytes() == (tmp_path / "r" / "models" / file.name).read_bytes()
+    for file in (finished / "models").rglob("*.*"):
+        assert file.read_bytes() == (tmp_path / "r" / file.relative_to(finished)).read_bytes()
 
 
 def test_people_get_a_table(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -281,6 +277,7 @@ def test_tensorboard_after_a_resume_has_every_round_once(tmp_path: Path) -> None
         "dataset": "csbm:nodes=90,features=6,degree=4",
         "clients": 3,
         "rounds": 4,
+        "eval_every": 1,
         "hidden": 8,
         "tensorboard": True,
     }

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.cli.compare import check_presets, check_same_scenario, compare_methods
+from isthmus.api.compare import check_presets, check_same_scenario, compare_methods
 from isthmus.cli.main import main
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import resolve
@@ -74,6 +74,8 @@ def test_both_kinds_of_spread_where_the_score_is_the_clients_mean(
         "fedavg",
         "--dataset",
         "motifs:graphs=40",
+        "--preset",
+        "fedstar",
         "--clients",
         "2",
         "--rounds",
@@ -194,7 +196,7 @@ def test_presets_that_bring_different_scenarios_are_refused() -> None:
 def test_scores_by_different_rules_are_refused_and_different_presets_are_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    one, other = resolve("fedavg", {"dataset": "csbm"}), resolve("fedavg", {"dataset": "csbm", "preset": "fedspray"})
+    one, other = (resolve("fedavg", {"dataset": "csbm", "preset": preset}) for preset in ("fedstruct", "fedspray"))
     assert one.score != other.score
     with pytest.raises(ConfigError, match="cannot be compared: give --preset"):
         check_presets([one, other])

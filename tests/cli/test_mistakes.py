@@ -24,7 +24,10 @@ USAGE = [
     (["run"], ["Missing argument", "isthmus run --help"]),
     (["resume"], ["Missing argument"]),
     ([*RUN, "--rounds", "many"], ["--rounds", "integer"]),
-    (["run", "fedavgg", *SCENARIO], ["unknown method 'fedavgg': did you mean 'fedavg'? allowed: apfl, central, "]),
+    (
+        ["run", "fedavgg", *SCENARIO],
+        ["unknown method 'fedavgg': did you mean 'fedavg'? allowed: adafgl, apfl, "],
+    ),
     (["disclose", "fedsg"], ["unknown method 'fedsg': did you mean 'fedsgd'?"]),
     (["run", "fedavg", "--dataset", "corra"], ["unknown data set 'corra': did you mean 'cora'?", "citeseer"]),
     (["run", "fedavg", "--dataset", "csbm:nods=60"], ["unknown csbm parameter 'nods': did you mean 'nodes'?"]),
@@ -149,7 +152,7 @@ def test_the_folder_of_default_runs_is_a_file(tmp_path: Path, capsys: pytest.Cap
 def test_corrupt_checkpoints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RunFolder, "drop_checkpoints", lambda folder: None)
+    monkeypatch.setattr(RunFolder, "keep_last_checkpoint", lambda *_: None)
     assert main([*RUN, "--out", "r"]) == 0
     (tmp_path / "r" / "result.json").unlink()
     for tag in (tmp_path / "r" / "checkpoints").rglob("*.tag"):

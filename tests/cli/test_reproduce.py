@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+import isthmus
 from isthmus.cli.main import main
+from isthmus.errors import ConfigError
 from isthmus.papers import tables
 from isthmus.papers.tables import read_paper
 
@@ -96,6 +98,20 @@ def test_ours_beside_theirs(capsys: pytest.CaptureFixture[str]) -> None:
     assert cells(written)["FedAvg / Blocks / 2 clients"]["ours"] == got["FedAvg / Blocks / 2 clients"]["ours"]
     assert reproduce("mini/1.1", "--only", "blocks", "--json") == 0
     assert document(capsys)["runs"] == {"reused": 8}
+
+
+def test_the_same_from_python_and_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    found = isthmus.reproduce("mini/table1", only="blocks", runs=1, out="runs")
+    assert found["runs"] == {"done": 4} and capsys.readouterr() == ("", "")
+    assert reproduce("mini/table1", "--only", "blocks", "--runs", "1", "--json", "--table", "table.csv") == 0
+    assert document(capsys)["tables"] == json.loads(json.dumps(found["tables"]))
+    (table,) = found.tables()
+    assert Path("table.csv").read_text() == table.to_csv()
+    row = table.records()[0]
+    assert row["cell"] == "Local / Blocks / 2 clients" and (row["published"], row["published std"]) == (60.0, 99.0)
+    assert row["ours"] == cells(found)["Local / Blocks / 2 clients"]["ours"]["mean"]
+    with pytest.raises(ConfigError, match="none of these cells has a result"):
+        isthmus.reproduce("mini/2", runs=0, out="elsewhere")
 
 
 def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:

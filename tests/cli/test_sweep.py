@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from isthmus.api.sweep import parse_grid, sweep_rows
 from isthmus.cli.main import main
-from isthmus.cli.sweep import parse_grid, sweep_rows
 from isthmus.errors import ConfigError
 
 SCENARIO = ["--dataset", "csbm:nodes=60,features=6", "--clients", "3", "--rounds", "2", "--set", "backbone=gcn"]

@@ -25,11 +25,12 @@ DATA = {
 
 def settings_of(method: str = "fedavg", **more: object) -> Settings:
     """Settings of a submitted run."""
-    return resolve(method, {**DATA, "rounds": 2, "hidden": 4, **more, "engine": "nvflare", "execution": "each"})
+    given = {**DATA, "undirected": False, "rounds": 2, "hidden": 4, **more}
+    return resolve(method, {**given, "engine": "nvflare", "execution": "each"})
 
 
-def organisation(folder: Path, number: int, roster: Path, **data: object) -> SiteSettings:
-    """One of two organisations, with its own identity on the common roster."""
+def organisation(folder: Path, number: int, roster: Path, policy: str = "", **data: object) -> SiteSettings:
+    """One of several organisations, with its own identity on the common roster; ``policy``: end of its client.toml."""
     home = folder / f"bank-{number}"
     home.mkdir()
     identity = make_identity(home / "identity.key")
@@ -42,7 +43,7 @@ def organisation(folder: Path, number: int, roster: Path, **data: object) -> Sit
         "[data]",
     ]
     lines += [f"{key} = {json.dumps(value)}" for key, value in {**DATA, **data}.items()]
-    (home / "client.toml").write_text("\n".join(lines))
+    (home / "client.toml").write_text("\n".join([*lines, policy]))
     return SiteSettings.read(home / "client.toml")
 
 
@@ -75,10 +76,13 @@ class InProcessTransport:
         return replies
 
 
-def federation(folder: Path, **data: object) -> InProcessTransport:
+def federation(folder: Path, policy: str = "", sites: int = 2, **data: object) -> InProcessTransport:
     roster = folder / "roster.toml"
     return InProcessTransport(
-        {f"bank-{number}": SiteRuntime(organisation(folder, number, roster, **data)) for number in (0, 1)}
+        {
+            f"bank-{number}": SiteRuntime(organisation(folder, number, roster, policy, clients=sites, **data))
+            for number in range(sites)
+        }
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from typer.testing import CliRunner
 
 from isthmus.cli.main import app
 from isthmus.deploy.federation_folder import OFFERS, FederationFolder
-from isthmus.deploy.offer import Offer
+from isthmus.deploy.offer import DataShape, Offer
+from isthmus.deploy.policy import NOTHING_ASKED, STRICT, Policy
 from isthmus.deploy.provisioning import FederationConfig
 from isthmus.deploy.site_settings import SiteSettings
 from isthmus.errors import ConfigError
@@ -30,6 +32,10 @@ def federation(tmp_path: Path) -> FederationFolder:
     return FederationFolder(tmp_path / "federation", FederationConfig("x", ORGANISATIONS))
 
 
+def only(*methods: str) -> Policy:
+    return replace(NOTHING_ASKED, methods=methods)
+
+
 def give(federation: FederationFolder, **offers: Offer) -> None:
     for name, offer in offers.items():
         (federation.path / OFFERS / f"{name.replace('_', '-')}.toml").write_text(offer.to_toml())
@@ -42,7 +48,11 @@ def create(federation: FederationFolder, run: dict[str, object]) -> str:
 
 
 def test_a_run_that_all_offer_is_made(federation: FederationFolder) -> None:
-    give(federation, bank_a=Offer("client-0", (), DATA), bank_b=Offer("client-1", ("fedavg", "local"), DATA))
+    give(
+        federation,
+        bank_a=Offer("client-0", NOTHING_ASKED, DATA),
+        bank_b=Offer("client-1", only("fedavg", "local"), DATA),
+    )
     assert (federation.runs / create(federation, RUN) / "config.toml").exists()
 
 
@@ -53,18 +63,22 @@ def test_without_offers_the_sites_decide_later(federation: FederationFolder) -> 
 @pytest.mark.parametrize(
     ("offer", "run", "message"),
     [
-        (Offer("client-1", ("local",), DATA), RUN, "bank-b: method 'fedavg' is not allowed by client.toml (local)"),
-        (Offer("client-1", (), {**DATA, "split": "40/30/30"}), RUN, "bank-b: split is '40/30/30' in its client.toml"),
-        (Offer("client-1", (), DATA), RUN | {"seed": 3}, "bank-b: seed is 3 in the run"),
-        (Offer("client-0", (), DATA), RUN, "bank-a and bank-b both say they are client-0"),
-        (Offer("client-1", (), {}, {"[nodes]": "1"}), RUN, "bank-b: dataset is 'cora' in the run"),
-        (Offer("client-1", (), DATA), RUN | {"clients": 3}, "write clients = 2"),
+        (Offer("client-1", only("local"), DATA), RUN, "bank-b: method 'fedavg' is not allowed by methods = ['local']"),
+        (
+            Offer("client-1", NOTHING_ASKED, {**DATA, "split": "40/30/30"}),
+            RUN,
+            "bank-b: split is '40/30/30' in its client.toml",
+        ),
+        (Offer("client-1", NOTHING_ASKED, DATA), RUN | {"seed": 3}, "bank-b: seed is 3 in the run"),
+        (Offer("client-0", NOTHING_ASKED, DATA), RUN, "bank-a and bank-b both say they are client-0"),
+        (Offer("client-1", NOTHING_ASKED, {}, {"[nodes]": "1"}), RUN, "bank-b: dataset is 'cora' in the run"),
+        (Offer("client-1", NOTHING_ASKED, DATA), RUN | {"clients": 3}, "write clients = 2"),
     ],
 )
 def test_a_refusal_names_the_organisation(
     federation: FederationFolder, offer: Offer, run: dict[str, object], message: str
 ) -> None:
-    give(federation, bank_a=Offer("client-0", (), DATA), bank_b=offer)
+    give(federation, bank_a=Offer("client-0", NOTHING_ASKED, DATA), bank_b=offer)
     with pytest.raises(ConfigError) as error:
         create(federation, run)
     assert message in str(error.value)
@@ -73,13 +87,17 @@ def test_a_refusal_names_the_organisation(
 
 def test_different_schemas_are_named_by_feature(federation: FederationFolder) -> None:
     same = {"[nodes]": "1", "feature balance": "2"}
-    give(federation, bank_a=Offer("a", (), {}, same), bank_b=Offer("b", (), {}, same | {"feature balance": "3"}))
+    give(
+        federation,
+        bank_a=Offer("a", NOTHING_ASKED, {}, same),
+        bank_b=Offer("b", NOTHING_ASKED, {}, same | {"feature balance": "3"}),
+    )
     with pytest.raises(ConfigError, match=r"bank-b and bank-a have different schemas \(feature balance\)"):
         create(federation, TABLES)
 
 
 def test_an_offer_of_somebody_else_is_an_error(federation: FederationFolder) -> None:
-    give(federation, bank_x=Offer("client-0", (), DATA))
+    give(federation, bank_x=Offer("client-0", NOTHING_ASKED, DATA))
     with pytest.raises(ConfigError, match=r"unknown organisation in .*offers 'bank-x'"):
         federation.offers()
 
@@ -108,5 +126,33 @@ def test_the_command_prints_what_submit_reads(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["client", "offer", "--config", str(config)])
     assert done.exit_code == 0, done.output
     (tmp_path / "offer.toml").write_text(done.stdout)
-    assert Offer.read(tmp_path / "offer.toml") == SiteSettings.read(config).offer()
+    offered = Offer.read(tmp_path / "offer.toml")
+    assert offered == replace(SiteSettings.read(config).offer(), shape=DataShape(1, 2, "node"))
+    assert offered.policy == only("fedavg")
     assert str(tmp_path) not in done.stdout
+
+
+def test_a_policy_refuses_when_a_run_is_submitted(federation: FederationFolder) -> None:
+    give(federation, bank_a=Offer("client-0", NOTHING_ASKED, DATA), bank_b=Offer("client-1", STRICT, DATA))
+    with pytest.raises(ConfigError) as error:
+        create(federation, RUN)
+    text = str(error.value)
+    assert "bank-b: " in text and "bank-a: " not in text and "\n" not in text
+    for part in (
+        "train: fedavg sums Update without masks, which secure_sum = true forbids: set secure_sum = true in the run",
+        "train: fedavg shows the server Update (model) of single clients, which hidden_from_server forbids",
+        "train: fedavg sums Update over 2 clients, least_in_sum = 3 asks for more",
+        "evaluation: fedavg shows the server Evaluation (count, label statistic, metric) of single clients, which "
+        'scores = "together" forbids',
+    ):
+        assert part in text
+    assert not list(federation.runs.iterdir()), "nothing was deployed"
+
+
+def test_submit_knows_the_contract_once_all_offers_say_enough(federation: FederationFolder) -> None:
+    asks = replace(NOTHING_ASKED, approve=True)
+    give(federation, bank_a=Offer("client-0", NOTHING_ASKED, DATA, None, DataShape(5, 3, "node")))
+    assert federation.contract(create(federation, RUN)) == (None, [])
+    give(federation, bank_b=Offer("client-1", asks, DATA, None, DataShape(5, 3, "node")))
+    contract, approve = federation.contract(create(federation, RUN))
+    assert contract is not None and len(contract) == 64 and approve == ["bank-b"]

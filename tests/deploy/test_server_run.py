@@ -4,7 +4,6 @@ continuation from the newest common checkpoint.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from in_process_sites import InProcessTransport, federation, organisation, run_in_process, settings_of
+from packages import weight_hashes
 
 from isthmus.deploy import server_run
 from isthmus.deploy.handshake import BEGIN, BeginRun, JoinReply
@@ -27,19 +27,13 @@ from isthmus.federation.codec import Limits
 from isthmus.federation.host import Answer, Order
 from isthmus.federation.interface import QuorumError
 from isthmus.federation.wire import pack, unpack
-
-
-def models(folder: Path) -> dict[str, str]:
-    return {
-        path.stem: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("models/*.safetensors"))
-    }
+from isthmus.privacy.guard import fixed_groups
 
 
 def local(folder: Path, **more: Any) -> dict[str, str]:
     settings = settings_of(**more)
     start(replace(settings, run=replace(settings.run, engine="local")), folder / "local")
-    return models(folder / "local")
+    return weight_hashes(folder / "local")
 
 
 def test_bit_equal_to_a_local_run_and_models_stay_at_the_sites(tmp_path: Path) -> None:
@@ -48,10 +42,11 @@ def test_bit_equal_to_a_local_run_and_models_stay_at_the_sites(tmp_path: Path) -
     folder = run_in_process(tmp_path, transport, settings_of())
     result = folder.result()
     assert result is not None and result["engine"] == "nvflare" and result["clients"] == 2
-    assert models(tmp_path / "bank-0") | models(tmp_path / "bank-1") == expected
+    assert weight_hashes(tmp_path / "bank-0") | weight_hashes(tmp_path / "bank-1") == expected
     assert not (folder.path / "models").exists()
-    assert set(models(tmp_path / "bank-0")) == {"client-0"}
-    assert not list(tmp_path.rglob("checkpoints")), "a finished run needs none, here and at the sites"
+    assert set(weight_hashes(tmp_path / "bank-0")) == {"client-0"}
+    left = [path for path in tmp_path.rglob("checkpoints") if "local" not in path.parts]
+    assert not left, "between organisations a finished run keeps none, here and at the sites"
     assert json.loads((folder.path / "scenario.json").read_text())["sizes"].keys() == {"client-0", "client-1"}
 
 
@@ -73,7 +68,7 @@ def test_a_lost_site_needs_another_attempt_with_the_same_result(tmp_path: Path) 
     assert failure is not None and failure.again
     assert 0 < committed_rounds(tmp_path / "runs" / "r") < 5
     run_in_process(tmp_path, transport.restarted(), settings, attempt=1)
-    assert models(tmp_path / "bank-0") | models(tmp_path / "bank-1") == expected
+    assert weight_hashes(tmp_path / "bank-0") | weight_hashes(tmp_path / "bank-1") == expected
 
 
 def test_checkpoints_of_another_run_of_the_same_name_are_refused(tmp_path: Path) -> None:
@@ -89,7 +84,7 @@ def test_an_incomplete_checkpoint_is_skipped(tmp_path: Path) -> None:
     newest = max((tmp_path / "bank-1" / "state" / "r" / "checkpoints" / "client-1").glob("*.tag"))
     newest.write_bytes(newest.read_bytes()[:-7])
     run_in_process(tmp_path, transport.restarted(), settings, attempt=1)
-    assert models(tmp_path / "bank-0") | models(tmp_path / "bank-1") == expected
+    assert weight_hashes(tmp_path / "bank-0") | weight_hashes(tmp_path / "bank-1") == expected
 
 
 @pytest.mark.parametrize(
@@ -120,8 +115,9 @@ def test_organisations_that_contradict_each_other(tmp_path: Path) -> None:
         run_in_process(tmp_path, InProcessTransport({"a": SiteRuntime(one), "b": SiteRuntime(one)}), settings_of())
     with pytest.raises(ConfigError, match="the run is for 2 clients, but 1 joined"):
         run_in_process(tmp_path, InProcessTransport({"a": SiteRuntime(one)}), settings_of(), run="r2")
-    two = replace(organisation(tmp_path, 1, roster), methods=("fedper",))
-    with pytest.raises(ConfigError, match=r"b: method 'fedavg' is not allowed by client\.toml"):
+    two = organisation(tmp_path, 1, roster)
+    two = replace(two, policy=replace(two.policy, methods=("fedper",)))
+    with pytest.raises(ConfigError, match=r"b: method 'fedavg' is not allowed by methods = \['fedper'\]"):
         run_in_process(
             tmp_path, InProcessTransport({"a": SiteRuntime(one), "b": SiteRuntime(two)}), settings_of(), run="r3"
         )
@@ -152,6 +148,42 @@ def test_a_run_name_that_could_be_a_path(tmp_path: Path, run: str) -> None:
 
 def _text(data: bytes) -> str:
     return codec.decode(unpack(data)[0], Answer).text
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_site_tells_its_size_only_where_sums_are_not_secure(tmp_path: Path, secure: bool) -> None:
+    transport, settings = federation(tmp_path), settings_of(secure_sum=secure)
+    begin = pack((codec.encode(BeginRun("r", NO_RUN, 0, settings.to_toml(), versions())),))
+    replies = [
+        codec.decode(unpack(site.handle("r", BEGIN, begin))[0], JoinReply) for site in transport.runtimes.values()
+    ]
+    told = [facts.samples for reply in replies for facts in (reply.clients or {}).values()]
+    assert len(told) == 2 and all((size == 0) == secure for size in told)
+    folder = run_in_process(tmp_path, transport.restarted(), settings, run="whole")
+    result = folder.result()
+    assert result is not None and (result["per_client"] is None) == secure
+    assert ("sizes" in json.loads((folder.path / "scenario.json").read_text())) == (not secure)
+
+
+@pytest.mark.parametrize(
+    "options", [{"groups": 3, "aggregation": "median"}, {"fraction": 0.4}], ids=["groups", "draws"]
+)
+def test_fixed_groups_between_organisations(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Sites admit exactly the groups they derive themselves, round after round."""
+    more = {**options, "clients": 9, "secure_sum": True, "rounds": 3}
+    roster = tmp_path / "roster.toml"
+    sites = {f"bank-{k}": SiteRuntime(organisation(tmp_path, k, roster, clients=9)) for k in range(9)}
+    folder = run_in_process(tmp_path, InProcessTransport(sites), settings_of(**more))
+    rosters = {
+        tuple(sorted(entry.sender))
+        for step in range(1, 5)
+        for entry in folder.ledger(step)
+        if entry.message == "Update" and entry.protection == "masked"
+    }
+    names = [f"client-{k}" for k in range(9)]
+    assert rosters and rosters <= set(fixed_groups(names, 3 if "groups" in options else 2))
+    found = weight_hashes(tmp_path)
+    assert found == local(tmp_path / "local", **more)
 
 
 def test_oversized_and_malformed_requests_are_refused(tmp_path: Path) -> None:

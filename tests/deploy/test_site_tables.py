@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import csv
 import importlib.util
 import json
 import os
@@ -14,15 +14,18 @@ from pathlib import Path
 
 import pytest
 from in_process_sites import InProcessTransport, run_in_process
+from packages import weight_hashes
 
 pytest.importorskip("polars", reason="needs the extra tables")
 pytest.importorskip("private_set_intersection", reason="needs the extra tables")
 
+from isthmus.data.tables.owner import read_owner
 from isthmus.deploy.roster import make_identity
 from isthmus.deploy.site_runtime import SiteRuntime
 from isthmus.deploy.site_settings import SiteSettings
 from isthmus.errors import ConfigError, IsthmusError
 from isthmus.experiments.config import Settings, resolve
+from isthmus.experiments.models import load_models
 from isthmus.experiments.run import start
 from isthmus.federation.interface import QuorumError
 
@@ -62,13 +65,6 @@ def settings_of(method: str, dataset: str, **more: object) -> Settings:
     return resolve(method, flags)
 
 
-def hashes(folder: Path) -> dict[str, str]:
-    return {
-        path.stem: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("models/*.safetensors"))
-    }
-
-
 @pytest.mark.parametrize(
     ("method", "more"),
     [
@@ -89,9 +85,9 @@ def test_sites_end_with_the_bits_of_one_process(method: str, more: dict[str, obj
     folder = run_in_process(tmp_path, transport, replace(settings, run=replace(settings.run, engine="nvflare")))
     result = folder.result()
     assert result is not None
-    assert {name: value for bank in BANKS for name, value in hashes(tmp_path / bank / "state").items()} == hashes(
-        tmp_path / "one"
-    )
+    assert {
+        name: value for bank in BANKS for name, value in weight_hashes(tmp_path / bank / "state").items()
+    } == weight_hashes(tmp_path / "one")
     assert result["test"] == one["test"] and result["val"] == one["val"]
     assert not (folder.path / "models").exists()
     sheet = json.loads((folder.path / "disclosure.json").read_text())["rows"]
@@ -99,6 +95,39 @@ def test_sites_end_with_the_bits_of_one_process(method: str, more: dict[str, obj
     assert not [row for row in sheet if row["phase"] == "linking" and row["receiver"] == "server"]
     links = json.loads((tmp_path / "bank-a" / "state" / "r" / "links.json").read_text())
     assert links.keys() == {"bank-b", "bank-c"} and all(count["agreed"] > 0 for count in links.values())
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [("fedavg", {}), ("fedavg", {"secure_sum": True}), ("fedstruct", {"structure_hops": 2, "nsf_dim": 8})],
+)
+def test_each_bank_gets_predictions_of_its_accounts(method: str, more: dict[str, object], tmp_path: Path) -> None:
+    """By the bank's own names, right as often as the training scored, and at the bank only."""
+    tables = write_banks(tmp_path / "tables")
+    transport = sites(tmp_path, tables)
+    settings = settings_of(method, "tables", metric="accuracy", selection="best_val_acc", engine="nvflare", **more)
+    trained = run_in_process(tmp_path, transport, settings).result()
+    predicting = replace(settings, run=replace(settings.run, predict="r"))
+    folder = run_in_process(tmp_path, transport.restarted(), predicting, run="p")
+    right = total = 0
+    for bank in BANKS:
+        found = list(csv.DictReader((tmp_path / bank / "state" / "p" / "predictions.csv").open()))
+        accounts = [row["account"] for row in csv.DictReader((tables / bank / "accounts.csv").open())]
+        assert sorted(row["id"] for row in found) == sorted(accounts)
+        own = read_owner(tables / bank, bank, seed=0)  # a site's own, not the run's
+        test = {name for name, part in zip(own.ids.to_list(), own.part.tolist(), strict=True) if part == 2}
+        right += sum(row["predicted"] == row["label"] for row in found if row["id"] in test)
+        total += len(test)
+        if method == "fedavg":  # it needs nobody else: the package says the same, of the part the site kept for testing
+            alone = load_models(tmp_path / bank / "state" / "r" / "models" / bank)
+            kept = alone.predict(tables=tables / bank, part="test")[bank]
+            assert set(kept.id) == test
+            assert kept.columns()["predicted"] == [row["predicted"] for row in found if row["id"] in test]
+    assert trained is not None and trained["test"] == right / total
+    assert not list(folder.path.rglob("predictions*")), "predictions stay with their owners"
+    assert "scaling" not in {entry.phase for entry in folder.ledger(0)}, (
+        "the scaling is the training's: nothing is sent"
+    )
 
 
 def test_a_lost_run_goes_on_without_preparing_again(tmp_path: Path) -> None:
@@ -113,8 +142,8 @@ def test_a_lost_run_goes_on_without_preparing_again(tmp_path: Path) -> None:
     ledger = (tmp_path / "runs" / "r" / "ledger" / "000000.jsonl").read_bytes()
     run_in_process(tmp_path, transport.restarted(), settings, attempt=1)
     assert (tmp_path / "runs" / "r" / "ledger" / "000000.jsonl").read_bytes() == ledger
-    found = {name: value for bank in BANKS for name, value in hashes(tmp_path / bank / "state").items()}
-    assert found == hashes(tmp_path / "one")
+    found = {name: value for bank in BANKS for name, value in weight_hashes(tmp_path / bank / "state").items()}
+    assert found == weight_hashes(tmp_path / "one")
 
 
 def refusal(tmp_path: Path, transport: InProcessTransport, **more: object) -> str:

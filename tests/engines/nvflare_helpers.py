@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from packages import weight_hashes
 
 from isthmus.deploy.heartbeat import read_heartbeat
 from isthmus.deploy.loopback import LoopbackFederation, prepare_run
@@ -14,6 +15,7 @@ from isthmus.deploy.processes import descendants
 from isthmus.deploy.run_status import HEARTBEAT, committed_rounds
 from isthmus.experiments.config import Settings, resolve
 from isthmus.experiments.run import start
+from isthmus.experiments.variants import first_variant
 
 NODES: dict[str, Any] = {"dataset": "csbm:nodes=90,classes=3,features=8", "clients": 3, "seed": 3}
 TIMEOUT = 240.0
@@ -32,12 +34,12 @@ def settings_of(method: str, engine: str, set: Mapping[str, Any] | None = None, 
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of every client's final model."""
-    return {path.stem: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.safetensors"))}
+    """SHA-256 of every client's final weights."""
+    return weight_hashes(folder)
 
 
 def local_hashes(settings: Settings, folder: Path) -> dict[str, str]:
-    start(settings, folder)
+    start(first_variant(settings), folder)  # between organisations nothing is tried
     return hashes(folder / "models")
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 import torch
+from packages import weight_hashes
 
 pytest.importorskip("ray", reason="the extra isthmus[ray] is not installed; `make test-engines` installs it")
 import ray
@@ -143,7 +144,7 @@ def test_an_actor_killed_in_a_random_round_loses_nothing(cluster: Cluster, tmp_p
             results[name] = simulated.play(folder, resumed=False)
     ours: Any = simulated.engine
     assert ours.killed and ours.revived == 1, Killing.at
-    models = [{path.name: path.read_bytes() for path in (tmp_path / name / "models").iterdir()} for name in engines]
+    models = [weight_hashes(tmp_path / name) for name in engines]
     assert models[0] == models[1] and len(models[0]) == 3, Killing.at
     for key in ("test", "val", "selected_round", "bytes", "per_client"):
         assert results["local"][key] == results["ray"][key], (key, Killing.at)
@@ -251,7 +252,7 @@ with Cluster(actors=3):
 
 
 @pytest.fixture(scope="module")
-def local_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def local_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     out = tmp_path_factory.mktemp("local") / "run"
     subprocess.run([*COMMAND, *RUN, "--out", str(out)], check=True, capture_output=True, timeout=300)
     return models(out)
@@ -265,8 +266,8 @@ def scratch() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def models(out: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted((out / "models").iterdir())}
+def models(out: Path) -> dict[str, str]:
+    return weight_hashes(out)
 
 
 def left_over(scratch: Path) -> list[str]:
@@ -284,7 +285,7 @@ def left_over(scratch: Path) -> list[str]:
 
 
 def test_interrupted_and_resumed_it_ends_with_the_same_bits_and_leaves_nothing(
-    local_run: dict[str, bytes], scratch: Path, tmp_path: Path
+    local_run: dict[str, str], scratch: Path, tmp_path: Path
 ) -> None:
     out, environment = tmp_path / "run", {**os.environ, "TMPDIR": str(scratch)}
     process = subprocess.Popen(
@@ -317,7 +318,7 @@ def test_interrupted_and_resumed_it_ends_with_the_same_bits_and_leaves_nothing(
     assert not left_over(scratch)
 
 
-def test_an_existing_cluster_is_used_and_left_alone(local_run: dict[str, bytes], tmp_path: Path) -> None:
+def test_an_existing_cluster_is_used_and_left_alone(local_run: dict[str, str], tmp_path: Path) -> None:
     environment = {**os.environ, "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
     cluster = subprocess.Popen(
         [sys.executable, "-c", CLUSTER], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE

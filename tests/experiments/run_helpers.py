@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from packages import weight_hashes
+
 from isthmus.experiments.config import Settings, resolve
 from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.run import SimulatedRun, report_statistics, scenario_of
+from isthmus.methods.registry import get_method
 
 SMALL: dict[str, Any] = {
     "dataset": "csbm:nodes=90,features=6,degree=4",
@@ -25,6 +28,7 @@ TIMES = {"seconds", "peak_rss_mb", "run_dir", "finished", "seconds_per_round"}
 
 def small(method: str = "fedavg", set: Mapping[str, Any] | None = None, **changes: Any) -> Settings:
     fixed = {"backbone": "sage"} if method == "fedsage" else {}
+    fixed |= {"preset": get_method(method).preset or "fedstruct"}  # not the general one, which tries variants
     return resolve(method, {**SMALL, **fixed, **changes}, set)
 
 
@@ -56,8 +60,13 @@ def ledger(path: Path) -> dict[str, list[dict[str, Any]]]:
     return segments
 
 
-def models(path: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in sorted((path / "models").iterdir())}
+def models(path: Path) -> dict[str, Any]:
+    """The weights of every model package, and the bytes of its other files but ``model.toml``, which says how often
+    there were checkpoints and the like.
+    """
+    folder, apart = path / "models", ("model.toml", "weights.safetensors")
+    others = {file: file.read_bytes() for file in sorted(folder.rglob("*.*")) if file.name not in apart}
+    return {str(file.relative_to(folder)): content for file, content in others.items()} | weight_hashes(path)
 
 
 def assert_same_run(a: Path, b: Path) -> None:

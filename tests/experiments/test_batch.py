@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -81,8 +82,8 @@ def test_a_finished_run_keeps_what_is_needed(tmp_path: Path) -> None:
     full, lean = job(tmp_path / "full"), dataclasses.replace(job(tmp_path / "lean"), models=False)
     run_all([full, lean], workers=1)
     assert (full.folder / "models").is_dir() and not (lean.folder / "models").exists()
+    assert (full.folder / "checkpoints").is_dir() and not (lean.folder / "checkpoints").exists()
     for each in (full, lean):
-        assert not (each.folder / "checkpoints").exists()
         assert {"config.toml", "result.json", "metrics.jsonl", "disclosure.json"} <= {
             path.name for path in each.folder.iterdir()
         }
@@ -112,10 +113,20 @@ def test_damaged_folders_are_named_and_the_rest_is_run(tmp_path: Path) -> None:
     assert (config.folder / "config.toml").read_text() == "[run\n"  # left alone
 
 
-def test_a_broken_result_file_is_damage(tmp_path: Path) -> None:
+def test_a_broken_result_file_is_written_again_from_the_last_checkpoint(tmp_path: Path) -> None:
+    one = job(tmp_path)
+    before = run_all([one], workers=1)[one.folder].result
+    (one.folder / "result.json").write_text('{"method": ')
+    again = run_all([one], workers=1)[one.folder]
+    assert again.status == "done" and again.result is not None and before is not None
+    assert again.result["score"] == before["score"]
+
+
+def test_a_broken_result_file_without_checkpoints_is_damage(tmp_path: Path) -> None:
     one = job(tmp_path)
     run_all([one], workers=1)
     (one.folder / "result.json").write_text('{"method": ')
+    shutil.rmtree(one.folder / "checkpoints")
     outcome = run_all([one], workers=1)[one.folder]
     assert outcome.status == "damaged"
     assert f"delete {one.folder} to run it again" in outcome.reason
@@ -232,7 +243,7 @@ def test_killed_with_its_workers_and_continued(tmp_path: Path) -> None:
     straight = job(tmp_path / "straight", seed=0, rounds=80)
     assert scores({straight.folder: outcome}) == scores(run_all([straight], workers=1))
     weights = {
-        folder: (folder / "models" / "client-0.safetensors").read_bytes()
+        folder: (folder / "models" / "client-0" / "weights.safetensors").read_bytes()
         for folder in (straight.folder, jobs[0].folder)
     }
     assert weights[straight.folder] == weights[jobs[0].folder]

@@ -17,6 +17,7 @@ from isthmus.experiments.config_values import coerce, parse_override
 from isthmus.experiments.presets import CONDITIONS, load_preset, preset_names
 from isthmus.experiments.scenarios import build, parts_for
 from isthmus.experiments.scoring import SCORE_RULES
+from isthmus.experiments.variants import chosen, with_variant
 from isthmus.methods.registry import all_methods, get_method
 
 METHODS = [method.name for method in all_methods()]
@@ -41,16 +42,22 @@ def test_a_method_for_nodes_says_so_before_anything_else(method: str) -> None:
 
 def test_which_methods_are_for_nodes_only() -> None:
     assert {
+        "adafgl",
         "apfl",
         "fedgcn",
         "fedggr",
+        "fedgta",
         "fedlit",
         "fedpergnn",
+        "fedproto",
+        "fedpub",
         "fedspray",
         "fedspray-published",
         "fedstruct",
+        "fedtad",
         "hifgl",
         "mlpteacher",
+        "moon",
     } == set(NODES_ONLY)
 
 
@@ -60,7 +67,10 @@ def test_which_methods_are_for_nodes_only() -> None:
 def test_precedence(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text("lr = 0.3\n[run]\nrounds = 33\nseed = 3\n[method]\ndropout = 0.33\n")
-    default, preset = get_method("fedavg").config(), resolve("fedavg", {"dataset": "cora"}).method_config
+    default, preset = (
+        get_method("fedavg").config(),
+        resolve("fedavg", {"dataset": "cora", "preset": "fedstruct"}).method_config,
+    )
     assert (default.lr, default.dropout, default.hidden) == (0.01, 0.5, (64,))
     assert (preset.lr, preset.dropout, preset.hidden) == (0.002, 0.7, (128, 64)), "the preset wins over defaults"
     from_file = resolve("fedavg", {"dataset": "cora"}, {}, file)
@@ -89,7 +99,8 @@ def test_a_file_may_pick_preset_and_data_set(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("spelling", ["photo", "Amazon-Photo", "amazon_photo", "PHOTO"])
 def test_presets_know_a_data_set_under_all_its_names(spelling: str) -> None:
-    assert resolve("fedavg", {"dataset": spelling}).run.rounds == 150
+    assert resolve("fedavg", {"dataset": spelling, "preset": "fedstruct"}).run.rounds == 150
+    assert resolve("fedstruct", {"dataset": spelling}).run.preset == "fedstruct"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -198,7 +209,7 @@ def test_wrong_types_are_config_errors(value: Any, hint: Any) -> None:
 
 def test_literals_name_what_is_allowed() -> None:
     with pytest.raises(
-        ConfigError, match=r"unknown value for optimizer 'adan': did you mean 'adam'\? allowed: adam, sgd"
+        ConfigError, match=r"unknown value for optimizer 'adan': did you mean 'adam'\? allowed: adam, adamw, sgd"
     ):
         small(optimizer="adan")
 
@@ -237,6 +248,8 @@ OUT_OF_RANGE: dict[str, tuple[Any, ...]] = {
     "seed": (-1, 2**63),
     "rounds": (0, -5),
     "eval_every": (0, -1),
+    "patience": (-1,),
+    "schedule_rounds": (0, -1),
     "checkpoint.every": (-1,),
     "threads": (0, 10**10),
     "hidden": ("0", "-3", "8,0", 10**18),
@@ -315,6 +328,38 @@ OUT_OF_RANGE: dict[str, tuple[Any, ...]] = {
     "columns": (0,),
     "min_cohort": (0,),
     "fraction_bits": (-1, 80),
+    "trim": (0.0, 0.5),
+    "groups": (-1, 1, 2),
+    "max_step": (-1.0,),
+    "pull": (-1.0,),
+    "temperature": (0.0, -1.0),
+    "order": (0,),
+    "similarity": (-1.1, 1.1),
+    "mix": (-0.1, 1.1),
+    "sharpness": (-1.0,),
+    "sparsity": (-1.0,),
+    "nearness": (-1.0,),
+    "proxy_graphs": (0,),
+    "proxy_nodes": (0,),
+    "proxy_degree": (0.0,),
+    "distil_epochs": (-1,),
+    "generator_steps": (-1,),
+    "model_steps": (-1,),
+    "distil_lr": (-1.0,),
+    "distil_weight_decay": (-1.0,),
+    "pseudo_nodes": (1,),
+    "pseudo_neighbours": (0,),
+    "noise_width": (0,),
+    "accuracy": (-1.0,),
+    "spread": (-1.0,),
+    "walk_steps": (0,),
+    "extractor_rounds": (0,),
+    "own_edges": (-0.1, 1.1),
+    "agreement": (-0.1, 1.1),
+    "similar": (-0.1, 1.1),
+    "head_width": (0,),
+    "head_lr": (0.0,),
+    "switch": (-0.1, 1.1),
 }
 
 
@@ -420,7 +465,45 @@ def test_every_layer_of_a_preset_can_apply(name: str) -> None:
 @pytest.mark.parametrize("dataset", ["cora", "chameleon", "csbm"])
 def test_a_method_runs_as_it_comes(method: str, profile: str, dataset: str) -> None:
     settings = resolve(method, {"dataset": dataset, "profile": profile})
-    assert settings.run.preset == (get_method(method).preset or "fedstruct")
+    assert settings.run.preset == (get_method(method).preset or "fedstruct"), "who names a profile means a paper"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_general_preset_is_the_default_where_no_paper_has_the_data(method: str) -> None:
+    assert resolve(method, {"dataset": "csbm"}).run.preset == "general"
+    paper = get_method(method).preset
+    known = paper is not None and "cora" in load_preset(paper).datasets
+    assert resolve(method, {"dataset": "cora"}).run.preset == (paper if known else "general")
+    if get_method(method).tasks != ("node",):
+        assert resolve(method, {"dataset": "motifs"}).run.preset == "general"
+
+
+def test_variants_are_named_tried_or_fixed_by_a_setting_of_theirs() -> None:
+    assert resolve("hifgl", {"dataset": "csbm"}).run.variant == "auto"
+    fixed = resolve("hifgl", {"dataset": "csbm"}, {"backbone": "gcn"})
+    assert (fixed.run.variant, fixed.method_config.backbone) == ("own", "gcn"), "what is given by hand stays"
+    named = resolve("hifgl", {"dataset": "csbm"}, {"variant": "smooth"})
+    assert (named.run.variant, named.method_config.backbone) == ("smooth", "gcn")
+    assert resolve("fedavg", {"dataset": "csbm"}).run.variant == "none"
+    with pytest.raises(ConfigError, match=r"variant of hifgl.*own, smooth"):
+        resolve("hifgl", {"dataset": "csbm"}, {"variant": "rough"})
+    for method in METHODS:
+        assert len(load_preset("general").variants(method)) <= 4
+
+
+@pytest.mark.parametrize("method", ["fedstruct", "hifgl", "fedspray"])
+def test_a_variant_that_was_tried_is_the_variant_that_is_named(method: str) -> None:
+    auto = resolve(method, {"dataset": "csbm"})
+    for name in load_preset("general").variants(method):
+        assert with_variant(auto, name) == resolve(method, {"dataset": "csbm", "variant": name})
+
+
+def test_validation_chooses_the_variant() -> None:
+    auto = resolve("fedstruct", {"dataset": "csbm"})
+    scores = {"near": 0.4, "far": 0.9, "links": None}
+    settings, found = chosen(auto, lambda trial: scores[trial.run.variant])
+    assert settings == with_variant(auto, "far") and found == scores
+    assert chosen(settings, lambda trial: pytest.fail("nothing is left to choose")) == (settings, {})
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,11 @@ from run_helpers import assert_same_run, result, run_in_folder, small
 import isthmus
 from isthmus.errors import ConfigError, DataError, RunError
 from isthmus.experiments import folder as folder_module
+from isthmus.experiments import model_package
 from isthmus.experiments.callbacks import Callback
 from isthmus.experiments.config import Settings
 from isthmus.experiments.folder import RunFolder, write_atomic
+from isthmus.experiments.run import SimulatedRun
 
 
 class Killed(BaseException):
@@ -51,7 +53,7 @@ def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
         raise Killed
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(RunFolder, "write_model", die)
+        patch.setattr(SimulatedRun, "_write_models", die)
         run_in_folder(settings(), path)
     return path
 
@@ -96,6 +98,7 @@ class Reaper:
                 raise Killed
 
         monkeypatch.setattr(folder_module, "write_atomic", write_or_die)
+        monkeypatch.setattr(model_package, "write_atomic", write_or_die)
         monkeypatch.setattr(RunFolder, "append_round", append_or_die)
 
     def now(self) -> bool:
@@ -275,7 +278,7 @@ def test_write_atomic_replaces_at_once(tmp_path: Path, monkeypatch: pytest.Monke
 def test_an_existing_run_is_refused(plain: Path) -> None:
     before = result(plain)
     with pytest.raises(
-        ConfigError, match=r"already holds a run: continue it with `isthmus resume .*` or choose another --out"
+        ConfigError, match=r"already holds a run: continue it with `isthmus resume .*`, choose another --out, or"
     ):
         isthmus.run("fedavg", dataset="csbm", out=plain)
     assert result(plain) == before
@@ -312,13 +315,16 @@ def test_checkpoints_keep_the_last_two_tags_until_the_run_is_finished(stopped: P
     for party in (stopped / "checkpoints").iterdir():
         assert [path.name for path in sorted(party.iterdir())] == ["0000003.tag", "0000004.tag"]
     isthmus.resume(stopped)
-    assert not (stopped / "checkpoints").exists() and not (plain / "checkpoints").exists()
+    for path in (stopped, plain):
+        for party in (path / "checkpoints").iterdir():
+            assert [tag.name for tag in party.iterdir()] == ["0000004.tag"], "the last one is enough for more rounds"
 
 
 def test_checkpoints_left_behind_by_a_finished_run_go_when_it_is_resumed(stopped: Path, plain: Path) -> None:
     shutil.copy(plain / "result.json", stopped)
     assert isthmus.resume(stopped) == result(plain)
-    assert not (stopped / "checkpoints").exists()
+    for party in (stopped / "checkpoints").iterdir():
+        assert [tag.name for tag in party.iterdir()] == ["0000004.tag"]
 
 
 def test_checkpoints_of_another_run_are_refused(

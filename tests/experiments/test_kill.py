@@ -16,7 +16,7 @@ import pytest
 from processes import start, wait_for_lines
 from run_helpers import assert_same_run
 
-from isthmus.experiments.run import run
+from isthmus.api.runs import run
 
 ROUNDS = 50
 DATASET = "csbm:nodes=300,features=16"

@@ -65,7 +65,7 @@ def test_pooled_score_equals_the_exact_one_over_all_nodes(metric: str) -> None:
 def test_detail_is_asked_for_only_where_a_metric_needs_it() -> None:
     messages = [
         {row["message"] for row in run_in_memory("fedavg", **given).loop.sheet.rows()}
-        for given in ({}, {"metric": "auprc"})
+        for given in ({"metric": "accuracy"}, {"metric": "auprc"})
     ]
     assert "Detail" not in messages[0] and "Detail" in messages[1]
 

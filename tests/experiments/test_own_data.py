@@ -234,7 +234,7 @@ def test_a_folder_without_a_slash_is_suggested_with_one(banks: Path, capsys: pyt
 # -- disclosure ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("secure", "link"), [(False, "psi"), (True, "psi"), (False, "none")])
+@pytest.mark.parametrize(("secure", "link"), [(False, "psi"), (True, "psi"), (False, "plain"), (False, "none")])
 def test_the_sheet_stated_in_advance_is_what_a_run_on_tables_sends(secure: bool, link: str, banks: Path) -> None:
     keys = {"dataset": str(banks), "rounds": 1, "secure_sum": secure, "link": link}
     declared = {
@@ -244,11 +244,14 @@ def test_the_sheet_stated_in_advance_is_what_a_run_on_tables_sends(secure: bool,
     isthmus.run("fedavg", **keys, out="run")
     rows = json.loads(Path("run/disclosure.json").read_text())["rows"]
     sent = {tuple(row[key] for key in ("phase", "sender", "receiver", "message", "protection")) for row in rows}
-    assert sent == declared and ("linking" in {row["phase"] for row in rows}) == (link == "psi")
+    assert sent == declared and ("linking" in {row["phase"] for row in rows}) == (link != "none")
 
 
 def test_disclose_shows_the_preparation_of_tables_only(banks: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["disclose", "fedavg", "--dataset", str(banks), "--secure-sum"]) == 0
     shown = capsys.readouterr().out
-    assert "CellCounts" in shown and "LinkRequest" in shown and "edges both of them list" in shown
+    assert "CellCounts" in shown and "ListedEdges" in shown and "in the clear (link=plain)" in shown
+    assert main(["disclose", "fedavg", "--dataset", str(banks), "--set", "link=psi"]) == 0
+    shown = capsys.readouterr().out
+    assert "LinkRequest" in shown and "ListedEdges" not in shown and "edges both list" in shown
     assert main(["disclose", "fedavg"]) == 0 and "CellCounts" not in capsys.readouterr().out

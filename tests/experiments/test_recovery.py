@@ -135,9 +135,11 @@ def test_a_server_function_that_raises_leaves_its_traceback_in_the_log(
 
 
 def test_recovery_is_logged_in_the_folder_not_on_the_terminal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given = settings()
+    caplog.clear()  # what is said of the settings themselves
     with caplog.at_level(logging.WARNING):
         run_in_folder(
-            settings(),
+            given,
             tmp_path / "r",
             engine=FaultyEngine,
             plan=[Fault("client-1", "train", 2, "local_update", "crashed")],

@@ -323,3 +323,10 @@ def test_an_unknown_handler_is_refused_with_a_list() -> None:
     for role, name in (("client", "sleep"), ("client", "private"), ("client", "__init__"), ("nobody", "ask")):
         with pytest.raises(ProtocolError, match=r"client\.ask, client\.post, client\.read, device\.sleep"):
             table.signature(role, name)
+
+
+def test_the_report_has_words_and_a_colour_for_every_kind() -> None:
+    from isthmus.report.figures import KIND_COLOURS
+    from isthmus.report.words import KINDS
+
+    assert set(map(str, Kind)) == KINDS.keys() - {"framing"} == KIND_COLOURS.keys() - {"framing"}

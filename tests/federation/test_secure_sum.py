@@ -72,7 +72,7 @@ def test_what_one_party_sends_is_uniform_and_only_the_sum_means_anything(scenari
             return outcome
 
     play("fedavg", scenario, engine=Recording, secure_sum=True, hidden=(32,))
-    assert len(sent) == 3 * (1 + 4), "one masked message per client and sum, the count of samples included"
+    assert len(sent) == 3 * (1 + 4 + 4), "one masked message per client and sum: sizes, updates, scores"
     words = np.concatenate([message.words.numpy().view(np.uint64) for message in sent])
     assert uniformity(words) > 1e-4
     spoiled = words.copy()

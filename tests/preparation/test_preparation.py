@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from isthmus.federation.interface import QuorumError  # noqa: E402
 from isthmus.federation.session import Session  # noqa: E402
 from isthmus.preparation.owner import PreparationConfig  # noqa: E402
 from isthmus.preparation.prepared import prepared  # noqa: E402
-from isthmus.preparation.rounds import TABLE, agree_on_scaling, link_owners  # noqa: E402
+from isthmus.preparation.rounds import TABLE, TABLES, agree_on_scaling, link_owners  # noqa: E402
 from isthmus.seeds import Stream  # noqa: E402
 
 SCHEMA = """
@@ -67,13 +68,15 @@ def network(
     return tables, agreed
 
 
-def prepare(tables: dict[str, OwnerTables], *, secure: bool = False, **config: object) -> tuple[LocalEngine, Session]:
-    engine = LocalEngine(tables, TABLE, PreparationConfig(**config), Stream(0))  # type: ignore[arg-type]
-    session = Session(engine, TABLE, secure=secure)
+def prepare(
+    tables: dict[str, OwnerTables], *, secure: bool = False, link: Any = "psi", **config: object
+) -> tuple[LocalEngine, Session]:
+    engine = LocalEngine(tables, TABLES[link], PreparationConfig(**config), Stream(0))  # type: ignore[arg-type]
+    session = Session(engine, TABLES[link], secure=secure)
     session.clock.begin("scaling", 1, 1)
     agree_on_scaling(session)
     session.clock.begin("linking", 1, 2)
-    link_owners(session)
+    link_owners(session, link)
     return engine, session
 
 
@@ -123,7 +126,7 @@ def test_masked_and_plain_sums_give_the_same_features(tmp_path: Path) -> None:
 
 def test_a_cap_on_the_size_of_sets_stops_the_run(tmp_path: Path) -> None:
     tables, _ = network(tmp_path)
-    with pytest.raises(QuorumError, match=r"link\.max_ids"):
+    with pytest.raises(QuorumError, match=r"raise link\.max_ids in \[policy\]"):
         prepare(tables, max_ids=10)
 
 
@@ -156,3 +159,15 @@ def test_owners_with_different_link_keys_do_not_link(tmp_path: Path) -> None:
         prepared(tables["bank-0"], state).node_id,
         prepared(tables["bank-0"], drawn.party("bank-0").client.state).node_id,
     )
+
+
+def test_the_sheet_calls_edges_in_the_clear_structure_and_an_organisation_cannot_show_them(tmp_path: Path) -> None:
+    tables, _ = network(tmp_path)
+    kinds = {}
+    for link in ("psi", "plain"):
+        _, session = prepare(tables, link=link)
+        entries = [entry for entry in session.ledger.take() if entry.phase == "linking"]
+        kinds[link] = {entry.message: set(entry.kinds.values()) for entry in entries}
+    assert kinds["plain"]["ListedEdges"] == {"structure"} and "LinkRequest" not in kinds["plain"]
+    assert kinds["psi"]["LinkRequest"] == {"ciphertext"} and "ListedEdges" not in kinds["psi"]
+    assert "show_edges" not in TABLE.handlers["client"]  # what a site runs

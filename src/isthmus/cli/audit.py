@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,36 +17,44 @@ from isthmus.cli.run import Json
 from isthmus.errors import DataError
 
 if TYPE_CHECKING:
-    from isthmus.federation.audit import Training
+    from isthmus.cli.recover import Recovered
+    from isthmus.experiments.folder import RunFolder
+    from isthmus.federation.audit import Finding, Training
 
 NAME = "audit"
 
 POSSIBLE = (
-    "This says what is possible for a party that looks at what it received, judged from the ledger; it recovers "
-    "nothing."
+    "This says what is possible for a party that follows the protocol and looks at all it received, judged from the "
+    "ledger; it recovers nothing. Stopped: an attack was run and failed. Not tried: no attack was run, and nothing is "
+    "claimed."
 )
 HOW = "To run the attacks on the messages themselves, repeat the run as a simulation with --set transcript=true."
 
 
-def command(run_dir: Annotated[Path, typer.Argument(help="The run folder.")], json_: Json = False) -> None:
+def command(
+    run_dir: Annotated[Path, typer.Argument(help="The run folder.")],
+    beside: Annotated[
+        list[Path] | None,
+        typer.Option(help="Another run of the same parties, whose totals count too; repeatable."),
+    ] = None,
+    json_: Json = False,
+) -> None:
     """List the attacks that apply to what each party of a run received; with a transcript, run them and report what
     they recover.
     """
     from isthmus.cli.recover import recover
-    from isthmus.experiments.folder import RunFolder
     from isthmus.federation.audit import ATTACKS, judge
     from isthmus.federation.transcript import FOLDER
 
-    if not (run_dir / "config.toml").is_file():
-        raise DataError(f"{run_dir} is not a run folder (no config.toml); start one with `isthmus run`")
-    folder = RunFolder(run_dir)
+    folder = _run(run_dir)
     entries = list(folder.ledger())
     if not entries and folder.result() is None:
         raise DataError(
             f"{run_dir} holds no finished round to audit: continue it first with `isthmus resume {run_dir}`"
         )
-    findings = judge(entries, _training(folder))
+    others = [entry for other in beside or () for entry in _run(other).ledger()]
     recovered = recover(folder) if (run_dir / FOLDER).is_dir() else None
+    findings = tried(judge(entries, _training(folder), others), recovered or [])
     absent = [attack for attack in ATTACKS if attack not in {finding.attack for finding in findings}]
     if json_:
         document = {
@@ -71,6 +80,32 @@ def command(run_dir: Annotated[Path, typer.Argument(help="The run folder.")], js
         "What the attacks recovered from the kept messages",
     )
     console.print("The transcript in this folder holds what the protections hide: delete it when the audit is done.")
+
+
+def _run(run_dir: Path) -> RunFolder:
+    from isthmus.experiments.folder import RunFolder
+
+    if not (run_dir / "config.toml").is_file():
+        raise DataError(f"{run_dir} is not a run folder (no config.toml); start one with `isthmus run`")
+    return RunFolder(run_dir)
+
+
+def tried(findings: Sequence[Finding], recovered: Sequence[Recovered]) -> list[Finding]:
+    """Findings with the outcome of attacks that were run on the messages; what was not tried stays so."""
+    from dataclasses import replace
+
+    outcomes: dict[tuple[str, str], list[Recovered]] = {}
+    for each in recovered:
+        outcomes.setdefault((each.attack, each.who), []).append(each)
+    judged = []
+    for finding in findings:
+        ran = outcomes.get((finding.attack, finding.who), [])
+        if finding.verdict == "not tried" and ran:
+            told = "; ".join(f"{each.on}: {each.outcome}" for each in ran)
+            verdict: Any = "stopped" if all(each.stopped for each in ran) else "possible"
+            finding = replace(finding, verdict=verdict, why=f"{finding.why}; {told}")
+        judged.append(finding)
+    return judged
 
 
 def _training(folder: Any) -> Training:

@@ -1,45 +1,21 @@
-"""Output for people: progress on stderr, tables on stdout."""
+"""Output for people: tables on stdout."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
-from rich.progress import Progress as Bar
-from rich.table import Column, Table
+from rich.table import Table
 
-from isthmus.experiments.callbacks import Callback, Progress
-from isthmus.experiments.config import Settings
+from isthmus.api.progress import percent, size
+from isthmus.api.several import percent_spread
 
 
 def stdout() -> Console:
     """Console for results; wide enough for a table where the output is not a terminal."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=140)
-
-
-def size(count: float) -> str:
-    """A number of bytes with its unit."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 1000 or unit == "TB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError
-
-
-def clock(seconds: float | None) -> str:
-    if seconds is None:
-        return "?"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}"
-
-
-def percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.2f} %"
+    console = Console(highlight=False, emoji=False)
+    return console if console.is_terminal else Console(highlight=False, emoji=False, width=140)
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
@@ -53,64 +29,6 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: s
     stdout().print(table)
 
 
-class ProgressDisplay(Callback):
-    """Progress of a run: a live bar on a terminal, plain lines elsewhere (about ``lines`` per run)."""
-
-    def __init__(self, label: str = "", lines: int = 10) -> None:
-        self.label, self.lines = label, lines
-        self.console = Console(stderr=True, highlight=False)
-        self.bar: Bar | None = None
-        self.task: TaskID | None = None
-        self.folder: Path | None = None
-        self.scores: Mapping[str, Any] = {}
-
-    def on_start(self, settings: Settings, folder: Path, step: int, steps: int) -> None:
-        run = settings.run
-        self.folder = folder
-        self.label = self.label or f"{run.method} on {run.dataset}, {run.clients} clients, seed {run.seed}"
-        if step:
-            print(f"{self.label}: continued after {step} of {steps} rounds, setup included", file=sys.stderr)
-        if self.console.is_terminal:
-            # On a narrow terminal the label is shortened first: numbers matter more.
-            label, fixed = Column(ratio=1, no_wrap=True, overflow="ellipsis"), Column(no_wrap=True)
-            self.bar = Bar(
-                TextColumn("{task.description}", table_column=label),
-                BarColumn(bar_width=12, table_column=fixed),
-                MofNCompleteColumn(table_column=fixed),
-                TextColumn("{task.fields[note]}", table_column=fixed),
-                console=self.console,
-                expand=True,
-            )
-            self.bar.start()
-            self.task = self.bar.add_task(self.label, total=steps, completed=step, note="")
-
-    def on_round(self, progress: Progress) -> None:
-        self.scores = progress.scores or self.scores
-        note = (
-            f"val {percent(self.scores.get('val'))}  sent {size(sum(progress.bytes.values()))}  left "
-            f"{clock(progress.seconds_left)}"
-        )
-        if self.bar is not None and self.task is not None:
-            self.bar.update(self.task, completed=progress.step, note=note)
-        elif progress.step == progress.steps or progress.step % max(1, progress.steps // self.lines) == 0:
-            print(
-                f"{self.label}: {progress.phase} {progress.round}/{progress.rounds}  {note}",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    def on_recover(self, reason: str, step: int) -> None:
-        print(f"{self.label}: {reason}; continues from round {step}", file=sys.stderr)
-
-    def close(self) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
-
-
 def _privacy(privacy: Mapping[str, Any]) -> str:
     epsilon = privacy.get("epsilon")
     bound = (
@@ -119,6 +37,14 @@ def _privacy(privacy: Mapping[str, Any]) -> str:
         else f"epsilon {epsilon:.3g} at delta {privacy.get('delta')} per {privacy.get('unit')}"
     )
     return f"{bound}; {privacy['warning']}" if privacy.get("warning") else bound
+
+
+def _from_bins(result: Mapping[str, Any]) -> str:
+    """How a mean over clients was formed where secure sums hide the clients' scores."""
+    if result.get("per_client") is not None or "client_scores" not in result:
+        return ""
+    bins = result["client_scores"]
+    return "  (secure sums: too few clients to show it)" if bins is None else f"  (within {bins['bin_width'] / 2:g})"
 
 
 def print_result(result: Mapping[str, Any]) -> None:
@@ -133,7 +59,7 @@ def print_result(result: Mapping[str, Any]) -> None:
             f"{percent(result['test'])} at round {picked} (picked by validation), {percent(result['test_last'])} at "
             "the last",
         ),
-        ("test, client mean", f"{mean} at round {picked}, {mean_last} at the last"),
+        ("test, client mean", f"{mean} at round {picked}, {mean_last} at the last{_from_bins(result)}"),
         ("parameters", f"{result['parameters']['trainable']:,} trainable, {result['parameters']['shared']:,} shared"),
         ("sent", f"up {up}, down {down}, between clients {size(sent['peer'])}"),
         (
@@ -152,3 +78,15 @@ def print_result(result: Mapping[str, Any]) -> None:
         f"{result['seed']}"
     )
     print_table(("", ""), rows, title)
+
+
+def print_results(results: Mapping[str, Any]) -> None:
+    """Print several seeds' results, and mean and spread."""
+    rows = [
+        (str(each["seed"]), percent(each["score"]), percent(each["test"]), percent(each["val"]), each["run_dir"])
+        for each in results["results"]
+    ]
+    mean = [percent_spread(results[key]) for key in ("score", "test", "val")]
+    title = f"{results['method']} on {results['dataset']}, {results['clients']} clients ({results['partition']})"
+    print_table(("seed", "score", "test, pooled", "val", "folder"), [*rows, ("mean", *mean, "")], title)
+    print(f"score: {results['score_rule']}. ± over seeds, population.")

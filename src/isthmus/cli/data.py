@@ -1,4 +1,4 @@
-"""``isthmus data list|get|verify|check|describe``, ``datasets``, ``partitions``: data sets, own tables, partitions."""
+"""``isthmus data list|get|verify|check|describe|tables``, ``datasets``, ``partitions``: data sets and own tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from isthmus.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from isthmus.data.tables.check import Checked
-    from isthmus.deploy.site_settings import SiteTables
+    from isthmus.deploy.site_settings import SiteSettings, SiteTables
 
 NAME = "data"
 
@@ -88,8 +88,8 @@ def check(
     from isthmus.data.tables.check import check_folder
 
     if place.suffix == ".toml":
-        owner, tables = own_tables(place)
-        found = check_folder(tables.folder, against=against, seed=tables.seed, owner=owner)
+        site, tables = own_tables(place)
+        found = check_folder(tables.folder, against=against, seed=tables.seed, owner=str(site.client))
     else:
         found = check_folder(place, against=against)
     if json_:
@@ -100,14 +100,14 @@ def check(
         raise typer.Exit(DataError.exit_code)
 
 
-def own_tables(path: Path) -> tuple[str, SiteTables]:
-    """Name of the organisation of a ``client.toml``, and where its tables are."""
+def own_tables(path: Path) -> tuple[SiteSettings, SiteTables]:
+    """A ``client.toml``, and where its tables are."""
     from isthmus.deploy.site_settings import SiteSettings
 
     site = SiteSettings.read(path)
     if site.tables is None:
         raise ConfigError(f'{path} has no tables: add [tables] and below it folder = "data"')
-    return str(site.client), site.tables
+    return site, site.tables
 
 
 def _checked(found: Checked) -> dict[str, Any]:
@@ -136,6 +136,28 @@ def describe(folder: Annotated[Path, typer.Argument(help="Folder with one owner'
     from isthmus.data.tables.describe import draft_schema
 
     print(draft_schema(folder), end="")
+
+
+@app.command("tables")
+def tables(
+    name: Annotated[str, typer.Argument(help="Data set with transfers: amlsim-fanin, amlsim-cycle, banks.")],
+    folder: Annotated[Path, typer.Argument(help="New folder; one folder per bank is written into it.")],
+    partition: Annotated[str | None, typer.Option(help="Which bank has which account.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of banks.")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Rule for schema.toml: stratified:40/20/40, group:ring:40/20/40, ...")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the partition.", min=0)] = 0,
+    json_: Json = False,
+) -> None:
+    """Write a data set of transfers as tables, one folder per bank, to try out the path of own tables."""
+    from isthmus.data.transfer_tables import write_tables
+
+    sizes = write_tables(name, folder, partition=partition, clients=clients, split=split, seed=seed)
+    if json_:
+        print(json.dumps({"folder": str(folder), "owners": [{"owner": o, "accounts": n} for o, n in sizes.items()]}))
+    else:
+        print_table(("owner", "accounts"), [(owner, str(number)) for owner, number in sizes.items()])
 
 
 def partitions(

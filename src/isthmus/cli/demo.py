@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from isthmus.cli.console import ProgressDisplay, print_table
+from isthmus.api.progress import ProgressDisplay
+from isthmus.cli.console import print_table
 
 NAME = "demo"
 METHODS = ("local", "fedavg", "fedsgd", "central")

@@ -37,6 +37,7 @@ def command(
     from isthmus.federation.ledger import PROTECTIONS
     from isthmus.methods.registry import get_method
     from isthmus.preparation import LINKING
+    from isthmus.preparation.messages import ListedEdges
 
     flags = {
         "dataset": dataset,
@@ -64,8 +65,12 @@ def command(
     if entry.pooled:
         console.print("This method pools all data in one place before it starts: a reference, not a federation.")
     elif any(line.phase == LINKING for line in lines):
+        clear = any(line.message is ListedEdges for line in lines)
         console.print(
-            "Before the first round each pair of owners learns the edges both of them list; the server learns none."
+            "In one process owners compare their edges in the clear (link=plain); between organisations, and with "
+            "--set link=psi, each pair of owners learns only the edges both of them list, and the server learns none."
+            if clear
+            else "Before the first round each pair of owners learns the edges both list; the server learns none."
         )
     elif not entry.cross_edges:
         console.print(

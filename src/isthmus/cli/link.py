@@ -54,9 +54,9 @@ def _owners(places: list[Path]) -> tuple[dict[str, OwnerTables], dict[str, int |
         tables = read_owners(places[0], seed=0)
         return tables, dict.fromkeys(tables)
     sites = [own_tables(path) for path in places]
-    names = [name for name, _ in sites]
+    names = [str(site.client) for site, _ in sites]
     if len(set(names)) < len(names):
         raise ConfigError(f"two of these files are of the same client ({', '.join(names)}): give each owner's once")
-    tables = {name: read_owner(site.folder, name, seed=site.seed) for name, site in sites}
+    tables = {str(site.client): read_owner(own.folder, str(site.client), seed=own.seed) for site, own in sites}
     check_same_schema({name: owned.schema for name, owned in tables.items()})
-    return tables, {name: site.max_ids for name, site in sites}
+    return tables, {str(site.client): site.policy.max_ids for site, _ in sites}

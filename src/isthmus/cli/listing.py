@@ -10,18 +10,31 @@ import typer
 
 from isthmus.cli.console import print_table
 from isthmus.cli.run import Plugin
+from isthmus.errors import ConfigError
 
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show the settings of this method instead.")] = None,
     plugin: Plugin = None,
+    script: Annotated[
+        bool, typer.Option("--script", help="Play a small run of the method and print the script of its calls.")
+    ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List the methods, or the settings of one with their defaults and meaning."""
+    """List the methods, or the settings of one with their defaults and meaning; with --script which of its handlers
+    are called in each phase, for its author to paste.
+    """
     from isthmus.methods.own_parts import find_method, load_all
 
     load_all(plugin or ())
     name = find_method(name)[0] if name is not None else None
+    if script:
+        if name is None:
+            raise ConfigError("--script prints the script of one method: name it, e.g. isthmus methods --script fedavg")
+        from isthmus.testing import recorded_script
+
+        print(recorded_script(name), end="")
+        return
     if name is not None:
         _settings(name, json_)
         return

@@ -12,6 +12,7 @@ import typer
 
 from isthmus import __version__
 from isthmus.cli import (
+    advise,
     audit,
     client,
     compare,
@@ -20,6 +21,7 @@ from isthmus.cli import (
     disclose,
     link,
     listing,
+    predict,
     report,
     reproduce,
     resume,
@@ -58,7 +60,23 @@ def _options(
     )
 
 
-for module in (run, resume, compare, reproduce, sweep, report, disclose, audit, link, demo, submit, status, stop):
+for module in (
+    advise,
+    run,
+    resume,
+    predict,
+    compare,
+    reproduce,
+    sweep,
+    report,
+    disclose,
+    audit,
+    link,
+    demo,
+    submit,
+    status,
+    stop,
+):
     app.command(module.NAME)(module.command)
 app.command("methods")(listing.methods)
 app.command("datasets")(data.datasets)

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from torch import Tensor
 
-from isthmus.cli.recover_structure import neighbour_lists, reach
+from isthmus.cli.recover_hifgl import shares_held, single_rows
+from isthmus.cli.recover_structure import announced_positions, neighbour_lists, reach, summed_products
 from isthmus.errors import DataError
 from isthmus.experiments.config import Settings, settings_from_toml
 from isthmus.experiments.folder import RunFolder
+from isthmus.experiments.model_package import MODELS, read_package
 from isthmus.experiments.scenarios import parts_for, scenario_of
-from isthmus.federation.audit import LABELS, MEMBERSHIP, RANK_ONE, REUSE
+from isthmus.federation.audit import LABELS, MEMBERSHIP, RANK_ONE, READING, REUSE
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.messages import SERVER, Kind, Message, PartyId, kinds_of
-from isthmus.federation.secure import Masked
+from isthmus.federation.secure import Masked, as_if_unmasked
 from isthmus.federation.transcript import Line, received
 from isthmus.methods.fedavg import Broadcast, Update
+from isthmus.methods.fedstruct.config import FedStructConfig
+from isthmus.methods.hifgl.config import HiFGLConfig
 from isthmus.methods.training import ModelClient, TrainConfig
 from isthmus.privacy.attacks.gradients import inputs_from_linear_gradient
 from isthmus.privacy.attacks.membership import Membership, membership_by_loss
@@ -36,13 +39,16 @@ Seen = list[tuple[Line, Message]]
 
 @dataclass(frozen=True)
 class Recovered:
-    """What an attack recovered from the messages a party received, as text and numbers."""
+    """What an attack recovered from the messages a party received, as text and numbers; ``stopped`` where it was run on
+    protected messages and found nothing.
+    """
 
     attack: str
     who: str
     on: str
     outcome: str
     numbers: Mapping[str, float]
+    stopped: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -58,8 +64,18 @@ def recover(folder: RunFolder) -> list[Recovered]:
     server = list(received(folder.path, SERVER, table))
     learners = {name: client for name, client in clients.items() if isinstance(client, ModelClient)}
     found = [*_inputs(server, folder, settings), *_classes(server, folder, settings, learners), *_masks(server)]
+    found += _behind_masks(server, folder, settings, learners)
     found += _members(folder, learners)
     found += [Recovered(*each) for each in reach(server, parts)]
+    config = settings.method_config
+    if isinstance(config, FedStructConfig) and config.protocol == "hardened" and config.structure_hops > 1:
+        prune = config.prune if config.prunes and config.prune_mode == "row" else 0
+        found += [Recovered(*each) for each in summed_products(parts, prune)]
+        found += [Recovered(*each) for each in announced_positions(server, parts, sorted(parts))]
+    if isinstance(config, HiFGLConfig):
+        found += [
+            Recovered(*each) for each in (*single_rows(parts, config), *shares_held(folder.path, parts, config, table))
+        ]
     if settings.method.cross_edges:
         found += [Recovered(*each) for each in neighbour_lists(folder.path, parts, table)]
     return found or [Recovered("none", "-", "-", "no kept message is of a kind these attacks read", {})]
@@ -174,6 +190,42 @@ def _scored(source: str, scores: Sequence[Recovery], by_chance: float) -> Recove
     )
 
 
+# -- behind masks ----------------------------------------------------------------------------------
+
+
+def _behind_masks(
+    server: Seen, folder: RunFolder, settings: Settings, clients: Mapping[PartyId, ModelClient[Any]]
+) -> Iterator[Recovered]:
+    """The same attacks on masked messages, read as if they were not: what comes out unless masks are missing."""
+    read: Seen = []
+    words = plausible = 0
+    for line, message in server:
+        if isinstance(message, Masked):
+            numbers = message.words.numpy().view(np.int64).astype(np.float64)
+            words, plausible = (
+                words + numbers.size,
+                plausible + int((np.abs(numbers) < 2.0 ** (FRACTION_BITS + 4)).sum()),
+            )
+            reply = settings.method.table.signature("client", line.handler).reply if _is_client(line) else None
+            if reply is not None and (plain := as_if_unmasked(message, reply)) is not None:
+                read.append((line, plain))
+    if not words:
+        return
+    chance = words * 2.0 ** (FRACTION_BITS + 4 - 63)
+    outcome = f"read: {plausible} of {words} masked numbers are below 16 (of random ones {chance:.1f} would be)"
+    nothing = plausible <= chance + 4 * (chance + 1) ** 0.5
+    yield Recovered(READING, SERVER, "masked messages", outcome, {"read": plausible, "of": words}, nothing)
+    for found in (*_inputs(read, folder, settings), *_classes(read, folder, settings, clients)):
+        numbers_of = found.numbers
+        chance = numbers_of.get("by_chance", 0.0)
+        nothing = numbers_of.get("exact", 0) == 0 and numbers_of.get("correct", 0) <= chance + 3 * (chance + 1) ** 0.5
+        yield replace(found, on=f"masked {found.on}, read as they are", stopped=nothing)
+
+
+def _is_client(line: Line) -> bool:
+    return "/" not in line.sender
+
+
 # -- masks and models ------------------------------------------------------------------------------
 
 
@@ -191,7 +243,9 @@ def _masks(server: Seen) -> Iterator[Recovered]:
             last[key] = words
     if pairs:
         outcome = f"in {plausible} of {pairs} pairs of uploads the masks cancel"
-        yield Recovered(REUSE, SERVER, "masked messages", outcome, {"plausible": plausible, "of": pairs})
+        yield Recovered(
+            REUSE, SERVER, "masked messages", outcome, {"plausible": plausible, "of": pairs}, plausible == 0
+        )
 
 
 def _members(folder: RunFolder, clients: Mapping[PartyId, ModelClient[Any]]) -> Iterator[Recovered]:
@@ -235,11 +289,8 @@ def _members(folder: RunFolder, clients: Mapping[PartyId, ModelClient[Any]]) -> 
 
 
 def _final_model(folder: RunFolder, name: PartyId) -> Weights | None:
-    path = folder.path / "models" / f"{name.replace('/', '.')}.safetensors"
-    try:
-        return safetensors.torch.load(path.read_bytes()) if path.is_file() else None
-    except safetensors.SafetensorError as error:
-        raise DataError(f"{path} is damaged ({error}); run again") from None
+    path = folder.path / MODELS / name.replace("/", ".")
+    return read_package(path).weights if path.is_dir() else None
 
 
 def _membership(models: Mapping[PartyId, tuple[Any, Weights]]) -> tuple[Membership, int, int] | None:

@@ -12,13 +12,20 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from isthmus.data.node_data import NodeData
-from isthmus.federation.audit import LABELS, NEIGHBOURS
+from isthmus.federation.audit import LABELS, NEIGHBOURS, SUPPORT
 from isthmus.federation.messages import SERVER, Message, PartyId
 from isthmus.federation.roles import RoleTable
+from isthmus.federation.secure import MailPlan
 from isthmus.federation.transcript import Line, received
+from isthmus.graph.powers import keep_largest_per_row
 from isthmus.methods.fedstruct import Directory, Product, Step, block_of
 from isthmus.privacy.attacks.labels import labels_from_signs
-from isthmus.privacy.attacks.structure import neighbours_from_hop_products, reached_from_gradient
+from isthmus.privacy.attacks.positions import Announced, edges_from_positions
+from isthmus.privacy.attacks.structure import (
+    neighbours_from_hop_products,
+    reached_from_gradient,
+    rows_from_summed_products,
+)
 
 Told = tuple[str, str, str, str, dict[str, float]]
 """Attack, who, on what, what came out, in numbers."""
@@ -60,6 +67,65 @@ def neighbour_lists(run: Path, parts: Mapping[PartyId, NodeData], table: RoleTab
         )
 
 
+def summed_products(parts: Mapping[PartyId, NodeData], prune: int) -> Iterator[Told]:
+    """Every client on the sums of hop 2 it received in the hardened protocol. They follow from the data whatever the
+    masks and the order of columns, so they are made again here: the messages themselves cannot be opened.
+    """
+    ids = np.sort(np.concatenate([data.node_id.numpy() for data in parts.values()]))
+    walk = _walk(parts, ids)
+    second = keep_largest_per_row(walk, prune) if prune else walk
+    claimed = correct = of = solved = degrees = 0
+    for data in parts.values():
+        edges, nodes = _all_edges(data, ids)
+        own = np.zeros(len(ids), bool)
+        own[np.searchsorted(ids, data.node_id.numpy())] = True
+        known = sp.csr_matrix(walk[nodes].sign())
+        sums = sp.csr_matrix((edges @ second[nodes]).astype(np.float32))
+        read = rows_from_summed_products(edges, sums, sp.csr_matrix(known.multiply(own)), own, nodes)
+        truth = sp.csr_matrix(known.multiply(~own))
+        claimed, of = claimed + read.claimed.nnz, of + truth.nnz
+        correct += int(read.claimed.multiply(truth).nnz)
+        true_degrees = np.diff(known.indptr)
+        solved += int((np.abs(read.degrees * true_degrees - 1) < 1e-6).sum())
+        degrees += len(nodes)
+    if not of:
+        return
+    precision, recall = correct / claimed if claimed else 0.0, correct / of
+    outcome = (
+        f"named: {claimed} neighbours of adjacent foreign nodes, precision {precision:.4f}, recall {recall:.3f} "
+        f"(of {of}); degrees of {solved} of {degrees} such nodes"
+    )
+    numbers = {"claimed": claimed, "correct": correct, "of": of, "precision": precision, "recall": recall}
+    yield NEIGHBOURS, "client", "sums of hop 2", outcome, numbers | {"degrees": solved, "nodes": degrees}
+
+
+def announced_positions(
+    server: Sequence[tuple[Line, Message]], parts: Mapping[PartyId, NodeData], clients: Sequence[PartyId]
+) -> Iterator[Told]:
+    """The server on the positions that clients announced for masked products: those it takes for edges. Which of them
+    are right only the clients' secrets tell, so precision is bounded by the number of edges there are.
+    """
+    sizes = [parts[client].num_nodes for client in clients]
+    columns = sum(sizes)
+    owner = np.repeat(np.arange(len(clients)), sizes)
+    announced: dict[tuple[PartyId, PartyId], dict[int, NDArray[np.int64]]] = {}
+    for line, message in server:
+        if isinstance(message, MailPlan) and line.phase == "powers":
+            for receiver, lists in message.announced.items():
+                powers = announced.setdefault((line.sender, receiver), {})
+                powers[line.round] = np.union1d(powers.get(line.round, np.empty(0, np.int64)), lists[0].numpy())
+    claimed = edges = 0
+    for (sender, receiver), powers in announced.items():
+        own = owner == clients.index(sender)
+        claimed += len(edges_from_positions(Announced(powers, columns), own))
+        edges += _edges(parts[receiver], sender)[0].nnz if sender in _owners(parts[receiver]) else 0
+    if claimed:
+        bound = min(1.0, edges / claimed)
+        outcome = f"named: {claimed} positions for {edges} edges between clients: precision at most {bound:.3f}"
+        on = "announced positions of two powers"
+        yield SUPPORT, SERVER, on, outcome, {"claimed": claimed, "edges": edges, "precision_at_most": bound}
+
+
 def reach(server: Sequence[tuple[Line, Message]], parts: Mapping[PartyId, NodeData]) -> Iterator[Told]:
     """The server on single clients' gradients of S: which nodes their labelled nodes reach, and rows that look like one
     node's residual.
@@ -94,6 +160,34 @@ def _edges(data: NodeData, owner: str) -> tuple[sp.csr_matrix, NDArray[np.int64]
     nodes, columns = np.unique(cross.other.numpy()[chosen], return_inverse=True)
     rows = np.searchsorted(slots, cross.own.numpy()[chosen])
     return sp.csr_matrix((cross.weight.numpy()[chosen], (rows, columns)), shape=(len(slots), len(nodes))), nodes
+
+
+def _owners(data: NodeData) -> tuple[str, ...]:
+    return () if data.cross is None else tuple(data.cross.owners)
+
+
+def _all_edges(data: NodeData, ids: NDArray[np.int64]) -> tuple[sp.csr_matrix, NDArray[np.int64]]:
+    """The client's own edges to all foreign nodes it knows: by slot; and the positions of those nodes among ``ids``."""
+    assert data.cross is not None
+    own, other = (part.numpy()[data.cross.outgoing.numpy()] for part in (data.cross.own, data.cross.other))
+    slots, rows = np.unique(own, return_inverse=True)
+    nodes, columns = np.unique(other, return_inverse=True)
+    matrix = sp.csr_matrix((np.ones(len(rows)), (rows, columns)), shape=(len(slots), len(nodes)))
+    return matrix.sign().tocsr(), np.searchsorted(ids, nodes)
+
+
+def _walk(parts: Mapping[PartyId, NodeData], ids: NDArray[np.int64]) -> sp.csr_matrix:
+    """The normalised adjacency of the whole graph, self-loops included, from everybody's data."""
+    rows, columns = [np.arange(len(ids))], [np.arange(len(ids))]
+    for data in parts.values():
+        assert data.cross is not None
+        own, out = np.searchsorted(ids, data.node_id.numpy()), data.cross.outgoing.numpy()
+        rows += [own[data.edge_index[0].numpy()], own[data.cross.own.numpy()[out]]]
+        columns += [own[data.edge_index[1].numpy()], np.searchsorted(ids, data.cross.other.numpy()[out])]
+    where = np.concatenate(rows), np.concatenate(columns)
+    whole = sp.csr_matrix((np.ones(len(where[0])), where), shape=(len(ids), len(ids)))
+    mass = np.asarray(whole.sum(axis=1)).ravel()
+    return sp.csr_matrix(sp.diags(1.0 / mass) @ whole)
 
 
 def _neighbours(parts: Mapping[PartyId, NodeData]) -> dict[int, NDArray[np.int64]]:

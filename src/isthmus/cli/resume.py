@@ -7,15 +7,30 @@ from typing import Annotated
 
 import typer
 
-from isthmus.cli.console import ProgressDisplay
+from isthmus.api.progress import ProgressDisplay
 from isthmus.cli.run import Json, run_and_print
 
 NAME = "resume"
 
 
-def command(run_dir: Annotated[Path, typer.Argument(help="The run folder.")], json_: Json = False) -> None:
+def command(
+    run_dir: Annotated[Path, typer.Argument(help="The run folder.")],
+    rounds: Annotated[
+        str | None, typer.Option(help="More rounds for a finished run, as +100; without it a stopped run goes on.")
+    ] = None,
+    json_: Json = False,
+) -> None:
     """Continue a run from its newest checkpoint; the result is that of an uninterrupted run."""
     from isthmus.experiments.run import resume
 
+    more = None if rounds is None else _more(rounds)
     display = ProgressDisplay()
-    run_and_print(display, lambda: resume(run_dir, [display]), json_)
+    run_and_print(display, lambda: resume(run_dir, [display], more=more), json_)
+
+
+def _more(text: str) -> int:
+    from isthmus.errors import ConfigError
+
+    if not (text.startswith("+") and text[1:].isdecimal()):
+        raise ConfigError(f"--rounds takes how many more rounds, as +100, got {text!r}")
+    return int(text)

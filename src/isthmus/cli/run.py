@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from isthmus.cli.console import ProgressDisplay, print_result
+from isthmus.api.progress import ProgressDisplay
+from isthmus.cli.console import print_result, print_results
 
 NAME = "run"
 
@@ -40,13 +41,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON
 
 def command(
     method: Annotated[
-        str, typer.Argument(help="Method; isthmus methods lists them. Or a file of your own, ./file.py.")
+        str, typer.Argument(help="Method; isthmus methods lists them. Or a file of your own, ./file.py; or auto.")
     ],
     dataset: Dataset = None,
     partition: Partition = None,
     clients: Clients = None,
     split: Split = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
+    seed: Annotated[str | None, typer.Option(help="Seed of the run, or several, 0,1,2: one run each.")] = None,
     rounds: Rounds = None,
     preset: Preset = None,
     profile: Profile = None,
@@ -55,10 +56,15 @@ def command(
     config: Config = None,
     set_: Set = None,
     plugin: Plugin = None,
+    runs: Annotated[int | None, typer.Option(help="So many seeds, from --seed (or 0) on.", min=1)] = None,
     out: Out = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run that is in --out already.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
     json_: Json = False,
 ) -> None:
     """Run a method and write a run folder."""
+    from isthmus.api.runs import run_several, seeds_of
+    from isthmus.experiments.advice.auto import AUTO
     from isthmus.experiments.config import resolve
     from isthmus.experiments.config_values import parse_override
     from isthmus.experiments.run import start
@@ -68,7 +74,6 @@ def command(
         "partition": partition,
         "clients": clients,
         "split": split,
-        "seed": seed,
         "rounds": rounds,
         "preset": preset,
         "profile": profile,
@@ -76,9 +81,69 @@ def command(
         "engine": engine,
         "plugins": plugin,
     }
-    settings = resolve(method, flags, dict(parse_override(text) for text in set_ or ()), config)
+    overrides = dict(parse_override(text) for text in set_ or ())
+    chosen = _seeds(seed)
+    several = seeds_of(chosen, runs)
+    if method == AUTO:
+        _run_auto({**flags, "seed": chosen}, overrides, config, out, several=several is not None, json_=json_)
+        return
     display = ProgressDisplay()
-    run_and_print(display, lambda: start(settings, out, [display]), json_)
+    shown = [] if quiet else [display]
+    if several is None:
+        settings = resolve(method, {**flags, "seed": chosen}, overrides, config)
+        run_and_print(display, lambda: start(settings, out, shown, overwrite=overwrite), json_)
+        return
+    each = [resolve(method, {**flags, "seed": number}, overrides, config) for number in several]
+    run_and_print(display, lambda: run_several(each, out, shown, overwrite=overwrite), json_)
+
+
+def _run_auto(
+    flags: dict[str, Any],
+    overrides: dict[str, Any],
+    config: Path | None,
+    out: Path | None,
+    *,
+    several: bool,
+    json_: bool,
+) -> None:
+    """Let the advice choose: a line per method that is tried, then the result of the best."""
+    from isthmus.api.progress import percent
+    from isthmus.errors import ConfigError
+    from isthmus.experiments.advice.auto import run_auto
+
+    if several:
+        raise ConfigError("run auto takes one seed: give --seed a single number and leave --runs out")
+    found = run_auto(
+        flags,
+        overrides,
+        config,
+        out,
+        on_done=lambda done: print(
+            f"{done.job.folder.name}: "
+            + (done.reason if done.result is None else f"validation {percent(done.result['val'])}"),
+            file=sys.stderr,
+        ),
+    )
+    if json_:
+        print(json.dumps(found))
+        return
+    print_result(found)
+    print(
+        f"\nchosen on validation: {found['auto']['chosen']}, of {', '.join(r['plan'] for r in found['auto']['tried'])}"
+    )
+
+
+def _seeds(text: str | None) -> int | list[int] | None:
+    """``3``, or several as ``0,1,2``."""
+    from isthmus.errors import ConfigError
+
+    if text is None:
+        return None
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--seed takes a number, or several as 0,1,2, got {text!r}") from None
+    return seeds if len(seeds) > 1 else seeds[0]
 
 
 def run_and_print(
@@ -99,5 +164,7 @@ def run_and_print(
         display.stop()
     if as_json:
         print(json.dumps(result))
+    elif "results" in result:
+        print_results(result)
     else:
         print_result(result)

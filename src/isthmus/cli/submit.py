@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from isthmus.cli.console import ProgressDisplay
+from isthmus.api.progress import ProgressDisplay
 from isthmus.cli.run import Json, run_and_print
 from isthmus.errors import ConfigError
 
@@ -24,6 +25,9 @@ def command(
     ] = None,
     federation: Federation = Path("federation"),
     again: Annotated[str | None, typer.Option(help="Continue a run that was submitted before, by its name.")] = None,
+    predict: Annotated[
+        str | None, typer.Option(help="Predict with the models a finished run left at the organisations, by its name.")
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Submit a run and wait for its result; after a crash it is submitted again and continues from the newest
@@ -31,6 +35,16 @@ def command(
     """
     from isthmus.deploy.federation_folder import FederationFolder
 
+    if predict is not None and run is None and again is None:
+        folder = FederationFolder.read(federation)
+        name = folder.create_prediction(predict)
+        print(f"prediction {name}", file=sys.stderr)
+        result = folder.submit(name)
+        if json_:
+            print(json.dumps(result))
+            return
+        print(f"{', '.join(result['clients'])}: predictions are at each of them, in STATE/{name}/predictions.csv")
+        return
     if (run is None) == (again is None):
         raise ConfigError("give a run file, e.g. `isthmus submit run.toml`, or the name of an earlier run with --again")
     folder = FederationFolder.read(federation)
@@ -44,5 +58,10 @@ def command(
     name = folder.create_run(run) if run is not None else str(again)
     resume = f"isthmus submit --federation {shlex.quote(str(federation))} --again {name}"
     print(f"run {name}; after an interruption: {resume}", file=sys.stderr)
+    contract, approve = folder.contract(name)
+    if contract is not None:
+        print(f"contract {contract[:16]}: every organisation derives the same one, or refuses", file=sys.stderr)
+    if approve:
+        print(f"somebody must have approved it at {', '.join(approve)}", file=sys.stderr)
     display = ProgressDisplay()
     run_and_print(display, lambda: folder.submit(name, [display]), json_, resume)

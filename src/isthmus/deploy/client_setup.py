@@ -5,6 +5,7 @@ Runs at the organisation, in the process of the command, which afterwards superv
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from isthmus.deploy.roster import ANY_CLIENT, OrganisationKeys, read_identity
 from isthmus.deploy.site_settings import SiteSettings
 from isthmus.deploy.startup_kit import StartupKit
 from isthmus.errors import ConfigError, unknown
-from isthmus.experiments.scenarios import build
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,10 @@ class ClientSetup:
             owner = "server" if found.kind == "server" else "coordinator"
             raise ConfigError(f"{kit} is the kit of the {owner}: use that of your organisation")
         found.warn_about_certificates()
+        if not settings.asks:
+            logger.warning(
+                "%s has no [policy], so nothing is asked of a run: docs/policy.md says what to write", config.name
+            )
         return cls(found, settings, (*_check_keys(found, settings), *_check_data(settings)))
 
     def start(self) -> ProcessSupervisor:
@@ -86,18 +92,9 @@ def _check_data(settings: SiteSettings) -> list[str]:
 
         tables = read_owner(settings.tables.folder, str(settings.client), seed=settings.tables.seed)
         return [f"{name}: {value}" for name, value in summarise(tables)]
-    given = settings.data
-    scenario = build(
-        dataset=given["dataset"],
-        partition=given.get("partition"),
-        clients=given["clients"],
-        split=given.get("split"),
-        seed=given.get("seed", 0),
-        undirected=given.get("undirected", False),
-    )
-    (client,) = settings.clients_of(sorted(scenario.parts))
-    part = scenario.parts[client]
+    part = settings.trial_part()
     count, what = (part.num_graphs, "graphs") if isinstance(part, GraphSetData) else (part.num_nodes, "nodes")
     return [
-        f"{client} holds {count} {what} of {scenario.dataset}, {part.num_features} features, {part.num_classes} classes"
+        f"{settings.client} holds {count} {what} of {settings.data['dataset']}, {part.num_features} features, "
+        f"{part.num_classes} classes"
     ]

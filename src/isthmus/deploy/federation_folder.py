@@ -21,16 +21,16 @@ from typing import Any
 import tomli_w
 
 from isthmus.data.graphscenario import task_of
-from isthmus.data.own_dataset import SITE_TABLES
 from isthmus.deploy import require_nvflare
 from isthmus.deploy.admin_session import SEEN_WITHIN, AdminSession
 from isthmus.deploy.heartbeat import read_heartbeat
 from isthmus.deploy.job_template import RUNS, check_run_name
 from isthmus.deploy.kit_policy import write_policy
-from isthmus.deploy.offer import Offer, check_offers
+from isthmus.deploy.offer import Offer, check_offers, contract_hash
 from isthmus.deploy.process_supervisor import ProcessSupervisor
 from isthmus.deploy.processes import is_alive, terminate
 from isthmus.deploy.provisioning import COORDINATOR_KIT, SERVER_KIT, FederationConfig, provision
+from isthmus.deploy.run_file import resolve_run_file
 from isthmus.deploy.run_status import (
     HEARTBEAT,
     STOPPED,
@@ -43,9 +43,9 @@ from isthmus.deploy.run_supervisor import RunSupervisor
 from isthmus.deploy.startup_kit import StartupKit
 from isthmus.errors import ConfigError, RunError, unknown
 from isthmus.experiments.callbacks import Callback
-from isthmus.experiments.config import Settings, read_file, resolve, settings_from_toml
+from isthmus.experiments.config import Settings, settings_from_toml
 from isthmus.experiments.folder import RunFolder
-from isthmus.experiments.scenarios import DEFAULTS
+from isthmus.experiments.prediction import check_predicts
 
 CONFIG, SERVER_PID, OFFERS = "federation.toml", "server.pid", "offers"
 STOP_TIMEOUT = 15.0
@@ -128,21 +128,38 @@ class FederationFolder:
 
     def create_run(self, file: Path) -> str:
         """Check a run file and make the run's folder; returns the run's name."""
-        keys = read_file(file)
-        if not isinstance(keys.get("method"), str):
-            raise ConfigError(f'{file} does not say which method: add e.g. method = "fedavg"')
-        settings = self._resolved(resolve(keys["method"], {"engine": "nvflare"}, None, file), file)
+        settings = self.settings_of(file)
         check_offers(self.offers(), settings)
         name = f"{settings.run.method}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
         RunFolder.create(self.runs / name, settings.to_toml(), {"task": task_of(settings.run.dataset)}).close()
         return name
 
-    def _resolved(self, settings: Settings, file: Path) -> Settings:
+    def create_prediction(self, trained: str) -> str:
+        """Make the folder of a prediction with the models of a finished run; returns its name."""
+        path = self._run_folder(trained)
+        if not (path / "result.json").exists():
+            raise ConfigError(f"{trained} is not finished, so it has left no models: finish it first")
+        settings = settings_from_toml(RunFolder(path).config)
+        if settings.run.predict is not None:
+            raise ConfigError(f"{trained} is a prediction itself: name the run that trained the models")
+        check_predicts(settings.method)
+        settings = replace(settings, run=replace(settings.run, predict=trained))
+        name = f"predict-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+        RunFolder.create(self.runs / name, settings.to_toml(), {"task": task_of(settings.run.dataset)}).close()
+        return name
+
+    def contract(self, name: str) -> tuple[str | None, list[str]]:
+        """Hash of a run's contract, if the offers say enough to derive it, and the organisations where somebody must
+        approve it.
+        """
+        offers = self.offers()
+        wanted = [organisation for organisation, offer in offers.items() if offer.policy.approve]
+        return contract_hash(offers, settings_from_toml(RunFolder(self._run_folder(name)).config)), wanted
+
+    def settings_of(self, file: Path) -> Settings:
+        """A run file, resolved, if it is for this federation."""
+        settings = resolve_run_file(file)
         run = settings.run
-        if settings.method.pooled:
-            raise ConfigError(f"{run.method} needs all data in one place: run it with `isthmus run {run.method}`")
-        if run.execution == "cohort" or run.transcript or run.nvflare_sites is not None:
-            raise ConfigError("execution=cohort, transcript and nvflare.sites are for simulations: leave them out")
         organisations = len(self.config.organisations)
         if run.clients is None:
             raise ConfigError(f"{file} does not say how many clients: add clients = {organisations}")
@@ -151,13 +168,7 @@ class FederationFolder:
                 f"{file} is for {run.clients} clients, but the federation has {organisations} organisations with one "
                 f"client each: write clients = {organisations}"
             )
-        if run.dataset == SITE_TABLES:
-            return replace(settings, run=replace(run, execution="each"))
-        partition, split = DEFAULTS[task_of(run.dataset)]
-        return replace(
-            settings,
-            run=replace(run, execution="each", partition=run.partition or partition, split=run.split or split),
-        )
+        return settings
 
     def offers(self) -> dict[str, Offer]:
         """The offers that organisations sent, by organisation; some may have sent none."""

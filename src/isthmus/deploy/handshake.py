@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from isthmus.federation.interface import Failure
+from isthmus.privacy.keys import frame
 from isthmus.records import Record
 
 Site = str
@@ -49,8 +50,26 @@ class SessionKeys(Record):
 
 
 @dataclass(frozen=True)
+class SignedHead(Record):
+    """The newest line of a site's audit chain (`isthmus.deploy.audit_chain`), signed by its organisation for one of its
+    clients. Whoever keeps it can tell later whether the chain was cut or rewritten.
+    """
+
+    number: int
+    hash: str
+    signature: bytes
+
+    def signed(self, client: str) -> bytes:
+        return frame("isthmus/audit-head/1", client, self.number, self.hash)
+
+
+@dataclass(frozen=True)
 class ClientFacts(Record):
-    """What the server may know of a client before anything is sent (:class:`~isthmus.federation.interface.View`)."""
+    """What the server may know of a client before anything is sent (:class:`~isthmus.federation.interface.View`).
+
+    Args:
+        samples: Weight of the client in means over clients; 0 with secure sums, which show no such mean.
+    """
 
     features: int
     classes: int
@@ -63,6 +82,7 @@ class JoinReply(Record):
     """A site's reply to :class:`BeginRun`: its clients, or why it does not take part.
 
     ``schema``: of tables, a hash of every table and feature of its schema, so that a difference can be named.
+    ``heads``: of its audit chain, by client.
     """
 
     error: str = ""
@@ -72,13 +92,22 @@ class JoinReply(Record):
     dataset: str = ""
     source: str = ""
     schema: Mapping[str, str] | None = None
+    heads: Mapping[str, SignedHead] | None = None
 
 
 @dataclass(frozen=True)
 class PeerKeys(Record):
-    """The signed session keys of all parties, distributed by the server."""
+    """The signed session keys of all parties, and the heads of all audit chains, distributed by the server."""
 
     keys: Mapping[str, SessionKeys]
+    heads: Mapping[str, SignedHead] | None = None
+
+
+@dataclass(frozen=True)
+class EndReply(Record):
+    """A site's reply to the end of a run: the heads of its audit chain, by client."""
+
+    heads: Mapping[str, SignedHead] | None = None
 
 
 class Transport(Protocol):

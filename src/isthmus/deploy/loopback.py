@@ -30,6 +30,7 @@ from isthmus.errors import ConfigError
 from isthmus.experiments.callbacks import Callback
 from isthmus.experiments.config import Settings
 from isthmus.experiments.folder import RunFolder
+from isthmus.experiments.model_package import MODEL, MODELS
 from isthmus.experiments.run import default_folder
 from isthmus.experiments.scenarios import report_statistics, scenario_of
 from isthmus.methods.own_parts import file_of
@@ -201,10 +202,10 @@ def _run(path: Path, settings: Settings, callbacks: Sequence[Callback]) -> dict[
 
 def _collect_models(path: Path) -> dict[str, Any]:
     """Copy the sites' models to the run folder; returns the result."""
-    models = path / "models"
+    models = path / MODELS
     models.mkdir(exist_ok=True)
-    for model in sorted((path / "sites").glob(f"*/{RUN}/models/*.safetensors")):
-        shutil.copyfile(model, models / model.name)
+    for model in sorted((path / "sites").glob(f"*/{RUN}/{MODELS}/*/{MODEL}")):
+        shutil.copytree(model.parent, models / model.parent.name, dirs_exist_ok=True)
     for left in (path / "sites").glob(f"*/{RUN}/checkpoints"):
         shutil.rmtree(left, ignore_errors=True)
     folder = RunFolder(path)

@@ -5,7 +5,9 @@ so that a run nobody would accept costs no job, ``isthmus submit`` first checks 
 ``isthmus client offer`` prints one at the organisation, the coordinator keeps it as ``offers/<organisation>.toml``::
 
     client = "bank-a"
-    methods = ["fedavg"]         # none: any
+
+    [policy]                     # what it asks of a run; without it, nothing
+    secure_sum = true
 
     [schema]                     # of own tables, a hash of every table and feature; or
     "feature balance" = "5d1c..."
@@ -17,17 +19,22 @@ so that a run nobody would accept costs no job, ``isthmus submit`` first checks 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from isthmus.data.graphscenario import task_of
 from isthmus.data.own_dataset import SITE_TABLES
+from isthmus.deploy.policy import TABLE, Policy
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import RunConfig, Settings
 from isthmus.experiments.config_values import read_toml
+from isthmus.experiments.contract import contract_of
 from isthmus.experiments.scenarios import DEFAULTS
+from isthmus.federation.contract import Contract
+from isthmus.federation.interface import View
 
 SCENARIO = ("dataset", "partition", "clients", "split", "seed", "undirected")
 _DEFAULTS: dict[str, Any] = {
@@ -41,40 +48,60 @@ _DEFAULTS: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
+class DataShape:
+    """What the server is told of a client's data when a run begins, without the number of samples."""
+
+    features: int
+    classes: int
+    task: str
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any], path: Path) -> DataShape:
+        try:
+            return cls(int(raw["features"]), int(raw["classes"]), str(raw["task"]))
+        except (KeyError, TypeError, ValueError):
+            raise ConfigError(f"{path} is not an offer: ask for the output of `isthmus client offer` again") from None
+
+
+@dataclass(frozen=True)
 class Offer:
     """What one organisation takes part with.
 
     Args:
+        policy: What it asks of a run. Budgets are checked by the site alone: only it knows what is spent.
         data: The scenario of a public data set; empty with own tables.
         schema: Hashes of the schema of own tables (:func:`~isthmus.data.tables.schema.digests`); None without.
+        shape: Of its data, which the contract of a run may depend on; None where not known.
     """
 
     client: str
-    methods: tuple[str, ...]
+    policy: Policy
     data: Mapping[str, Any]
     schema: Mapping[str, str] | None = None
+    shape: DataShape | None = None
 
     @classmethod
     def read(cls, path: Path) -> Offer:
         raw = read_toml(path, "the offer ")
-        client, methods, data, schema = (raw.get(key) for key in ("client", "methods", "data", "schema"))
+        client, policy, data, schema, shape = (raw.get(key) for key in ("client", TABLE, "data", "schema", "shape"))
         if (
             isinstance(client, str)
-            and isinstance(methods, list)
-            and all(isinstance(name, str) for name in methods)
+            and isinstance(policy, dict)
             and isinstance(data if schema is None else schema, dict)
+            and (shape is None or isinstance(shape, dict))
         ):
-            return cls(client, tuple(methods), data or {}, schema)
+            asked = Policy.read(policy, path.name)
+            return cls(client, asked, data or {}, schema, None if shape is None else DataShape.read(shape, path))
         raise ConfigError(f"{path} is not an offer: ask for the output of `isthmus client offer` again")
 
     def to_toml(self) -> str:
         content = {"data": dict(self.data)} if self.schema is None else {"schema": dict(self.schema)}
-        return tomli_w.dumps({"client": self.client, "methods": list(self.methods), **content})
+        shape = {} if self.shape is None else {"shape": asdict(self.shape)}
+        return tomli_w.dumps({"client": self.client, TABLE: self.policy.to_table(), **shape, **content})
 
-    def check(self, settings: Settings, file: str = "client.toml") -> None:
-        """Raise unless the organisation takes part in such a run; the error names what differs."""
+    def check_data(self, settings: Settings, file: str = "client.toml") -> None:
+        """Raise unless such a run is about the organisation's data; the error names what differs."""
         run = settings.run
-        check_method(self.methods, settings, file)
         if settings.method.pooled:
             raise ConfigError(f"{run.method} needs all data in one place: run it with `isthmus run {run.method}`")
         if self.schema is not None:
@@ -88,11 +115,14 @@ class Offer:
                 raise ConfigError(f"{key} is {asked!r} in the run, but its {file} does not give it: agree on one")
 
 
-def check_method(methods: Sequence[str], settings: Settings, file: str) -> None:
-    """Raise unless the method and what is recorded of it are allowed."""
+def check_kind(settings: Settings) -> None:
+    """Raise if a run is of a kind that organisations take no part in, whatever their policy."""
     run = settings.run
-    if methods and run.method not in methods:
-        raise ConfigError(f"method {run.method!r} is not allowed by {file} ({', '.join(methods)}): agree on one")
+    if settings.method.script is None:
+        raise ConfigError(
+            f"{run.method} declares no script, so nobody could refuse what is not agreed: its author adds script= to "
+            "its Method"
+        )
     if run.transcript:
         raise ConfigError("transcript=true keeps what protections hide, which is for simulations: leave it out")
 
@@ -112,9 +142,11 @@ def check_offers(offers: Mapping[str, Offer], settings: Settings) -> None:
     not.
     """
     refusals = []
+    contract = offered_contract(offers, settings)
     for organisation, offer in offers.items():
         try:
-            offer.check(settings)
+            offer.check_data(settings)
+            offer.policy.check(settings, contract)
         except ConfigError as error:
             refusals.append(f"{organisation}: {error}")
     if refusals:
@@ -123,6 +155,29 @@ def check_offers(offers: Mapping[str, Offer], settings: Settings) -> None:
         )
     owners_of({organisation: (offer.client,) for organisation, offer in offers.items()})
     check_schemas({organisation: offer.schema or {} for organisation, offer in offers.items()})
+
+
+def offered_contract(offers: Mapping[str, Offer], settings: Settings) -> Contract:
+    """The contract of a run between these organisations, for their policies. Names and shapes that are not known yet
+    are made up: only its hash depends on them (:func:`contract_hash`).
+    """
+    check_kind(settings)
+    names = sorted({offer.client for offer in offers.values()})
+    missing = max(0, int(settings.run.clients or 0) - len(names))
+    clients = (*names, *(f"client-{number}?" for number in range(missing)))
+    shapes = {offer.shape for offer in offers.values()}
+    known = shapes.pop() if len(shapes) == 1 else None
+    task: Any = known.task if known is not None else task_of(settings.run.dataset)
+    if known is None:
+        return contract_of(settings, View(clients, 1, 2, task=task, alike=False))
+    return contract_of(settings, View(clients, known.features, known.classes, task=task))
+
+
+def contract_hash(offers: Mapping[str, Offer], settings: Settings) -> str | None:
+    """The hash every site will derive, where all have sent an offer that says enough."""
+    if len(offers) != settings.run.clients or any(offer.shape is None for offer in offers.values()):
+        return None
+    return offered_contract(offers, settings).hash
 
 
 def owners_of(clients: Mapping[str, Sequence[str]]) -> dict[str, str]:

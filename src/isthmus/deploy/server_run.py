@@ -21,9 +21,11 @@ from isthmus.deploy.handshake import (
     KEYS,
     BeginRun,
     ClientFacts,
+    EndReply,
     JoinReply,
     PeerKeys,
     SessionKeys,
+    SignedHead,
     Site,
     Transport,
 )
@@ -31,19 +33,25 @@ from isthmus.deploy.offer import check_schemas, owners_of
 from isthmus.deploy.run_status import ProgressWriter, RunFailure
 from isthmus.errors import ConfigError, ProtocolError
 from isthmus.experiments.config import Settings, settings_from_toml
+from isthmus.experiments.contract import contract_of
 from isthmus.experiments.folder import RunFolder
+from isthmus.experiments.model_package import MODELS, read_package
+from isthmus.experiments.prediction import server_state
 from isthmus.experiments.result import Described, versions
 from isthmus.experiments.run import RunDriver
 from isthmus.federation import codec
 from isthmus.federation.engines.remote import RemoteEngine
 from isthmus.federation.host import Answer, FrameKind
 from isthmus.federation.interface import Failure, QuorumError, View
-from isthmus.federation.messages import ClientId, PartyId
+from isthmus.federation.ledger import PROTECTIONS, Sheet
+from isthmus.federation.messages import SERVER, ClientId, PartyId
 from isthmus.federation.party import Store
 from isthmus.federation.roles import RoleTable
+from isthmus.federation.script import PREDICTION
 from isthmus.federation.session import Session
 from isthmus.federation.wire import Frame, pack, unpack
 
+HEADS = "heads.jsonl"
 JOIN_TIMEOUT = 600.0
 """Seconds a site may take to load its data."""
 
@@ -101,15 +109,22 @@ def run_on_sites(path: Path, run: str, attempt: int, transport: Transport) -> No
             _prepare(replace(begin, stage="prepare"), settings, folder, transport)
         joined = _begin(begin, transport)
         clients = _clients(joined, settings)
-        _distribute_keys(run, joined, transport)
+        keep_heads(path, attempt, "join", {site: one.heads for site, one in joined.items()})
+        view = _view(clients)
+        _distribute_keys(run, joined, transport, contract_of(settings, view).hash)
         _write_sizes(path, clients)
         places = {site: tuple(sorted(one.clients or {})) for site, one in joined.items() if one.clients}
         engine = SitesEngine(places, settings.method.table, transport, run)
+        if settings.run.predict is not None:
+            _predict(begin, settings, folder, engine, view)
+            transport.request(run, END, dict.fromkeys(places, pack((codec.encode(Answer()),))), None)
+            return
         described = Described(*next((one.dataset, one.source) for one in joined.values() if one.clients))
         samples = {client: facts.samples for client, facts in clients.items()}
-        driver = RunDriver(settings, engine, _view(clients), samples, described, callbacks=[ProgressWriter()])
+        driver = RunDriver(settings, engine, view, samples, described, callbacks=[ProgressWriter()])
         driver.play(folder, resumed=True)
-        transport.request(run, END, dict.fromkeys(places, pack((codec.encode(Answer()),))), None)
+        ended = transport.request(run, END, dict.fromkeys(places, pack((codec.encode(Answer()),))), None)
+        keep_heads(path, attempt, "end", {site: _end_heads(reply) for site, reply in ended.items()})
     except BaseException as error:
         RunFailure.of(error).write(path)
         raise
@@ -117,19 +132,43 @@ def run_on_sites(path: Path, run: str, attempt: int, transport: Transport) -> No
         folder.close()
 
 
+def _predict(begin: BeginRun, settings: Settings, folder: RunFolder, engine: SitesEngine, view: View) -> None:
+    """Models of an earlier run predict at the sites, with the messages their method needs; predictions stay there."""
+    method, run = settings.method, settings.run
+    own = folder.path.parent / str(run.predict) / MODELS / SERVER
+    package = read_package(own) if own.is_dir() else None
+    state = server_state(method, settings.method_config, run.seed, view, package)
+    contract = contract_of(settings, view)
+    session = Session(
+        engine, method.table, seed=run.seed, incarnation=begin.attempt, secure=settings.secure, contract=contract
+    )
+    session.clock.begin(PREDICTION, 1, 1)
+    if method.predict is not None:
+        method.predict(state, session, settings.method_config)
+    clients = [client for client, _ in engine.export(False)]
+    entries, sheet = session.ledger.take(), Sheet()
+    sheet.add([*folder.ledger(0), *entries])
+    folder.append_round(1, entries, None)
+    folder.write_json("disclosure.json", {"method": run.method, "rows": sheet.rows(), "protections": PROTECTIONS})
+    sent = sum(entry.total for entry in entries)
+    facts = {"kind": "predict", "method": run.method, "models": run.predict, "clients": clients, "bytes": sent}
+    folder.write_json("result.json", facts | {"run_dir": str(folder.path), "versions": versions()})
+
+
 def _prepare(begin: BeginRun, settings: Settings, folder: RunFolder, transport: Transport) -> None:
     """Owners of tables agree on scaling and on the edges between them, before the first round."""
+    from isthmus.preparation import link_of
     from isthmus.preparation.rounds import TABLE, prepare_owners
 
     joined = _begin(begin, transport)
     check_schemas({site: one.schema or {} for site, one in joined.items()})
-    _clients(joined, settings)
-    _distribute_keys(begin.run, joined, transport)
+    contract = contract_of(settings, _view(_clients(joined, settings)))
+    _distribute_keys(begin.run, joined, transport, contract.hash)
     places = {site: tuple(sorted(one.clients or {})) for site, one in joined.items() if one.clients}
     engine = SitesEngine(places, TABLE, transport, begin.run)
     run = settings.run
-    session = Session(engine, TABLE, seed=run.seed, incarnation=begin.attempt, secure=run.secure_sum)
-    prepare_owners(session, link=run.link != "none")
+    session = Session(engine, TABLE, seed=run.seed, incarnation=begin.attempt, secure=run.secure_sum, contract=contract)
+    prepare_owners(session, link_of(run.link, organisations=True), scale=run.predict is None)
     folder.append_round(0, session.ledger.take(), None)
 
 
@@ -168,23 +207,48 @@ def _clients(joined: Mapping[Site, JoinReply], settings: Settings) -> dict[Clien
     return dict(sorted(clients.items()))
 
 
-def _distribute_keys(run: str, joined: Mapping[Site, JoinReply], transport: Transport) -> None:
-    """Send every site the signed session keys of all parties."""
+def _distribute_keys(run: str, joined: Mapping[Site, JoinReply], transport: Transport, contract: str) -> None:
+    """Send every site the signed session keys of all parties; each answers with the hash of its contract."""
     keys: dict[PartyId, SessionKeys] = {party: k for one in joined.values() for party, k in (one.keys or {}).items()}
-    request = pack((codec.encode(PeerKeys(keys)),))
+    heads = {client: head for one in joined.values() for client, head in (one.heads or {}).items()}
+    request = pack((codec.encode(PeerKeys(keys, heads)),))
     sites = [site for site, one in joined.items() if one.clients]
     replies = transport.request(run, KEYS, dict.fromkeys(sites, request), JOIN_TIMEOUT)
     for site, reply in replies.items():
         if isinstance(reply, Failure):
             raise QuorumError("keys", {site: reply}, len(replies) - 1, len(replies))
-        codec.decode(unpack(reply)[0], Answer).check(site)
+        answer = codec.decode(unpack(reply)[0], Answer).check(site)
+        if answer.contract != contract:
+            raise ConfigError(
+                f"{site} derives contract {answer.contract[:16]} from these settings and the server {contract[:16]}: "
+                "install the same version everywhere"
+            )
+
+
+def _end_heads(reply: bytes | Failure) -> Mapping[str, SignedHead] | None:
+    """The heads in a site's last reply; a site that is gone by then has none, and the run is finished anyway."""
+    try:
+        return None if isinstance(reply, Failure) else codec.decode(unpack(reply)[0], EndReply).heads
+    except ProtocolError:
+        return None
+
+
+def keep_heads(path: Path, attempt: int, when: str, heads: Mapping[Site, Mapping[str, SignedHead] | None]) -> None:
+    """Add the heads of the sites' audit chains to ``heads.jsonl`` of the run folder: with them an organisation, or
+    anybody who holds its public key, can tell later whether its chain was cut or rewritten.
+    """
+    with (path / HEADS).open("a") as file:
+        for site, signed in sorted(heads.items()):
+            for client, head in sorted((signed or {}).items()):
+                line = {"site": site, "client": client, "when": when, "attempt": attempt, "number": head.number}
+                file.write(json.dumps(line | {"head": head.hash, "signature": head.signature.hex()}) + "\n")
 
 
 def _write_sizes(path: Path, clients: Mapping[ClientId, ClientFacts]) -> None:
     """Add the clients' sizes to ``scenario.json`` for the report: between organisations nobody else knows them."""
     file = path / "scenario.json"
     known = json.loads(file.read_text()) if file.exists() else {}
-    if "sizes" not in known:
+    if "sizes" not in known and any(facts.samples for facts in clients.values()):
         file.write_text(json.dumps(known | {"sizes": {client: facts.samples for client, facts in clients.items()}}))
 
 

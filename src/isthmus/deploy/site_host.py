@@ -9,8 +9,8 @@ nobody signed is refused, or the server could impersonate all the others.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from isthmus.deploy.handshake import PeerKeys, SessionKeys
@@ -18,19 +18,41 @@ from isthmus.deploy.roster import OrganisationKeys
 from isthmus.errors import ProtocolError
 from isthmus.federation import codec
 from isthmus.federation.codec import LIMITS, Limits
+from isthmus.federation.contract import Contract
 from isthmus.federation.engine import Export
 from isthmus.federation.host import PartyHost
 from isthmus.federation.interface import Failure
-from isthmus.federation.messages import SERVER, ClientId, Message, PartyId
+from isthmus.federation.messages import SERVER, ClientId, Message, PartyId, client_of
 from isthmus.federation.party import Invocation, Outcome, Parcel, Turn
 from isthmus.federation.roles import RoleTable
 from isthmus.federation.secure import Masked, MaskOrder, Sealed
-from isthmus.privacy.keys import Identity, Roster, SignedKey
+from isthmus.federation.watch import AdmittedCall, CallLog, Watch, WatchRules
+from isthmus.privacy.keys import Identity, Roster, SignedKey, signed_by
 from isthmus.privacy.sealed_message import Envelope, Header, Mailbox
 from isthmus.seeds import Stream
-from isthmus.tensors import Weights
 
 MAIL, SUMS = "mail", "sums"
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What a site has agreed to when it joins a run, and what it remembers of the run.
+
+    Args:
+        contract_of: The contract of the run with these clients.
+        clients: Of the run, where the site knows them by itself; None: those whose keys arrive.
+        count: How many there must be.
+        rules: The site's own, for every run.
+        log: Where every call is written before its handler runs.
+        before: Calls of this run that were admitted before it was begun now.
+    """
+
+    contract_of: Callable[[Sequence[ClientId]], Contract]
+    clients: tuple[ClientId, ...] | None
+    count: int
+    rules: WatchRules
+    log: CallLog
+    before: Sequence[AdmittedCall] = ()
 
 
 class SiteHost(PartyHost):
@@ -40,7 +62,8 @@ class SiteHost(PartyHost):
         run: The run that session keys are signed for, so that they are not valid in another.
         identity, organisations: Long-term key and roster; without them keys are not signed, which is for simulations on
             one machine.
-        write_model: Stores a final model; only its size is sent.
+        write_model: Stores what a client ends with; only the size of its model is sent.
+        agreement: By which calls are refused; without one, every marked handler may be called (tests).
     """
 
     def __init__(
@@ -53,10 +76,13 @@ class SiteHost(PartyHost):
         run: str,
         identity: Identity | None,
         organisations: OrganisationKeys | None,
-        write_model: Callable[[ClientId, Weights], None],
+        write_model: Callable[[ClientId, Export], None],
         limits: Limits = LIMITS,
+        agreement: Agreement | None = None,
     ) -> None:
         super().__init__(parts, table, config, stream, limits=limits)
+        self.agreement, self.contract = agreement, None if agreement is None else _known_contract(agreement)
+        self._accepted: PeerKeys | None = None
         self._run, self._identity, self._organisations = run, identity, organisations
         self._write_model = write_model
         self._sum_keys: dict[PartyId, bytes] = {}
@@ -77,8 +103,14 @@ class SiteHost(PartyHost):
             found[party.name] = SessionKeys(mail.key, mail.signature, sums.key, sums.signature)
         return found
 
-    def accept_keys(self, peers: PeerKeys) -> None:
-        """Accept the other parties' session keys; one that its organisation did not sign is refused."""
+    def accept_keys(self, peers: PeerKeys) -> bool:
+        """Accept the other parties' session keys, once; one that its organisation did not sign is refused. Who has keys
+        takes part, so the contract is settled now. Returns whether they are new.
+        """
+        if self._accepted is not None and self.agreement is not None:
+            if peers != self._accepted:
+                raise ProtocolError("the parties have exchanged keys already, and these are others")
+            return False
         own = self._mailboxes or self.session_keys()
         for party, keys in sorted(peers.keys.items()):
             if party in own:
@@ -88,6 +120,7 @@ class SiteHost(PartyHost):
                 SignedKey(party, self._purpose(SUMS), keys.sums, keys.sums_signature)
             )
             self._verified(mail)
+            self._check_head(party, peers)
             for box in self._mailboxes.values():
                 box.meet(mail)
         for box in self._mailboxes.values():  # parties of one site write to each other through the server too
@@ -95,7 +128,33 @@ class SiteHost(PartyHost):
                 if other is not box:
                     box.meet(other.announce())
         self._sum_keys |= {party.name: party.sum_key() for party in self._all()}
-        self._has_keys = True
+        if self.agreement is not None:
+            self._settle(self.agreement, sorted({client_of(party) for party in {*peers.keys, *own}}))
+        self._accepted, self._has_keys = peers, True
+        return True
+
+    def _settle(self, agreement: Agreement, clients: Sequence[ClientId]) -> None:
+        """The contract of a run of these clients; from now on every party here watches over it."""
+        if len(clients) != agreement.count or (
+            agreement.clients is not None and set(clients) != set(agreement.clients)
+        ):
+            raise ProtocolError(
+                f"keys came of {len(clients)} clients ({', '.join(clients)}), but the run is one of "
+                f"{', '.join(agreement.clients) if agreement.clients is not None else agreement.count}"
+            )
+        self.contract = self.contract or agreement.contract_of(clients)
+        for party in self._all():
+            watch = Watch(self.contract, party.name, party.role, full=True, rules=agreement.rules, log=agreement.log)
+            watch.restore(agreement.before)
+            party.guard_by(watch)
+
+    def _check_head(self, party: PartyId, peers: PeerKeys) -> None:
+        """A head is worth keeping only if the organisation signed it."""
+        head = (peers.heads or {}).get(party)
+        if head is None or self._organisations is None:
+            return
+        if not signed_by(self._organisations.key_of(party), head.signed(party), head.signature):
+            raise ProtocolError(f"{party} did not sign the head of its audit chain: it was replaced on the way")
 
     def _purpose(self, what: str) -> str:
         return f"{self._run}/{what}"
@@ -110,20 +169,38 @@ class SiteHost(PartyHost):
             return signed.key
         return Roster(signed.run, {signed.party: self._organisations.key_of(signed.party)}).verify(signed)
 
+    @property
+    def everybody(self) -> tuple[ClientId, ...]:
+        """All clients of the run, whose keys were accepted."""
+        return tuple(sorted({client_of(party) for party in self._sum_keys}))
+
     # -- mail --------------------------------------------------------------------------------------
 
     def admit(self, calls: list[Invocation]) -> list[Invocation]:
         """Calls with their mail opened; an order to mask for unknown keys is refused."""
+        if self.agreement is not None and not self._has_keys:
+            raise ProtocolError("the parties have not exchanged keys yet")
         opened = []
         for call in calls:
-            orders = [call.mask, *(call.mail.orders or {}).values()] if call.mail is not None else [call.mask]
-            for order in orders:
-                if order is not None:
-                    self._check_order(order)
-            if call.parcels is not None:
-                call = replace(call, parcels=self._open_all(call, call.parcels))
-            opened.append(call)
+            try:
+                opened.append(self._opened_call(call))
+            except ProtocolError as error:
+                if self.agreement is not None:
+                    self.agreement.log.refused(call.party, call.handler, str(error))
+                raise
         return opened
+
+    def _opened_call(self, call: Invocation) -> Invocation:
+        orders = [call.mask, *(call.mail.orders or {}).values()] if call.mail is not None else [call.mask]
+        for order in orders:
+            if order is not None:
+                self._check_order(order)
+        if call.parcels is None:
+            return call
+        watch = self._parties[call.role][call.party].watch
+        if watch is not None:
+            watch.check(call)  # mail can be opened only once: not by a call that is refused
+        return replace(call, parcels=self._open_all(call, call.parcels))
 
     def _open_all(self, call: Invocation, parcels: tuple[Parcel, ...]) -> tuple[Parcel, ...]:
         """Mail can be opened only once. A call whose answer was lost brings the same mail again, so opened mail is kept
@@ -177,6 +254,9 @@ class SiteHost(PartyHost):
             raise ProtocolError(
                 f"mail from {parcel.sender} is a {sealed.message_type}, which {call.handler} does not receive"
             )
+        watch = self._parties[call.role][call.party].watch
+        if watch is not None:
+            watch.check_mail(call, parcel.sender, sealed.handler)
         header = _header(
             self._purpose(MAIL),
             call,
@@ -201,8 +281,12 @@ class SiteHost(PartyHost):
     # -- models ------------------------------------------------------------------------------------
 
     def keep_export(self, client: ClientId, export: Export) -> Export:
-        self._write_model(client, export.weights or {})
+        self._write_model(client, export)
         return Export(export.values)
+
+
+def _known_contract(agreement: Agreement) -> Contract | None:
+    return None if agreement.clients is None else agreement.contract_of(agreement.clients)
 
 
 def _header(

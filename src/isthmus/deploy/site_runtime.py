@@ -8,30 +8,56 @@ their text could carry data across the trust boundary.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from isthmus.data.graph_set import GraphSetData
-from isthmus.deploy.handshake import BEGIN, END, KEYS, BeginRun, ClientFacts, JoinReply, PeerKeys
+from isthmus.data.tables.model import TablesModel
+from isthmus.deploy.approval import SHORT, check_approved
+from isthmus.deploy.audit_chain import END as ENDED
+from isthmus.deploy.audit_chain import JOIN, MEET, MOST_REFUSALS, ORDER, REFUSED, AuditChain, RunLog, run_key
+from isthmus.deploy.handshake import (
+    BEGIN,
+    END,
+    KEYS,
+    BeginRun,
+    ClientFacts,
+    EndReply,
+    JoinReply,
+    PeerKeys,
+    SignedHead,
+)
 from isthmus.deploy.job_template import check_run_name
 from isthmus.deploy.roster import OrganisationKeys, read_identity
-from isthmus.deploy.site_host import SiteHost
+from isthmus.deploy.site_contract import DerivedContract, privacy_of, site_view
+from isthmus.deploy.site_host import Agreement, SiteHost
 from isthmus.deploy.site_settings import SiteSettings
+from isthmus.deploy.trained_models import trained_package
 from isthmus.errors import ConfigError, IsthmusError, ProtocolError
 from isthmus.experiments.config import Settings, settings_from_toml
-from isthmus.experiments.folder import NO_RUN, FileStore, write_model
-from isthmus.experiments.result import versions
-from isthmus.experiments.scenarios import parts_for, scenario_of
+from isthmus.experiments.contract import check_versions
+from isthmus.experiments.folder import NO_RUN, FileStore
+from isthmus.experiments.model_package import MODELS, ModelPackage, Training, write_package
+from isthmus.experiments.models import Samples, own_ids, predictions_of, write_predictions
+from isthmus.experiments.prediction import restore_client
+from isthmus.experiments.scenarios import parts_for, scenario_of, view_of
 from isthmus.federation import codec
 from isthmus.federation.codec import Limits
-from isthmus.federation.host import Answer
+from isthmus.federation.engine import Export
+from isthmus.federation.host import Answer, Order
+from isthmus.federation.interface import View
 from isthmus.federation.roles import RoleTable
+from isthmus.federation.watch import WatchRules
 from isthmus.federation.wire import Frame, pack, unpack
+from isthmus.privacy.keys import Identity
 from isthmus.seeds import Stream
 
 logger = logging.getLogger(__name__)
@@ -39,6 +65,7 @@ logger = logging.getLogger(__name__)
 LIMITS = Limits(max_bytes=2**30)
 CHECKPOINTS, PREPARATION = "checkpoints", "preparation"
 """Folders of a run at a site."""
+NO_TABLES: Mapping[str, TablesModel] = MappingProxyType({})
 BEGIN_LIMITS = Limits(max_bytes=2**22, max_tensors=100)
 
 
@@ -61,6 +88,7 @@ class _OpenRun:
     begin: BeginRun
     host: SiteHost
     reply: JoinReply
+    log: RunLog
 
 
 class SiteRuntime:
@@ -69,6 +97,8 @@ class SiteRuntime:
     def __init__(self, settings: SiteSettings, limits: Limits = LIMITS) -> None:
         self.settings, self.limits = settings, limits
         self._open: _OpenRun | None = None
+        self._chain: AuditChain | None = None
+        self._refused_runs = 0
 
     def handle(self, run: object, kind: object, data: object) -> bytes:
         """Answer a request. Never raises."""
@@ -84,8 +114,7 @@ class SiteRuntime:
             if kind == END:
                 return self._end()
             if kind == KEYS:
-                self._open.host.accept_keys(codec.decode(_only(frame), PeerKeys, self.limits))
-                return pack((codec.encode(Answer()),))
+                return self._meet(self._open, codec.decode(_only(frame), PeerKeys, self.limits))
             return pack(self._open.host.handle(kind, frame))
         except Exception as error:
             return refuse(error)
@@ -93,9 +122,38 @@ class SiteRuntime:
     def _end(self) -> bytes:
         """The run has its result: checkpoints are not needed any more."""
         assert self._open is not None
+        self._open.log.append(ENDED)
         shutil.rmtree(self.settings.state / self._open.begin.run / CHECKPOINTS, ignore_errors=True)
-        self._open = None
-        return pack((codec.encode(Answer()),))
+        clients, self._open = self._open.reply.clients or {}, None
+        return pack((codec.encode(EndReply(self._heads(clients))),))
+
+    def _meet(self, open_run: _OpenRun, peers: PeerKeys) -> bytes:
+        """Accept the keys of all parties; the heads of their audit chains are kept in the own one."""
+        host = open_run.host
+        if host.accept_keys(peers):
+            heads = {client: [head.number, head.hash] for client, head in sorted((peers.heads or {}).items())}
+            open_run.log.append(MEET, parties=sorted(peers.keys), heads=heads)
+        return pack((codec.encode(Answer(contract=host.contract.hash if host.contract else "")),))
+
+    @property
+    def chain(self) -> AuditChain:
+        """The audit chain of this site, verified when it is first needed."""
+        if self._chain is None:
+            self._chain = AuditChain(self.settings.state).open()
+        return self._chain
+
+    def _heads(self, clients: Iterable[str]) -> dict[str, SignedHead]:
+        """The newest line of the chain, signed for each of these clients."""
+        head, identity = self.chain.head, self._identity
+        unsigned = SignedHead(head.number, head.hash, b"")
+        return {
+            client: replace(unsigned, signature=identity.sign_bytes(unsigned.signed(client)) if identity else b"")
+            for client in clients
+        }
+
+    @property
+    def _identity(self) -> Identity | None:
+        return read_identity(self.settings.identity) if self.settings.identity is not None else None
 
     # -- begin a run -------------------------------------------------------------------------------
 
@@ -107,21 +165,21 @@ class SiteRuntime:
             return self._open.reply
         self._open = None
         try:
-            self._check_versions(begin.versions)
+            check_versions(begin.versions)
             settings = settings_from_toml(begin.settings, own_files=self.settings.plugins)
             self.settings.check(settings)
             self._open = self._join(begin, settings)
         except IsthmusError as error:
             logger.warning("does not take part in %s: %s", run, error)
+            self._note_refusal(begin, error)
             return JoinReply(error=type(error).__name__, text=str(error))
         return self._open.reply
 
-    def _check_versions(self, server: Mapping[str, str]) -> None:
-        own = versions()
-        for package in sorted(server.keys() | own.keys()):
-            if _release(package, server.get(package)) != _release(package, own.get(package)):
-                here, there = own.get(package, "none"), server.get(package, "none")
-                raise ConfigError(f"{package} is {here} here and {there} at the server: install the same version")
+    def _note_refusal(self, begin: BeginRun, error: IsthmusError) -> None:
+        self._refused_runs += 1
+        if self._refused_runs <= MOST_REFUSALS:
+            with contextlib.suppress(IsthmusError):  # a chain that cannot be written is what was refused for
+                self.chain.append(REFUSED, run=begin.run, mark=begin.run_id.hex(), text=str(error))
 
     def _join(self, begin: BeginRun, settings: Settings) -> _OpenRun:
         torch.set_num_threads(settings.run.threads)
@@ -129,60 +187,141 @@ class SiteRuntime:
         if self.settings.tables is not None:
             from isthmus.deploy.site_tables import SiteTablesRun
 
+            agreement = self._agree(begin, settings, site_view(self.settings, settings))  # before a table is read
             own = SiteTablesRun(self.settings, settings, folder, begin.run_id)
             data: Mapping[str, Any]
             if begin.stage == "prepare":
                 data, table, config, store = own.tables_by_client, own.table, own.preparation, PREPARATION
             else:
                 data, table, config, store = own.data(), settings.method.table, settings.method_config, CHECKPOINTS
-            return self._open_run(begin, data, table, config, store, own.reply())
+            ids = own.sample_ids if begin.stage != "prepare" else None
+            return self._open_run(begin, data, table, config, store, own.reply(), agreement, own.models, ids)
         scenario = scenario_of(settings)
         parts: dict[str, Any] = parts_for(settings, scenario)
         mine = {client: parts[client] for client in self.settings.clients_of(sorted(parts))}
         reply = JoinReply(
-            clients={client: _facts(data) for client, data in mine.items()},
+            clients={client: _facts(data, settings.secure) for client, data in mine.items()},
             dataset=scenario.dataset,
             source=scenario.source,
         )
-        return self._open_run(begin, mine, settings.method.table, settings.method_config, CHECKPOINTS, reply)
+        agreement = self._agree(begin, settings, view_of(parts))
+        return self._open_run(begin, mine, settings.method.table, settings.method_config, CHECKPOINTS, reply, agreement)
+
+    def _agree(self, begin: BeginRun, settings: Settings, view: View) -> Agreement:
+        """What this site agrees to by joining, if its policy lets it: the contract it derived, what that spends of its
+        budget, and what it remembers of the run. On return the run is in the audit chain.
+        """
+        policy, state, mark = self.settings.policy, self.settings.state, begin.run_id.hex()
+        derived = DerivedContract.of(settings, view)
+        contract = derived.contract
+        policy.check(settings, contract, self.settings.path.name)
+        if policy.approve:
+            derived.keep(state)
+            check_approved(state, self._identity, contract.hash)
+        with self.chain.locked():
+            known = self.chain.runs.get(run_key(begin.run, mark))
+            if known is not None and known.contract != contract.hash:
+                raise ConfigError(
+                    f"{begin.run} was joined under contract {known.contract[:SHORT]}, and now it would be "
+                    f"{contract.hash[:SHORT]}: a run keeps its contract, submit a new one"
+                )
+            epsilon, delta = policy.spends(settings, derived.privacy, self.chain, begin.run, mark)
+            log = RunLog(self.chain, begin.run, mark)
+            spent = {"epsilon": epsilon, "delta": delta}
+            log.append(JOIN, stage=begin.stage, attempt=begin.attempt, contract=contract.hash, **spent)
+        rules = WatchRules(policy.least_in_sum, policy.changes)
+        return Agreement(lambda _: contract, contract.clients, len(contract.clients), rules, log, log.calls())
 
     def _open_run(
-        self, begin: BeginRun, data: Mapping[str, Any], table: RoleTable, config: Any, store: str, reply: JoinReply
+        self,
+        begin: BeginRun,
+        data: Mapping[str, Any],
+        table: RoleTable,
+        config: Any,
+        store: str,
+        reply: JoinReply,
+        agreement: Agreement,
+        tables: Mapping[str, TablesModel] = NO_TABLES,
+        ids: Sequence[Any] | None = None,
     ) -> _OpenRun:
         folder = self.settings.state / begin.run
         settings = settings_from_toml(begin.settings, own_files=self.settings.plugins)
+
+        def write(client: str, export: Export) -> None:
+            if settings.run.predict is not None:
+                package = trained_package(self.settings, settings.run.predict, client)
+                _keep_predictions(package, export, data[client], ids, folder)
+                return
+            training = _training(settings, host.everybody, data[client], reply.source, tables)
+            if self.settings.tables is not None:
+                training = replace(training, split_seed=self.settings.tables.seed)
+            write_package(folder / MODELS, client, export, data[client], training)
+
         host = SiteHost(
             data,
             table,
             config,
             Stream(settings.run.seed, ("party",)),
             run=begin.run,
-            identity=read_identity(self.settings.identity) if self.settings.identity is not None else None,
+            identity=self._identity,
             organisations=OrganisationKeys.read(self.settings.roster) if self.settings.roster is not None else None,
-            write_model=lambda client, weights: write_model(folder, client, weights),
+            write_model=write,
             limits=self.limits,
+            agreement=agreement,
         )
+        if settings.run.predict is not None and begin.stage != "prepare":
+            for client, held in data.items():
+                package = trained_package(self.settings, settings.run.predict, client)
+                check_same_training(package, settings)
+                package.check(held)
+                restore_client(host.party(client).client, package, held)
         host.keep_tags(lambda party: FileStore(folder / store / party.replace("/", "."), begin.run_id))
-        return _OpenRun(begin, host, replace(reply, keys=host.session_keys()))
+        log = RunLog(self.chain, begin.run, begin.run_id.hex())
+        for name in ("rollback", "export"):
+            host.orders[name] = _noted(host.orders[name], log)
+        reply = replace(reply, keys=host.session_keys(), heads=self._heads(reply.clients or {}))
+        return _OpenRun(begin, host, reply, log)
 
 
-def _release(package: str, version: str | None) -> str | None:
-    """The part of a version that must be equal: of Python major and minor, of packages all but the build
-    (``2.13.0+cpu`` is ``2.13.0``).
-    """
-    if version is None:
-        return None
-    return ".".join(version.split(".")[:2]) if package == "python" else version.partition("+")[0]
+def _noted(operation: Callable[[Order], Answer], log: RunLog) -> Callable[[Order], Answer]:
+    """An operation that is written to the audit chain first."""
+
+    def noted(order: Order) -> Answer:
+        log.append(ORDER, name=order.name, step=order.step)
+        return operation(order)
+
+    return noted
 
 
-def _facts(data: Any) -> ClientFacts:
+def _keep_predictions(
+    package: ModelPackage, export: Export, data: Any, ids: Sequence[Any] | None, folder: Path
+) -> None:
+    """What the model says of this organisation's samples, for it alone."""
+    assert export.logits is not None
+    found = predictions_of(package, export.logits, Samples(data, own_ids(data) if ids is None else ids))
+    write_predictions({package.client: found}, folder / "predictions.csv")
+
+
+def check_same_training(package: ModelPackage, settings: Settings) -> None:
+    """Refuse a prediction with other settings than those of the training."""
+    wanted = replace(settings, run=replace(settings.run, predict=None))
+    if package.settings.to_toml() != wanted.to_toml():
+        raise ConfigError(f"the run {settings.run.predict} had other settings here than this prediction names")
+
+
+def _training(
+    settings: Settings, clients: tuple[str, ...], data: Any, source: str, tables: Mapping[str, TablesModel]
+) -> Training:
+    """What this organisation knows of the run by itself."""
     graphs = isinstance(data, GraphSetData)
-    return ClientFacts(
-        data.num_features,
-        data.num_classes,
-        data.num_graphs if graphs else data.num_nodes,
-        "graph" if graphs else "node",
-    )
+    view = View(clients, data.num_features, data.num_classes, task="graph" if graphs else "node")
+    return Training(settings, clients, source, privacy_of(settings, view), tables)
+
+
+def _facts(data: Any, secure: bool) -> ClientFacts:
+    graphs = isinstance(data, GraphSetData)
+    samples = data.num_graphs if graphs else data.num_nodes
+    return ClientFacts(data.num_features, data.num_classes, 0 if secure else samples, "graph" if graphs else "node")
 
 
 def _only(frame: Frame) -> bytes:

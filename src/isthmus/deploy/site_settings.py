@@ -14,7 +14,6 @@ Written by the organisation, read by ``isthmus client start`` and by each of its
     [tables]                     # this organisation's own tables, or
     folder = "data"              # with schema.toml
     seed = 0                     # of a split by rule
-    max_ids = 100000             # optional: largest set of edges that is compared with a partner's
 
     [data]                       # for trials: a public data set; a run on other data is refused
     dataset = "cora"
@@ -22,21 +21,31 @@ Written by the organisation, read by ``isthmus client start`` and by each of its
     clients = 3
     split = "10/10/80"
     seed = 0
+
+    [policy]                     # what it asks of a run (`isthmus.deploy.policy`); without it, nothing
+    secure_sum = true
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from isthmus.deploy.offer import SCENARIO, Offer, check_method
+from isthmus.data.graph_set import GraphSetData
+from isthmus.data.node_data import NodeData
+from isthmus.deploy.offer import SCENARIO, Offer, check_kind
+from isthmus.deploy.policy import NOTHING_ASKED, TABLE, Policy, limited
 from isthmus.errors import ConfigError, unknown
 from isthmus.experiments.config import RunConfig, Settings
 from isthmus.experiments.config_values import coerce, read_toml
+from isthmus.experiments.scenarios import build
 
-_TOP = ("client", "state", "roster", "identity", "methods", "plugins", "data", "tables")
+logger = logging.getLogger(__name__)
+
+_TOP = ("client", "state", "roster", "identity", "methods", "plugins", "data", "tables", TABLE)
 _TABLES = ("folder", "seed", "max_ids")
 
 
@@ -54,23 +63,23 @@ class SiteTables:
 
     folder: Path
     seed: int
-    max_ids: int | None
 
 
 @dataclass(frozen=True)
 class SiteSettings:
-    """``client.toml``, read and checked."""
+    """``client.toml``, read and checked. ``asks``: it has a ``[policy]``."""
 
     path: Path
     client: str | None
     state: Path
     roster: Path | None
     identity: Path | None
-    methods: tuple[str, ...]
     data: Mapping[str, Any]
     share: SimulatedShare | None = None
     tables: SiteTables | None = None
     plugins: tuple[Path, ...] = ()
+    policy: Policy = NOTHING_ASKED
+    asks: bool = False
 
     @classmethod
     def read(cls, path: Path) -> SiteSettings:
@@ -107,11 +116,12 @@ class SiteSettings:
             _beside(path, raw.get("state", "state")) or path.parent,
             _beside(path, raw.get("roster")),
             _beside(path, raw.get("identity")),
-            _texts(raw, "methods", path),
             checked,
             share,
             tables,
             tuple(path.parent / each for each in _texts(raw, "plugins", path)),
+            _policy(raw, path),
+            TABLE in raw,
         )
 
     def offer(self) -> Offer:
@@ -121,14 +131,27 @@ class SiteSettings:
             from isthmus.data.tables.schema import digests, read_schema
 
             schema = digests(read_schema(self.tables.folder))
-        return Offer(str(self.client), self.methods, self.data, schema)
+        return Offer(str(self.client), self.policy, self.data, schema)
 
     def check(self, settings: Settings) -> None:
         """Raise unless this organisation takes part in such a run; the error names what differs."""
-        if self.share is not None:
-            check_method(self.methods, settings, self.path.name)
-        else:
-            self.offer().check(settings, self.path.name)
+        check_kind(settings)
+        if self.share is None:
+            self.offer().check_data(settings, self.path.name)
+
+    def trial_part(self) -> NodeData | GraphSetData:
+        """This organisation's part of the public data set of ``[data]``."""
+        given = self.data
+        parts: Mapping[str, NodeData | GraphSetData] = build(
+            dataset=given["dataset"],
+            partition=given.get("partition"),
+            clients=given["clients"],
+            split=given.get("split"),
+            seed=given.get("seed", 0),
+            undirected=given.get("undirected", False),
+        ).parts
+        (client,) = self.clients_of(sorted(parts))
+        return parts[client]
 
     def clients_of(self, names: Sequence[str]) -> tuple[str, ...]:
         """Which of a run's clients this site hosts."""
@@ -161,9 +184,19 @@ def _tables(path: Path, raw: object) -> SiteTables:
     folder = _beside(path, raw.get("folder"))
     if folder is None:
         raise ConfigError(f'[tables] of {path.name} must name the folder of its tables: folder = "data"')
-    seed = coerce(raw.get("seed", 0), int, f"seed in [tables] of {path.name}")
-    cap = coerce(raw.get("max_ids"), int | None, f"max_ids in [tables] of {path.name}")
-    return SiteTables(folder, seed, cap)
+    return SiteTables(folder, coerce(raw.get("seed", 0), int, f"seed in [tables] of {path.name}"))
+
+
+def _policy(raw: Mapping[str, Any], path: Path) -> Policy:
+    """``[policy]``, and what older files say of it elsewhere."""
+    policy = Policy.read(raw[TABLE], path.name) if TABLE in raw else NOTHING_ASKED
+    methods, cap = _texts(raw, "methods", path), None
+    if methods and policy.methods:
+        raise ConfigError(f"methods stands twice in {path.name}: write it under [policy] only")
+    if "max_ids" in raw.get("tables", {}):
+        cap = coerce(raw["tables"]["max_ids"], int | None, f"max_ids in [tables] of {path.name}")
+        logger.warning("%s: max_ids in [tables] is old: write link.max_ids under [policy]", path.name)
+    return limited(policy, methods, cap)
 
 
 def _pair(given: object, path: Path) -> tuple[int, int]:

@@ -26,6 +26,7 @@ from typing import IO, Any, Literal
 from isthmus.errors import ConfigError, DataError, IsthmusError
 from isthmus.experiments.config import Settings, settings_from_toml
 from isthmus.experiments.run import resume, start
+from isthmus.experiments.variants import AUTO, NONE, with_variant
 
 Status = Literal["done", "reused", "skipped", "damaged", "failed"]
 Scenario = tuple[str | int | None, ...]
@@ -33,7 +34,9 @@ Scenario = tuple[str | int | None, ...]
 
 @dataclass(frozen=True)
 class Job:
-    """One run and its folder. Without ``models`` a finished run keeps no models: a table is thousands of runs."""
+    """One run and its folder. Without ``models`` a finished run keeps neither models nor its last checkpoint: a table
+    is thousands of runs.
+    """
 
     settings: Settings
     folder: Path
@@ -182,6 +185,8 @@ def different(wanted: Settings, there: Settings) -> list[str]:
     texts = []
     if wanted.run.method != there.run.method:
         return [f"method {there.run.method} instead of {wanted.run.method}"]
+    if (wanted.run.variant, wanted.run.preset) == (AUTO, there.run.preset) and there.run.variant not in (AUTO, NONE):
+        wanted = with_variant(wanted, there.run.variant)  # the one validation chose
     for mine, theirs in ((wanted.run, there.run), (wanted.method_config, there.method_config)):
         for field in dataclasses.fields(mine):
             a, b = getattr(mine, field.name), getattr(theirs, field.name)
@@ -197,7 +202,8 @@ def run_job(job: Job) -> Outcome:
     try:
         result = resume(job.folder) if existed else start(job.settings, job.folder)
         if not job.models:
-            shutil.rmtree(job.folder / "models", ignore_errors=True)
+            for name in ("models", "checkpoints"):
+                shutil.rmtree(job.folder / name, ignore_errors=True)
         return Outcome(job, "done", result)
     except (DataError, ConfigError) as error:
         # Without a folder the cause is the scenario or the settings, with one it is the folder.

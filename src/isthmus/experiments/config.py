@@ -8,6 +8,7 @@ Two flat groups: ``[run]`` (this module) and ``[method]`` (the method's own conf
 from __future__ import annotations
 
 import dataclasses
+import logging
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,24 +17,27 @@ from typing import Any, Literal
 
 import tomli_w
 
+from isthmus.data.datasets import with_defaults
+from isthmus.data.feature_scaling import Scale
 from isthmus.data.graphscenario import dataset_name, task_of
 from isthmus.data.own_dataset import contents_of, kind_of, load_own
 from isthmus.data.whole_graph import Loaded
 from isthmus.errors import ConfigError, unknown
 from isthmus.experiments.config_values import coerce, flat, keys_of, plain, read_toml
-from isthmus.experiments.presets import Preset, load_preset
+from isthmus.experiments.presets import Preset, default_preset, load_preset
 from isthmus.experiments.scoring import SCORE_RULES
+from isthmus.experiments.suitability import idle_settings
+from isthmus.experiments.variants import AUTO, NONE
 from isthmus.federation.engines import ELSEWHERE, ENGINES
+from isthmus.methods.averaging import AveragingConfig
 from isthmus.methods.own_parts import find_backbone, find_method, load_all, settle_backbone
 from isthmus.methods.registry import Method, Phase, get_method
 from isthmus.methods.training import TrainConfig
 from isthmus.metrics.registry import parse_metric
 
+logger = logging.getLogger(__name__)
+
 MAX_THREADS = 1024
-
-
-BASELINE_PRESETS = {"node": "fedstruct", "graph": "fedstar"}
-"""Paper whose settings are the defaults of a baseline, by task."""
 
 
 @dataclass(frozen=True)
@@ -46,18 +50,25 @@ class RunConfig:
             by data set.
         split: Train/validation/test; default ``10/10/80``, for sets of graphs ``fedstar``.
         seed: Of data, partition, split and training.
-        preset: Paper whose settings are the defaults; for a baseline ``fedstruct`` on nodes and ``fedstar`` on graphs.
+        preset: Paper whose settings are the defaults, or ``general``, of no paper: the default for own data, for
+            baselines, and for data sets that are not of the method's paper.
+        variant: Of a method's variants in the preset: a name, or ``auto`` (all are tried, validation chooses).
         profile: ``paper``: as published; ``reference``: as the paper's code does it.
         clients: Number of clients; default: that of the partition where it has one, else 10.
         undirected: Use every directed edge in both directions; otherwise as in the data set.
+        scale: Features of one graph: as they are (``none``), each ``row`` of mean square 1, columns of mean 0 and
+            deviation 1 (``standard``), or what suits them (``auto``); tables have a scale by column in their schema.
         data_hash: SHA-256 of own data, resolved; a run is continued with the same data only.
         link: How owners of tables find the edges between them: ``psi`` (private set intersection), ``plain`` (items
             compared in the clear, for one process), ``none``; ``auto`` is plain in one process, else psi.
         plugins: Own code, files or modules (``--plugin``), with the SHA-256 of each, resolved; a run is continued with
             the same code only.
+        predict: Run between organisations whose models predict for the data each of them has now, in place of training.
         rounds: Rounds of the main phase.
         metric: Score by which validation selects a round.
-        selection: Round whose model is kept and scored: the last, or the best on validation.
+        selection: Round whose model is kept and scored: the last, or the best on validation, by ``metric``
+            (``best_val_acc``) or by loss.
+        patience: Rounds without a better one on validation after which training ends; 0 = never.
         execution: ``each`` client by itself, ``cohort`` (all clients in one batched computation), or ``auto`` (cohort
             where the method has one).
         eval_every: Rounds between evaluations (the last round is always evaluated).
@@ -84,16 +95,20 @@ class RunConfig:
     split: str | None = None
     seed: int = 0
     undirected: bool = False
+    scale: Scale = "none"
     data_hash: str | None = None
     link: Literal["auto", "psi", "plain", "none"] = "auto"
     plugins: tuple[str, ...] = ()
+    predict: str | None = None
     rounds: int = 100
     preset: str = "fedstruct"
+    variant: str = NONE
     profile: Literal["paper", "reference"] = "paper"
     metric: str = "accuracy"
     engine: Literal["local", "ray", "nvflare"] = "local"
     execution: Literal["auto", "each", "cohort"] = "auto"
     selection: Literal["last", "best_val_acc", "best_val_loss"] = "last"
+    patience: int = 0
     eval_every: int = 1
     checkpoint_every: int = field(default=0, metadata={"key": "checkpoint.every"})
     threads: int = 1
@@ -110,6 +125,7 @@ class RunConfig:
             ("clients", 1, 1 if self.clients is None else self.clients),
             ("rounds", 1, self.rounds),
             ("eval_every", 1, self.eval_every),
+            ("patience", 0, self.patience),
             ("checkpoint.every", 0, self.checkpoint_every),
             ("threads", 1, self.threads),
             ("seed", 0, self.seed),
@@ -169,6 +185,11 @@ class Settings:
     def method(self) -> Method:
         return get_method(self.run.method).configured(self.method_config)
 
+    @property
+    def secure(self) -> bool:
+        """Whether sums are masked; a method that pools all data has one party, and nothing to hide from itself."""
+        return self.run.secure_sum and not self.method.pooled
+
     def rounds_of(self, phase: Phase) -> int:
         """Number of rounds of a phase."""
         if phase.rounds is None:
@@ -179,6 +200,11 @@ class Settings:
     def total_rounds(self) -> int:
         """Rounds of all phases, setup included."""
         return sum(self.rounds_of(phase) for phase in self.method.phases)
+
+    @property
+    def ends_out_of_turn(self) -> bool:
+        """Whether the last round is evaluated only because it is the last: with more rounds it would not be."""
+        return self.run.rounds % self.run.eval_every != 0
 
     def to_toml(self) -> str:
         """The content of ``config.toml``; reading it back gives the same settings."""
@@ -219,25 +245,42 @@ def resolve(
             typed[key] = coerce(value, allowed[key][1], key)
     if "dataset" not in typed:
         raise ConfigError("no data set given: use --dataset NAME (isthmus datasets lists them)")
-    typed = _own_data(typed)
+    typed = with_defaults(typed["dataset"], _own_data(typed))
     typed |= {"plugins": tuple(dict.fromkeys(plugin.text for plugin in plugins))} if plugins else {}
     typed |= {"backbone": backbone} if "backbone" in typed else {}
     task = task_of(typed["dataset"])
     entry.check_task(task)
     entry.check_backbone(backbone, task, typed.get("execution", "auto"))
-    preset = load_preset(typed.get("preset", entry.preset or BASELINE_PRESETS[task]))
-    values = _preset_values(preset, method, entry.config, typed, allowed) | typed
-    values |= {"method": method, "preset": preset.name}
+    named_set = dataset_name(typed["dataset"]).partition(":")[0]
+    preset = load_preset(typed.get("preset", default_preset(entry.preset, named_set, task, typed.get("profile"))))
+    variant = _variant(preset, method, typed)
+    values = _preset_values(preset, method, entry.config, typed, allowed, variant) | typed
+    values |= {"method": method, "preset": preset.name, "variant": variant}
     run = RunConfig(**{allowed[key][0]: value for key, value in values.items() if key in keys_of(RunConfig)})
+    if values.get("schedule") == "cosine":
+        values.setdefault("schedule_rounds", run.rounds)
     config = _method_config(
         entry, {allowed[key][0]: value for key, value in values.items() if key in keys_of(entry.config)}
     )
     if run.execution == "cohort" and isinstance(config, TrainConfig) and config.one_by_one:
         raise ConfigError("with dp_clip each client clips and adds noise by itself: use it with execution=each")
+    if parse_metric(run.metric) is not None and not entry.configured(config).has_details:
+        raise ConfigError(
+            f"clients of {method} report only accuracy: leave --metric out, or add a `detail` handler to the method"
+        )
     if run.secure_sum and entry.needs_single_updates:
         raise ConfigError(
             f"{method} needs to see single clients' messages, so secure_sum cannot protect it: leave it out"
         )
+    if isinstance(config, AveragingConfig) and config.bounds and not entry.bounded:
+        raise ConfigError(
+            f"{method} does not average its clients as fedavg does: leave {' and '.join(config.bounds)} out, or use "
+            "fedavg"
+        )
+    if run.secure_sum and isinstance(config, TrainConfig) and (why := config.why_not_masked()):
+        raise ConfigError(why)
+    for text in idle_settings(config, typed.keys(), task):
+        logger.warning("%s", text)
     return Settings(run, config, preset.score)
 
 
@@ -261,16 +304,39 @@ def _method_config(entry: Method, values: Mapping[str, Any]) -> Any:
         raise ConfigError(f"{entry.name} cannot be built with these settings: {str(error).splitlines()[0]}") from error
 
 
-_PLACE = ("partition", "clients", "split", "undirected")
+def _variant(preset: Preset, method: str, typed: Mapping[str, Any]) -> str:
+    """Which variant of the method a run takes; ``auto`` where validation is to choose."""
+    variants = preset.variants(method)
+    given = typed.get("variant", AUTO)
+    if "variant" in typed and given == AUTO and variants:
+        return AUTO
+    if given not in (AUTO, NONE) and given not in variants:
+        raise unknown(f"variant of {method} in preset {preset.name}", given, [*variants, AUTO])
+    if not variants:
+        return NONE
+    if given != AUTO:
+        return next(iter(variants)) if given == NONE else given
+    fixed = typed.keys() & {key for values in variants.values() for key in values}
+    return next(iter(variants)) if fixed or len(variants) == 1 else AUTO
+
+
+_PLACE = ("partition", "clients", "split", "undirected", "scale")
 """Settings of a scenario that tables settle themselves."""
 
 
 def _preset_values(
-    preset: Preset, method: str, config: type, typed: Mapping[str, Any], allowed: Mapping[str, tuple[str, Any]]
+    preset: Preset,
+    method: str,
+    config: type,
+    typed: Mapping[str, Any],
+    allowed: Mapping[str, tuple[str, Any]],
+    variant: str,
 ) -> dict[str, Any]:
     """Values of a preset. It is for all methods of its paper, so keys this method does not have are left out."""
     dataset = dataset_name(typed["dataset"]).partition(":")[0]
     facts = {"method": method, "dataset": dataset, "profile": typed.get("profile", "paper")}
+    facts |= {"task": task_of(typed["dataset"]), "variant": next(iter(preset.variants(method)), NONE)}
+    facts |= {} if variant == AUTO else {"variant": variant}
     for key in ("backbone",):
         default = next((f.default for f in dataclasses.fields(config) if f.name == key), None)
         facts[key] = typed.get(key, preset.values(facts).get(key, default))

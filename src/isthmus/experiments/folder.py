@@ -1,9 +1,9 @@
 """The run folder: all files of a run, written so that ``kill -9`` at any moment leaves them consistent.
 
 ``config.toml``, ``scenario.json``, ``metrics.jsonl``, ``ledger/NNNNNN.jsonl`` (one per committed round),
-``checkpoints/<party>/``, then at the end ``disclosure.json``, ``models/``, ``result.json``; then the checkpoints go, a
-finished run needs none. Files that must be complete are written under another name and renamed. ``run-id`` is a random
-number that every checkpoint contains: those of another run are refused.
+``checkpoints/<party>/``, then at the end ``disclosure.json``, ``models/<client>/``, ``result.json``; of the checkpoints
+the last one stays, for more rounds. Files that must be complete are written under another name and renamed. ``run-id``
+is a random number that every checkpoint contains: those of another run are refused.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-import safetensors.torch
-
 from isthmus.errors import ConfigError, DataError, ProtocolError, RunError
 from isthmus.federation import codec
 from isthmus.federation.ledger import Entry
 from isthmus.federation.messages import PartyId
 from isthmus.records import Record
-from isthmus.tensors import Weights
 
 _DIGEST = 32
 _RUN_ID = 16
 NO_RUN = bytes(_RUN_ID)
 CHECKPOINT_LIMITS = codec.Limits(max_bytes=2**40, max_tensors=10**7, max_header=2**30)
+FILES = ("result.json", "config.toml", "run-id", "scenario.json", "metrics.jsonl", "disclosure.json", "log.txt")
+FOLDERS = ("ledger", "checkpoints", "models", "tensorboard", "transcript", "sites", "tracking")
+"""What a run writes into its folder, and what is removed where it is overwritten; nothing else is touched."""
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -41,13 +41,6 @@ def write_atomic(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.rename(path)
-
-
-def write_model(folder: Path, party: PartyId, weights: Weights) -> None:
-    """Write a party's final model under ``models/`` of a folder."""
-    (folder / "models").mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().contiguous().clone() for name, tensor in weights.items()}
-    write_atomic(folder / "models" / f"{party.replace('/', '.')}.safetensors", safetensors.torch.save(tensors))
 
 
 class FileStore:
@@ -123,7 +116,8 @@ class RunFolder:
         try:
             if (path / "config.toml").exists():
                 raise ConfigError(
-                    f"{path} already holds a run: continue it with `isthmus resume {path}` or choose another --out"
+                    f"{path} already holds a run: continue it with `isthmus resume {path}`, choose another --out, or "
+                    "replace it with --overwrite"
                 )
             if (path / "metrics.jsonl").exists() or (path / "result.json").exists() or self._segments():
                 raise ConfigError(f"{path} holds files of a run: delete them or choose another --out")
@@ -178,9 +172,47 @@ class RunFolder:
     def store(self, party: PartyId) -> FileStore:
         return FileStore(self.path / "checkpoints" / party.replace("/", "."), self.run_id)
 
+    def keep_last_checkpoint(self, before_last: bool = False) -> None:
+        """Of a finished run: what more rounds can begin from.
+
+        Args:
+            before_last: Also the checkpoint before the last.
+        """
+        for party in (self.path / "checkpoints").glob("*"):
+            store = FileStore(party)
+            store.forget(keep=store.steps()[-2 if before_last else -1 :])
+
     def drop_checkpoints(self) -> None:
-        """Of a finished run: resuming it only returns its result."""
+        """Of a finished run that nobody will give more rounds."""
         shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
+
+    def reopen(self, config: str, *, repeat_last: bool) -> None:
+        """Let a finished run go on with other settings. Stopped in between, it is continued with the old ones.
+
+        Args:
+            repeat_last: The last round is repeated: it would not have been evaluated.
+        """
+        (self.path / "result.json").unlink(missing_ok=True)
+        for party in (self.path / "checkpoints").glob("*") if repeat_last else ():
+            store = FileStore(party)
+            store.forget(keep=store.steps()[:-1])
+        write_atomic(self.path / "config.toml", config.encode())
+
+    def clear(self) -> None:
+        """Remove the run that is in this folder, and nothing else."""
+        if not self.path.is_dir():
+            return
+        try:
+            self.lock()
+            for name in FILES:
+                (self.path / name).unlink(missing_ok=True)
+            for name in FOLDERS:
+                if (self.path / name).is_dir():
+                    shutil.rmtree(self.path / name)
+        except OSError as error:
+            raise ConfigError(f"cannot clear the run folder {self.path}: {error.strerror}; choose another") from None
+        finally:
+            self.close()
 
     # -- written in every round --------------------------------------------------------------------
 
@@ -201,7 +233,7 @@ class RunFolder:
 
     def check(self, step: int, evaluated: Sequence[int]) -> None:
         """Raise unless metrics and ledger of all rounds up to ``step`` are there: they cannot be made up later."""
-        if [line["step"] for line in self.metrics() if line["step"] <= step] != list(evaluated):
+        if not set(evaluated) <= {line["step"] for line in self.metrics()}:
             raise DataError(f"{self.path / 'metrics.jsonl'} is damaged: rounds before checkpoint {step} are missing")
         if not set(range(1, step + 1)) <= self._segments().keys():
             raise DataError(f"{self.path / 'ledger'} is damaged: rounds before checkpoint {step} are missing")
@@ -244,9 +276,6 @@ class RunFolder:
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         write_atomic(self.path / name, (json.dumps(value, indent=2) + "\n").encode())
-
-    def write_model(self, party: PartyId, weights: Weights) -> None:
-        write_model(self.path, party, weights)
 
     def result(self) -> dict[str, Any] | None:
         path = self.path / "result.json"

@@ -14,7 +14,7 @@ from typing import Any
 import isthmus
 from isthmus.experiments.byte_totals import ByteTotals
 from isthmus.experiments.config import Settings
-from isthmus.experiments.scoring import SCORE_RULES, selected_line
+from isthmus.experiments.scoring import score_of, selected_line
 
 PACKAGES = ("torch", "torch_geometric", "numpy", "scipy")
 
@@ -54,7 +54,7 @@ def form_result(
     """The result, from the metrics lines and counters."""
     run = settings.run
     selected, last = selected_line(lines, run.selection), lines[-1]
-    column, when, sentence = SCORE_RULES[settings.score]
+    score, score_rule = score_of(selected, last, settings.score, run.metric)
     means = selected.get("test_group_client_means", {})  # absent in runs of older versions
     return {
         "method": run.method,
@@ -66,8 +66,9 @@ def form_result(
         "engine": run.engine,
         "preset": run.preset,
         "profile": run.profile,
+        "variant": run.variant,
         "execution": run.execution,
-        "rounds": run.rounds,
+        "rounds": last["round"],
         "selected_round": selected["round"],
         "metric": run.metric,
         "val": selected["val"],
@@ -77,18 +78,13 @@ def form_result(
         "test_client_mean_last": last["test_client_mean"],
         "test_minority": _share(selected["test_groups"].get("minority")),
         "test_minority_last": _share(last["test_groups"].get("minority")),
-        "score": (last if when == "last" else selected)[column],
-        "score_rule": sentence.replace("accuracies", f"{run.metric} scores").replace("accuracy", run.metric)
-        if run.metric != "accuracy"
-        else sentence,
+        "score": score,
+        "score_rule": score_rule,
         "groups": {
             name: {"share_right": _share(counts), "samples": counts[1], "client_mean": means.get(name)}
             for name, counts in selected["test_groups"].items()
         },
-        "per_client": [
-            _client(client, nodes[client], selected["per_client"][client], last["per_client"][client])
-            for client in nodes
-        ],
+        **_of_clients(nodes, selected, last),
         "parameters": dict(parameters),
         **({} if privacy is None else {"privacy": dict(privacy)}),
         **({} if facts is None else {"facts": dict(facts)}),
@@ -109,6 +105,21 @@ def form_result(
         "versions": versions(),
         "source": described.source,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _of_clients(nodes: Mapping[str, int], selected: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
+    """Scores and sizes of each client; with secure sums none, but of enough clients a histogram of their scores."""
+    if selected["per_client"] is not None:
+        rows = [
+            _client(client, nodes[client], selected["per_client"][client], last["per_client"][client])
+            for client in nodes
+        ]
+        return {"per_client": rows}
+    bins, later = selected["client_scores"], last["client_scores"]
+    return {
+        "per_client": None,
+        "client_scores": None if bins is None else {**bins, "test_last": later["test"]},
     }
 
 

@@ -22,18 +22,21 @@ from torch import Tensor
 from isthmus.errors import ConfigError, DataError, IsthmusError, RunError
 from isthmus.experiments.byte_totals import EVALUATION, ByteTotals
 from isthmus.experiments.callbacks import Callback, Progress
-from isthmus.experiments.config import Settings
+from isthmus.experiments.config import Settings, settings_from_toml
 from isthmus.experiments.folder import RunFolder
-from isthmus.experiments.scoring import ALL_CLIENTS, better, evaluation_line, use_metric
+from isthmus.experiments.scoring import better, evaluation_line, summed_line, use_metric, use_metric_of_totals
+from isthmus.federation.contract import Contract
 from isthmus.federation.engine import Engine
 from isthmus.federation.interface import QuorumError, View
 from isthmus.federation.ledger import Entry, Sheet
 from isthmus.federation.messages import SERVER
 from isthmus.federation.session import Session
 from isthmus.federation.transcript import Transcript
-from isthmus.methods.evaluation import Detail
-from isthmus.methods.registry import Phase
+from isthmus.methods.evaluation import ALL_CLIENTS, Detail, Evaluation, ScoreBins, SummedScores, WantedMetric
+from isthmus.methods.registry import Phase, score_bins_of
+from isthmus.methods.training import TrainConfig
 from isthmus.metrics.registry import parse_metric
+from isthmus.metrics.score_bins import LEAST_CLIENTS
 from isthmus.preparation import LINKING, SCALING
 from isthmus.records import Record, make_record
 from isthmus.seeds import Stream
@@ -61,6 +64,7 @@ class RoundLoop:
         view: What the server may know at the start.
         nodes: Number of nodes per client, for weighted scores.
         folder: The run folder; None keeps everything in memory (tests).
+        contract: What parties may be asked; None where the method declares no script.
     """
 
     def __init__(
@@ -73,9 +77,13 @@ class RoundLoop:
         folder: RunFolder | None = None,
         callbacks: Sequence[Callback] = (),
         incarnation: int = 0,
+        contract: Contract | None = None,
     ) -> None:
         self.settings, self.engine, self.nodes, self.folder, self.callbacks = settings, engine, nodes, folder, callbacks
         self.method, self.config, self.run_config = settings.method, settings.method_config, settings.run
+        if isinstance(self.config, TrainConfig):
+            self.config.check_clients(view)
+        self.contract = contract
         self.session = self._open_session(incarnation)
         self.state: Record = self.method.init(view, self.config, Stream(settings.run.seed, ("common",)))
         self._saved_type = make_record(
@@ -88,6 +96,12 @@ class RoundLoop:
             selected=type(self.state) | None,
         )
         self._metric = parse_metric(settings.run.metric)
+        self._alike = view.alike
+        if self._metric is not None and settings.secure and not view.alike and len(view.clients) < LEAST_CLIENTS:
+            raise ConfigError(
+                f"{settings.run.metric} of clients with different features or classes is their mean, which with "
+                f"secure_sum=true needs at least {LEAST_CLIENTS} clients: leave --metric out, or run without secure_sum"
+            )
         self.selected_state: Record | None = None
         self.best: Mapping[str, Any] | None = None
         self.at = Position(0, 0, 1)
@@ -110,8 +124,9 @@ class RoundLoop:
             self.method.table,
             seed=run.seed,
             incarnation=incarnation,
-            secure=run.secure_sum,
+            secure=self.settings.secure,
             transcript=transcript,
+            contract=self.contract,
         )
 
     @property
@@ -123,6 +138,14 @@ class RoundLoop:
     def steps(self) -> int:
         """Rounds of all phases."""
         return self.settings.total_rounds
+
+    @property
+    def stopped(self) -> bool:
+        """Whether validation has not improved for ``patience`` rounds, so that training has ended early."""
+        patience = self.run_config.patience
+        if not patience or self.best is None or not self.lines:
+            return False
+        return bool(self.lines[-1]["round"] - self.best["round"] >= patience)
 
     def evaluates(self, phase: Phase, round: int) -> bool:
         """Rounds of the main phase are evaluated every ``eval_every`` rounds, its last one always."""
@@ -160,7 +183,7 @@ class RoundLoop:
             self.checkpoint()
         self._started, started_at = time.monotonic(), self.at.step
         failed_at, recoveries = -1, 0
-        while self.at.step < goal:
+        while self.at.step < goal and not self.stopped:
             try:
                 self._round(started_at)
             except QuorumError as error:
@@ -182,7 +205,7 @@ class RoundLoop:
         line, eval_spent = self._evaluate(state, phase, log) if self.evaluates(phase, round) else (None, 0.0)
         self._commit(state, phase, spent, eval_spent, line)
         self._progress(phase, round, line, started_at)
-        if self._due(phase_ended=round == self.settings.rounds_of(phase)):
+        if self.stopped or self._due(phase, round):
             self.checkpoint()
 
     @contextmanager
@@ -204,25 +227,37 @@ class RoundLoop:
         place = {"step": self.at.step + 1, "phase": phase.name, "round": self.at.round}
         with self._method_code(EVALUATION, self.at.round):
             evaluations = self.method.evaluate(state, self.session, self.config)
-            line = {**place, **evaluation_line(evaluations, self.nodes), "log": dict(log)}
-            if self._metric is not None:
-                use_metric(line, self._metric, self._details(), self.nodes)
+            if self.session.secure:
+                line = {**place, **self._summed_line(evaluations), "log": dict(log)}
+            else:
+                line = {**place, **evaluation_line(evaluations, self.nodes), "log": dict(log)}
+                if self._metric is not None:
+                    use_metric(line, self._metric, self.method.details(self.session, self.config), self.nodes)
         return line, time.perf_counter() - begun
 
-    def _details(self) -> Mapping[str, Detail]:
-        """Counts for scores other than accuracy: of each client, or with secure sums of all together."""
-        if self.run_config.secure_sum:
-            return {ALL_CLIENTS: self.session.sum(self._detail_handler())}
-        return self.session.call(self._detail_handler())
-
-    def _detail_handler(self) -> Any:
-        """The clients' handler that returns counts for scores other than accuracy."""
-        handler = getattr(self.method.roles["client"].cls, "detail", None)
-        if handler is None or "detail" not in self.method.table.handlers["client"]:
-            raise ConfigError(
-                f"clients of {self.method.name} report only accuracy: leave --metric out, or add a `detail` handler"
+    def _summed_line(self, scores: Mapping[str, Evaluation]) -> dict[str, Any]:
+        """Scores where the server may read totals alone."""
+        if not isinstance(scores, SummedScores):
+            raise RunError(
+                f"{self.method.name} asks every client for its scores, which secure_sum=true does not show: let its "
+                "evaluate return scores_of(federation, handler, request), or run without secure_sum"
             )
-        return handler
+        total: Detail | None = None
+        if self._metric is not None and self._alike:  # before scores are binned: clients bin this score too
+            total = self.method.details(self.session, self.config)[ALL_CLIENTS]
+        line = summed_line(scores, self._score_bins(scores.role))
+        if self._metric is not None:
+            use_metric_of_totals(line, self._metric, total)
+        return line
+
+    def _score_bins(self, role: str) -> ScoreBins | None:
+        """The histogram of the clients' scores, where it does not come near a list of them."""
+        handler = score_bins_of(self.method, role)
+        asked = self.session.tier(role)
+        if handler is None or len(asked.clients) < LEAST_CLIENTS:
+            return None
+        bins: ScoreBins = asked.sum(handler, WantedMetric(self.run_config.metric))
+        return bins
 
     def _commit(
         self, state: Record, phase: Phase, spent: float, eval_spent: float, line: dict[str, Any] | None
@@ -272,9 +307,10 @@ class RoundLoop:
 
     # -- checkpoints -------------------------------------------------------------------------------
 
-    def _due(self, phase_ended: bool) -> bool:
-        if phase_ended:
-            return True
+    def _due(self, phase: Phase, round: int) -> bool:
+        rounds = self.settings.rounds_of(phase)
+        if round == rounds or (round == rounds - 1 and self.settings.ends_out_of_turn and phase.rounds is None):
+            return True  # the second: from there it can be given more rounds
         every = self.run_config.checkpoint_every
         if every:
             return self.at.step % every == 0
@@ -333,7 +369,7 @@ class RoundLoop:
         if record is None:
             assert self.folder is not None
             record = self.folder.store(SERVER).load(step, self._saved_type)
-        if record.settings != self.settings.to_toml():
+        if not self._same_settings(record.settings, step):
             raise ConfigError("config.toml was changed since this run began: undo the change, or start a new run")
         if self.folder is not None:
             self.folder.check(step, self._evaluated(step))
@@ -342,7 +378,7 @@ class RoundLoop:
             self._entries = [(at, batch) for at, batch in self._entries if at <= step]
             entries = [entry for _, batch in self._entries for entry in batch]
         self.engine.rollback(step)
-        self.at = Position(record.position.step, record.position.phase, record.position.round)
+        self.at = self._position(step)
         self.state, self.selected_state = record.server, record.selected
         self.seconds, self.round_seconds = dict(record.seconds), record.round_seconds.tolist()
         incarnation = max(self.session.clock.incarnation, record.position.attempt) + 1
@@ -354,6 +390,26 @@ class RoundLoop:
         else:
             self.lines = [line for line in self.lines if line["step"] <= step]
         self._recount(entries)
+
+    def _same_settings(self, saved: str, step: int) -> bool:
+        """Whether a checkpoint is of a run with these settings; a run that was finished may have been given more
+        rounds since.
+        """
+        if saved == self.settings.to_toml():
+            return True
+        rounds = settings_from_toml(saved).run.rounds
+        fewer = replace(self.settings, run=replace(self.run_config, rounds=rounds))
+        last = fewer.total_rounds - fewer.ends_out_of_turn
+        return saved == fewer.to_toml() and step >= last and rounds < self.run_config.rounds
+
+    def _position(self, step: int) -> Position:
+        """Where the run stands once ``step`` rounds are committed."""
+        left = step
+        for number, phase in enumerate(self.method.phases):
+            if left < (rounds := self.settings.rounds_of(phase)):
+                return Position(step, number, left + 1)
+            left -= rounds
+        return Position(step, len(self.method.phases), 1)
 
     def _recount(self, entries: Sequence[Entry]) -> None:
         self.sheet, self.totals = Sheet(), ByteTotals.empty()

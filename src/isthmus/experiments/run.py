@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,47 +21,29 @@ from isthmus.data import given
 from isthmus.data.own_graph import owners_of, remember
 from isthmus.data.split import given_masks as masks_of
 from isthmus.errors import ConfigError, RunError
-from isthmus.experiments.callbacks import Callback, TensorBoard
-from isthmus.experiments.config import Settings, resolve, settings_from_toml
+from isthmus.experiments.callbacks import Callback
+from isthmus.experiments.config import Settings, settings_from_toml
+from isthmus.experiments.contract import simulated_contract
 from isthmus.experiments.folder import RunFolder
+from isthmus.experiments.model_package import MODELS, Training, write_package, write_server_package
 from isthmus.experiments.result import Described, form_result
 from isthmus.experiments.round_loop import RoundLoop
 from isthmus.experiments.scenarios import AnyScenario, parts_for, report_statistics, samples_of, scenario_of, view_of
+from isthmus.experiments.suitability import shortcomings
+from isthmus.experiments.tracking import TensorBoard
+from isthmus.experiments.variants import chosen, first_variant
 from isthmus.federation.engine import Engine
 from isthmus.federation.engines import ELSEWHERE, engine_class
 from isthmus.federation.interface import QuorumError, View
+from isthmus.federation.kept import fields_bytes
 from isthmus.federation.ledger import PROTECTIONS
+from isthmus.federation.messages import SERVER
 from isthmus.seeds import Stream
 
 logger = logging.getLogger(__name__)
 
-
-def run(
-    method: str,
-    *,
-    out: str | os.PathLike[str] | None = None,
-    config: str | os.PathLike[str] | None = None,
-    callbacks: Sequence[Callback] = (),
-    set: Mapping[str, Any] | None = None,
-    **settings: Any,
-) -> dict[str, Any]:
-    """Run a method and return its result (the keys of ``result.json``).
-
-    Args:
-        method: Name of a method (``isthmus methods`` lists them).
-        out: Run folder; default a new one under ``runs/``.
-        config: TOML file with further settings.
-        callbacks: Called during the run.
-        set: Settings whose keys are not Python names, e.g. ``{"checkpoint.every": 5}``.
-        settings: Any key of the run or the method, e.g. ``dataset="cora", clients=10, lr=0.01``.
-
-    Example:
-        >>> result = run("fedavg", dataset="csbm:nodes=60", clients=2, rounds=2, out=getfixture("tmp_path") / "r")
-        >>> result["rounds"]
-        2
-    """
-    resolved = resolve(method, by_name(settings), set, Path(config) if config is not None else None)
-    return start(resolved, Path(out) if out is not None else None, callbacks)
+TRIALS = "variants.json"
+"""File of a run folder with the validation scores of the variants that were tried."""
 
 
 def by_name(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,38 +74,74 @@ class Tables:
         return str(Path(self.folder).absolute())
 
 
-def start(settings: Settings, out: Path | None = None, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
-    """Run resolved settings in a new folder. Everything is checked and loaded before the folder is made."""
+def start(
+    settings: Settings, out: Path | None = None, callbacks: Sequence[Callback] = (), *, overwrite: bool = False
+) -> dict[str, Any]:
+    """Run resolved settings in a new folder. Everything is checked and loaded before the folder is made.
+
+    Args:
+        overwrite: A run that is in the folder already is removed, once the new one can begin.
+    """
+    if settings.run.predict is not None:
+        raise ConfigError(
+            "predict= names a run between organisations (isthmus submit --predict): in one process use isthmus predict "
+            "with the models of the run"
+        )
     if settings.run.engine in ELSEWHERE:
+        settings = first_variant(settings)
+        if overwrite and out is not None:
+            RunFolder(out).clear()
         result: dict[str, Any] = importlib.import_module(ELSEWHERE[settings.run.engine]).start(settings, out, callbacks)
         return result
-    if out is not None:
+    if out is not None and not overwrite:
         RunFolder(out).refuse_used()  # before anything is loaded
     with _threads(settings.run.threads):
         scenario = scenario_of(settings)
+        settings, trials = chosen(settings, partial(_validated, scenario))
         with SimulatedRun(settings, scenario, callbacks=callbacks) as simulated:
             path = default_folder(simulated.settings) if out is None else out
+            if overwrite:
+                RunFolder(path).clear()
             folder = RunFolder.create(path, simulated.settings.to_toml(), report_statistics(scenario))
+            if trials:
+                folder.write_json(TRIALS, dict(trials))
             return simulated.play(folder, resumed=False)
 
 
-def resume(path: str | os.PathLike[str], callbacks: Sequence[Callback] = (), **given_again: Any) -> dict[str, Any]:
+def _validated(scenario: AnyScenario, settings: Settings) -> float | None:
+    """The validation score of the round that settings keep; nothing is written."""
+    with SimulatedRun(settings, scenario) as simulated:
+        simulated.loop.play()
+        best = simulated.loop.best
+        return None if best is None else best["val"]
+
+
+def resume(
+    path: str | os.PathLike[str], callbacks: Sequence[Callback] = (), *, more: int | None = None, **given_again: Any
+) -> dict[str, Any]:
     """Continue a run from its newest checkpoint; of a finished run the result is returned again.
 
     Args:
         path: The run folder.
+        more: Rounds a finished run goes on for. It ends as a run with that many rounds from the start.
         given_again: ``dataset``, ``partition`` and ``split`` that were handed over as objects when the run began.
     """
     if given_again.keys() - {"dataset", "partition", "split"}:
-        raise ConfigError("resume takes dataset, partition and split again, nothing else: settings of a run stay")
+        raise ConfigError(
+            "resume takes rounds, and dataset, partition and split again, nothing else: settings of a run stay"
+        )
     by_name(given_again)
     folder = RunFolder.open(Path(path))
     try:
         finished = folder.result()
-        if finished is not None:
-            folder.drop_checkpoints()  # left by a process that was killed right after writing the result
-            return finished
         settings = settings_from_toml(folder.config)
+        if finished is not None and more is None:
+            # A process may have been killed right after writing the result.
+            folder.keep_last_checkpoint(settings.ends_out_of_turn)
+            return finished
+        ended_out_of_turn = settings.ends_out_of_turn
+        if more is not None:
+            settings = _with_more_rounds(settings, folder, more)
         if settings.run.engine in ELSEWHERE:
             folder.close()
             result: dict[str, Any] = importlib.import_module(ELSEWHERE[settings.run.engine]).resume(
@@ -131,9 +152,46 @@ def resume(path: str | os.PathLike[str], callbacks: Sequence[Callback] = (), **g
             _threads(settings.run.threads),
             SimulatedRun(settings, scenario_of(settings), callbacks=callbacks) as simulated,
         ):
+            if more is not None:
+                folder.reopen(settings.to_toml(), repeat_last=ended_out_of_turn)
             return simulated.play(folder, resumed=True)
     finally:
         folder.close()
+
+
+def _with_more_rounds(settings: Settings, folder: RunFolder, more: int) -> Settings:
+    """The settings of a finished run that goes on."""
+    path = folder.path
+    if more < 1:
+        raise ConfigError(f"rounds are how many more a run gets, at least 1, got {more}")
+    if folder.result() is None:
+        raise ConfigError(f"{path} is not finished: `isthmus resume {path}` first, then give it more rounds")
+    if settings.run.engine in ELSEWHERE:
+        raise ConfigError(
+            f"{path} is a run between organisations, which keep nothing of a finished run to go on from: start a new "
+            "one with more rounds"
+        )
+    if settings.method.phases[-1].rounds is not None:
+        raise ConfigError(
+            f"{settings.run.method} ends with a phase of its own after its rounds: start a new run with more rounds"
+        )
+    if getattr(settings.method_config, "schedule", None) == "cosine":
+        raise ConfigError(
+            "its rates fell to nearly 0 over the rounds it had (schedule=cosine), a longer run's would fall slower: "
+            "start a new run with more rounds"
+        )
+    lines = folder.metrics()
+    if lines and lines[-1]["round"] < settings.run.rounds:
+        raise ConfigError(
+            f"{path} ended early, at round {lines[-1]['round']} of {settings.run.rounds}: validation had not improved "
+            f"for {settings.run.patience} rounds, and more rounds would end there too; start a new run with more "
+            "patience"
+        )
+    if not folder.store(SERVER).steps():
+        raise ConfigError(
+            f"{path} keeps no checkpoint (a run of a table, or of an older version): start a new run with more rounds"
+        )
+    return replace(settings, run=replace(settings.run, rounds=settings.run.rounds + more))
 
 
 class RunDriver:
@@ -145,6 +203,9 @@ class RunDriver:
         described: Name and source of the data.
         scenario: All data; only in a simulation.
     """
+
+    parts: Mapping[str, Any] = MappingProxyType({})
+    """Each client's data; only in a simulation."""
 
     def __init__(
         self,
@@ -159,8 +220,12 @@ class RunDriver:
     ) -> None:
         self.settings, self.engine, self.view, self.nodes = settings, engine, view, nodes
         self.described, self.scenario = described, scenario
+        self.notes: Sequence[str] = getattr(self, "notes", ())
         run = settings.run
         self.callbacks = [*callbacks, *([TensorBoard()] if run.tensorboard else [])]
+        self.contract = simulated_contract(settings, view)
+        if self.contract is not None:
+            engine.watch(self.contract)
         self.loop = self.new_loop(None)
         privacy = settings.method.privacy  # computed before the run: an extra may be missing
         clients = len(engine.parties("client"))
@@ -179,6 +244,7 @@ class RunDriver:
             folder=folder,
             callbacks=self.callbacks,
             incarnation=incarnation,
+            contract=self.contract,
         )
 
     def play(self, folder: RunFolder, *, resumed: bool) -> dict[str, Any]:
@@ -189,8 +255,9 @@ class RunDriver:
             self.engine.keep_tags(folder.store)
             self.loop = loop = self.new_loop(folder)
             with _log_file(folder.path / "log.txt"):
-                if self.engine.why_each:
-                    logger.warning("%s", self.engine.why_each)
+                for note in (self.engine.why_each, *self.notes):
+                    if note:
+                        logger.warning("%s", note)
                 if self.privacy and self.privacy.get("warning"):
                     logger.warning("differential privacy: %s", self.privacy["warning"])
                 if resumed:
@@ -215,12 +282,17 @@ class RunDriver:
             folder.close()
 
     def _write_models(self, folder: RunFolder) -> int:
-        """Write the clients' final models; returns the number of parameters of the largest."""
-        largest = 0
-        for client, export in self.engine.export(self.settings.run.selection != "last"):
+        """Write the clients' model packages; returns the number of parameters of the largest."""
+        largest, settings, models = 0, self.settings, folder.path / MODELS
+        tables: Mapping[str, Any] = getattr(self.scenario, "tables", {})
+        training = Training(settings, self.view.clients, self.described.source, self.privacy, tables)
+        for client, export in self.engine.export(settings.run.selection != "last"):
             largest = max(largest, export.values)
             if export.weights is not None:
-                folder.write_model(client, export.weights)
+                write_package(models, client, export, self.parts[client], training)
+        if settings.method.server_keeps:
+            kept = fields_bytes(self.loop.kept_state, settings.method.server_keeps)
+            write_server_package(models, kept, training)
         return largest
 
     def _finish(self, folder: RunFolder) -> dict[str, Any]:
@@ -251,9 +323,15 @@ class RunDriver:
             self.privacy,
             facts,
         )
+        if (tried := folder.path / TRIALS).exists():
+            result["variants"] = json.loads(tried.read_text())
         folder.write_json("result.json", result)
-        folder.drop_checkpoints()
+        self._tidy(folder)
         return result
+
+    def _tidy(self, folder: RunFolder) -> None:
+        """What becomes of the checkpoints of a finished run: between organisations nothing is kept for later."""
+        folder.drop_checkpoints()
 
 
 class SimulatedRun(RunDriver):
@@ -275,6 +353,7 @@ class SimulatedRun(RunDriver):
     ) -> None:
         self.parts = parts_for(settings, scenario)
         run = settings.run
+        self.notes = shortcomings(settings.method, self.parts, getattr(settings.method_config, "backbone", None))
         created = (engine or engine_class(run.engine))(
             self.parts,
             settings.method.table,
@@ -299,6 +378,9 @@ class SimulatedRun(RunDriver):
         except BaseException:
             created.close()
             raise
+
+    def _tidy(self, folder: RunFolder) -> None:
+        folder.keep_last_checkpoint(self.settings.ends_out_of_turn)
 
     def __enter__(self) -> SimulatedRun:
         return self

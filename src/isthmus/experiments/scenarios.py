@@ -8,19 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from isthmus.data.datasets import with_defaults
+from isthmus.data.feature_scaling import Scale
 from isthmus.data.graph_set import GraphSetData
 from isthmus.data.graphscenario import GraphScenario, build_graph_scenario, task_of
 from isthmus.data.graphset_partition import GRAPH_PARTITIONS
 from isthmus.data.graphset_split import GRAPH_SPLITS
 from isthmus.data.node_data import NodeData
 from isthmus.data.own_dataset import contents_of, kind_of
-from isthmus.data.partition import PARTITIONS
+from isthmus.data.partition import PARTITIONS, parse_partition
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.data.split import SPLITS
 from isthmus.errors import ConfigError, DataError
 from isthmus.experiments.config import Settings
 from isthmus.federation.interface import View
 from isthmus.metrics.gain import subgraph_leakage
+from isthmus.preparation import link_of
 
 DEFAULTS: Mapping[str, tuple[str | None, str]] = {"node": ("random", "10/10/80"), "graph": (None, "fedstar")}
 """Task -> partition (None: by data set) and split of a scenario that does not say which."""
@@ -40,6 +43,7 @@ def scenario_of(settings: Settings) -> AnyScenario:
         split=run.split,
         seed=run.seed,
         undirected=run.undirected,
+        scale=run.scale,
         secure_sum=run.secure_sum,
         link=run.link,
     )
@@ -53,6 +57,7 @@ def build(
     split: str | None,
     seed: int,
     undirected: bool = False,
+    scale: Scale = "none",
     secure_sum: bool = False,
     link: str = "auto",
 ) -> AnyScenario:
@@ -65,6 +70,8 @@ def build(
 
         if undirected:
             raise ConfigError("whether edges have a direction stands in schema.toml: leave undirected out")
+        if scale != "none":
+            raise ConfigError("the scale of each column stands in schema.toml: leave scale out")
         return tables_scenario(
             dataset,
             partition=partition,
@@ -72,25 +79,31 @@ def build(
             split=split,
             seed=seed,
             secure=secure_sum,
-            link="plain" if link == "auto" else link,
+            link=link_of(link, organisations=False),
         )
     task = task_of(dataset)
+    asked = with_defaults(dataset, {"partition": partition, "clients": clients, "split": split})
+    partition, clients, split = asked["partition"], asked["clients"], asked["split"]
     _check_task(task, partition, split)
     if task == "graph":
         if undirected:
             raise ConfigError("undirected=true is for one graph; sets of graphs are undirected already")
+        if scale != "none":
+            raise ConfigError("scale is for one graph; features of sets of graphs are used as they are: leave it out")
         split = DEFAULTS[task][1] if split is None else split
         return build_graph_scenario(dataset=dataset, partition=partition, clients=clients, split=split, seed=seed)
     if dataset.lower() == "banks" and partition in (None, "owner"):
         # A network of banks comes with its owners: as many banks as clients are asked for, each bank a client.
         dataset, partition = f"banks:banks={8 if clients is None else clients}", "owner"
+    partition = str(DEFAULTS[task][0] if partition is None else partition)
     return build_scenario(
         dataset=dataset,
-        partition=str(DEFAULTS[task][0] if partition is None else partition),
+        partition=partition,
         clients=clients,
-        split=DEFAULTS[task][1] if split is None else split,
+        split=(parse_partition(partition).natural_split() or DEFAULTS[task][1]) if split is None else split,
         seed=seed,
         undirected=undirected,
+        scale=scale,
     )
 
 

@@ -9,13 +9,12 @@ from typing import Any
 import torch
 
 from isthmus.errors import RunError
-from isthmus.methods.evaluation import Detail, Evaluation, Tally
+from isthmus.methods.evaluation import Detail, Evaluation, ScoreBins, SummedScores, Tally
 from isthmus.metrics.registry import Metric
+from isthmus.metrics.score_bins import WIDTH, mean_of_bins
 from isthmus.metrics.scores import accuracy, client_mean, pooled, weighted_mean
 
 Line = Mapping[str, Any]
-ALL_CLIENTS = ""
-"""Stands for all clients together where only their sum is known."""
 
 
 def evaluation_line(evaluations: Mapping[str, Evaluation], nodes: Mapping[str, int]) -> dict[str, Any]:
@@ -45,6 +44,28 @@ def evaluation_line(evaluations: Mapping[str, Evaluation], nodes: Mapping[str, i
     return line
 
 
+def summed_line(scores: SummedScores, bins: ScoreBins | None) -> dict[str, Any]:
+    """The same where only totals are known (secure sums): no score of a client; means over clients from the histogram
+    of their scores, and without one none.
+    """
+    total = scores.total
+    means = {part: mean_of_bins(counts.tolist()) for part, counts in bins.counts.items()} if bins is not None else {}
+    line: dict[str, Any] = {}
+    for part in ("val", "test"):
+        line[part] = accuracy(total.parts[part])
+        line[f"{part}_loss"] = _pooled_loss([total.parts[part]])
+        line[f"{part}_client_mean"] = means.get(part)
+        line[f"{part}_node_weighted"] = None
+    line["test_groups"] = groups_of(scores)
+    line["test_group_client_means"] = {group: means.get(f"test:{group}") for group in line["test_groups"]}
+    line["train_loss"] = _pooled_loss([total.parts["train"]])
+    line["per_client"] = None
+    line["client_scores"] = None
+    if bins is not None:
+        line["client_scores"] = {"bin_width": WIDTH} | {part: bins.counts[part].tolist() for part in ("val", "test")}
+    return line
+
+
 def groups_of(evaluations: Mapping[str, Evaluation]) -> dict[str, list[int]]:
     """Correct and all predictions in groups of the test part (minority, majority, by degree), pooled over clients."""
     groups: dict[str, list[int]] = {}
@@ -57,17 +78,20 @@ def groups_of(evaluations: Mapping[str, Evaluation]) -> dict[str, list[int]]:
     return groups
 
 
+def use_metric_of_totals(line: dict[str, Any], metric: Metric, total: Detail | None) -> None:
+    """`use_metric` where only totals are known; clients with different classes have none, and no pooled score."""
+    for part in ("val", "test"):
+        line[f"{part}_accuracy"] = line[part]
+        line[part] = (
+            line[f"{part}_client_mean"] if total is None else metric(total.confusion[part], total.histogram[part])
+        )
+
+
 def use_metric(line: dict[str, Any], metric: Metric, details: Mapping[str, Detail], nodes: Mapping[str, int]) -> None:
     """Put another score in the place of accuracy, which stays beside it as ``val_accuracy`` and ``test_accuracy``."""
     for part in ("val", "test"):
         line[f"{part}_accuracy"] = line[part]
-        scores: dict[str, float | None] = dict.fromkeys(
-            line["per_client"]
-        )  # where only totals are known, clients have no score
-        if ALL_CLIENTS not in details:
-            scores |= {
-                client: metric(detail.confusion[part], detail.histogram[part]) for client, detail in details.items()
-            }
+        scores = {client: metric(detail.confusion[part], detail.histogram[part]) for client, detail in details.items()}
         for client, score in scores.items():
             line["per_client"][client][f"{part}_score"] = score
         if len({detail.confusion[part].shape for detail in details.values()}) == 1:
@@ -119,3 +143,22 @@ SCORE_RULES = {
     "client_mean_selected": ("test_client_mean", "selected", f"unweighted {_MEAN} at the round picked by validation"),
 }
 """Rule -> (column, round, sentence)."""
+
+
+def score_of(selected: Line, last: Line, rule: str, metric: str) -> tuple[float | None, str]:
+    """The score of a result, and how it is formed.
+
+    With secure sums a mean over clients comes from the histogram of their scores; where there is none the pooled score
+    takes its place, and the sentence says so.
+    """
+    column, when, sentence = SCORE_RULES[rule]
+    line = last if when == "last" else selected
+    if line["per_client"] is None and column != "test":
+        if line[column] is None:
+            column, instead = "test", "last round" if when == "last" else "at the round picked by validation"
+            sentence = f"pooled test accuracy, {instead} (secure sums show no mean over clients)"
+        else:
+            sentence = f"{sentence}, from a histogram with bins of {WIDTH:g}"
+    if metric != "accuracy":
+        sentence = sentence.replace("accuracies", f"{metric} scores").replace("accuracy", metric)
+    return line[column], sentence

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from isthmus.data.own_dataset import tables_folder
 from isthmus.data.scenario import Scenario
 from isthmus.data.statistics import describe
 from isthmus.data.tables.check import owner_folders
+from isthmus.data.tables.model import TablesModel
 from isthmus.data.tables.owner import OwnerTables, owners_in, read_owner
 from isthmus.data.tables.schema import FILE, Schema, differences, read_schema
 from isthmus.errors import ConfigError, DataError
@@ -22,11 +23,12 @@ from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.interface import QuorumError
 from isthmus.federation.ledger import Entry
 from isthmus.federation.session import Session
-from isthmus.preparation import LINKING
+from isthmus.preparation import LINKING, Link
 from isthmus.preparation.linking import KEY_BYTES, LinkCounts, read_key
 from isthmus.preparation.owner import OwnerClient, PreparationConfig
-from isthmus.preparation.prepared import prepared
-from isthmus.preparation.rounds import TABLE, link_owners, prepare_owners
+from isthmus.preparation.prepared import prepared, tables_model
+from isthmus.preparation.rounds import TABLE, TABLES, link_owners, prepare_owners
+from isthmus.preparation.script import preparation_contract
 from isthmus.seeds import Stream
 
 PARTITION, SPLIT, SOURCE = "owner", "schema", "own tables"
@@ -40,13 +42,15 @@ class PreparedTables:
     parts: Mapping[str, NodeData | GraphSetData]
     entries: tuple[Entry, ...]
     links: Mapping[str, Mapping[str, LinkCounts]]
+    models: Mapping[str, TablesModel]
 
 
 @dataclass(frozen=True)
 class TablesScenario(Scenario):
-    """A scenario of tables. ``entries`` are the messages of its preparation."""
+    """A scenario of tables. ``entries`` are the messages of its preparation, ``tables`` what models take along."""
 
     entries: tuple[Entry, ...] = ()
+    tables: Mapping[str, TablesModel] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class GraphTablesScenario(GraphScenario):
     """The same for sets of graphs."""
 
     entries: tuple[Entry, ...] = ()
+    tables: Mapping[str, TablesModel] = field(default_factory=dict)
 
 
 def read_owners(folder: Path, seed: int) -> dict[str, OwnerTables]:
@@ -96,7 +101,7 @@ def link_counts(
             raise DataError(f"{owner} holds sets of graphs, which have no edges between owners: nothing to link")
     if len(tables) < 2:
         raise DataError("linking takes at least two owners: give the client.toml of every owner, or their folder")
-    config = PreparationConfig(link="psi", key=read_key(tables))
+    config = PreparationConfig(key=read_key(tables))
     engine = LocalEngine(tables, TABLE, config, Stream(0, ("preparation",)))  # type: ignore[arg-type]
     clients: dict[str, OwnerClient] = {name: engine.party(name).client for name in tables}  # type: ignore[misc]
     for name, client in clients.items():
@@ -110,18 +115,35 @@ def link_counts(
     return {name: client.counts() for name, client in clients.items()}
 
 
-def prepare(tables: Mapping[str, OwnerTables], *, seed: int, secure: bool, link: str) -> PreparedTables:
-    """Agree on scaling and on edges between owners, by the messages organisations would exchange."""
+def prepare(
+    tables: Mapping[str, OwnerTables],
+    *,
+    seed: int,
+    secure: bool,
+    link: Link,
+    models: Mapping[str, TablesModel] | None = None,
+) -> PreparedTables:
+    """Agree on scaling and on edges between owners, by the messages organisations would exchange. With ``models``, as
+    they took them along: scaling and link key are those of the training.
+    """
     # In one process the key protects nothing; drawn from the seed, it makes runs repeatable.
     key = read_key(tables) or Stream(seed, ("link key",)).numpy().bytes(KEY_BYTES)
-    engine = LocalEngine(tables, TABLE, PreparationConfig(link=link, key=key), Stream(seed, ("preparation",)))  # type: ignore[arg-type]
-    session = Session(engine, TABLE, seed=seed, secure=secure)
-    prepare_owners(session, link=link != "none")
+    if models:
+        key = next(iter(models.values())).key or key
+    config, stream = PreparationConfig(key=key), Stream(seed, ("preparation",))
+    engine = LocalEngine(tables, TABLES[link], config, stream)  # type: ignore[arg-type]
+    contract = preparation_contract(link, list(tables), secure=secure, scale=not models)
+    engine.watch(contract)
+    session = Session(engine, TABLES[link], seed=seed, secure=secure, contract=contract)
+    prepare_owners(session, link, scale=not models)
     clients: dict[str, OwnerClient] = {name: engine.party(name).client for name in tables}  # type: ignore[misc]
+    for name, model in (models or {}).items():
+        clients[name].state = replace(clients[name].state, scaling=model.scaling)
     return PreparedTables(
         {name: prepared(tables[name], client.state) for name, client in clients.items()},
         tuple(session.ledger.take()),
         {name: client.counts() if client.state.key else {} for name, client in clients.items()},
+        {name: tables_model(tables[name], client.state) for name, client in clients.items()},
     )
 
 
@@ -133,7 +155,7 @@ def tables_scenario(
     split: str | None,
     seed: int,
     secure: bool = False,
-    link: str = "plain",
+    link: Link = "plain",
 ) -> TablesScenario | GraphTablesScenario:
     """A folder of tables as a scenario."""
     if partition not in (None, PARTITION):
@@ -147,7 +169,7 @@ def tables_scenario(
     if isinstance(next(iter(ready.parts.values())), GraphSetData):
         parts = {name: part for name, part in ready.parts.items() if isinstance(part, GraphSetData)}
         made = graph_scenario_of(parts, dataset=dataset, partition=PARTITION, split=SPLIT, seed=seed, source=SOURCE)
-        return GraphTablesScenario(**vars(made), entries=ready.entries)
+        return GraphTablesScenario(**vars(made), entries=ready.entries, tables=ready.models)
     nodes = {name: part for name, part in ready.parts.items() if isinstance(part, NodeData)}
     whole = union(list(nodes.values()))
     owner = torch.repeat_interleave(torch.arange(len(nodes)), torch.tensor([part.num_nodes for part in nodes.values()]))
@@ -166,6 +188,7 @@ def tables_scenario(
         statistics=describe(whole, owner, nodes),
         original_id=torch.arange(whole.num_nodes),
         entries=ready.entries,
+        tables=ready.models,
     )
 
 

@@ -1,8 +1,10 @@
 """Which attacks of `isthmus.privacy.attacks` apply to what each party saw, judged from a run's ledger.
 
 The ledger says who was sent which kinds of things under which protection, and by how many at once; it holds no content.
-So this says what is *possible* for a party that looks at what it received, and why the rest is stopped; it never says
-that something was recovered.
+So this says what is *possible* for a party that looks at what it received, and what only an attack on the messages
+themselves could tell (``not tried``). ``stopped`` is the outcome of an attack that was run and failed: of the attacks
+here that is the one on rosters, which are on the ledger; all others are run by `isthmus.cli.recover`. Parties are
+curious: they follow the protocol and look at all they receive.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from isthmus.federation.ledger import Entry
 from isthmus.federation.messages import SERVER, Kind, PartyId, role_of
 from isthmus.privacy.attacks.sums import difference_of_sums
 
-Verdict = Literal["possible", "limited", "stopped"]
+Verdict = Literal["possible", "limited", "not tried", "stopped"]
 READING = "plain reading"
 RANK_ONE = "inputs from a layer's gradient"
 LABELS = "labels from output gradients"
@@ -28,15 +30,16 @@ IMPERSONATION = "impersonating the other parties of a sum"
 NEIGHBOURS = "neighbour lists from products"
 SUPPORT = "entries from announced positions"
 SHARES = "opening shares"
+SOLVING = "single rows from sums over neighbours"
 ATTACKS = (READING, RANK_ONE, LABELS, MEMBERSHIP, DIFFERENCE, REUSE, IMPERSONATION, NEIGHBOURS, SUPPORT, SHARES)
 """All that are judged."""
 
 _OF_SECURE_SUMS = ("SumKey", "SumKeys", "MailPlan", "MailOrders")
-_PLAIN = (Kind.COUNT, Kind.METRIC, Kind.LABEL_STATISTIC, Kind.IDENTIFIER)
+_PLAIN = (Kind.COUNT, Kind.METRIC, Kind.LABEL_STATISTIC, Kind.IDENTIFIER, Kind.FEATURE)
 
 _DUMMIES = (
-    "positions of sparse mail are announced among at least as many dummies; statistics over many rounds may tell "
-    "them apart"
+    "positions of sparse mail are announced among dummies; whether they can be told apart depends on where entries can "
+    "be"
 )
 _UNSIGNED = (
     "keys of a simulation are not signed: a malicious server could hand out its own; one that keeps to the "
@@ -101,7 +104,7 @@ class Flow:
                 f"{self.sender}'s message"
             ),
             "sealed": f"sealed in transit, but the {self.receiver} it is for opens each message",
-            "masked": f"masked: only totals of {self.parties} or more can be read",
+            "masked": f"masked: meant to show only totals of {self.parties} or more",
         }[self.protection]
 
 
@@ -117,8 +120,12 @@ def flows(entries: Iterable[Entry]) -> list[Flow]:
     return [Flow(*key, kinds, parties) for key, (kinds, parties) in found.items()]
 
 
-def judge(entries: Sequence[Entry], training: Training | None = None) -> list[Finding]:
-    """All findings of a run, in the order of :data:`ATTACKS`; an attack without one found nothing of its kind."""
+def judge(entries: Sequence[Entry], training: Training | None = None, beside: Sequence[Entry] = ()) -> list[Finding]:
+    """All findings of a run, in the order of :data:`ATTACKS`; an attack without one found nothing of its kind.
+
+    Args:
+        beside: Entries of other runs of the same parties, whose totals an attacker has too.
+    """
     training = training or Training()
     findings: list[Finding] = []
     for flow in flows(entries):
@@ -131,7 +138,7 @@ def judge(entries: Sequence[Entry], training: Training | None = None) -> list[Fi
         elif flow.message == "SumKey":
             findings.append(Finding(IMPERSONATION, flow.receiver, flow.on, "limited", _UNSIGNED))
     findings += _membership(entries, training)
-    findings += _sums(entries)
+    findings += _sums(entries, beside)
     return sorted(findings, key=lambda finding: ATTACKS.index(finding.attack))
 
 
@@ -143,7 +150,7 @@ def _of_content(flow: Flow, training: Training) -> list[Finding]:
     plain = sorted(kind for kind in flow.kinds if kind in _PLAIN)
     if plain:
         why = flow.how if masked else f"{flow.how}; for {', '.join(plain)} reading is enough"
-        found.append(Finding(READING, who, on, "stopped" if masked else "possible", why))
+        found.append(Finding(READING, who, on, "not tried" if masked else "possible", why))
     if Kind.GRADIENT in flow.kinds:
         found.append(
             _gradient(RANK_ONE, flow, training, "exact for a layer with a bias and one training record, else a mixture")
@@ -157,10 +164,10 @@ def _of_content(flow: Flow, training: Training) -> list[Finding]:
         found += _update(flow, training)
     if Kind.EMBEDDING in flow.kinds:
         why = flow.how if masked else f"{flow.how}; rows that are gradients of the output give each node's label away"
-        found.append(Finding(LABELS, who, on, "stopped" if masked else "possible", why))
+        found.append(Finding(LABELS, who, on, "not tried" if masked else "possible", why))
     if Kind.STRUCTURE in flow.kinds:
         why = flow.how if masked else f"{flow.how}; a node with a single foreign neighbour reads that neighbour's list"
-        found.append(Finding(NEIGHBOURS, who, on, "stopped" if masked else "possible", why))
+        found.append(Finding(NEIGHBOURS, who, on, "not tried" if masked else "possible", why))
     if Kind.SHARE in flow.kinds and not masked:
         found.append(Finding(SHARES, who, on, "limited", f"{flow.how}; {_OPENING}"))
     return found
@@ -168,7 +175,7 @@ def _of_content(flow: Flow, training: Training) -> list[Finding]:
 
 def _gradient(attack: str, flow: Flow, training: Training, reach: str) -> Finding:
     if not flow.readable:
-        return Finding(attack, flow.receiver, flow.on, "stopped", flow.how)
+        return Finding(attack, flow.receiver, flow.on, "not tried", flow.how)
     if training.noise:
         return Finding(
             attack, flow.receiver, flow.on, "limited", f"{flow.how}, but clipped and noisy ({_worth(training)})"
@@ -210,7 +217,7 @@ def _membership(entries: Sequence[Entry], training: Training) -> list[Finding]:
     return [Finding(MEMBERSHIP, who, on, "possible", why)]
 
 
-def _sums(entries: Sequence[Entry]) -> list[Finding]:
+def _sums(entries: Sequence[Entry], beside: Sequence[Entry]) -> list[Finding]:
     """Rosters of secure sums of the same values, and whether linear algebra gets a single party out of their totals."""
     rosters: dict[tuple[str, int, str, PartyId], set[frozenset[PartyId]]] = {}
     for entry in entries:
@@ -219,11 +226,15 @@ def _sums(entries: Sequence[Entry]) -> list[Finding]:
                 rosters.setdefault((entry.phase, entry.round, entry.handler, receiver), set()).add(frozenset(senders))
     if not rosters:
         return []
-    exposed = {
-        party
-        for group in rosters.values()
-        for party in difference_of_sums([(sorted(roster), np.zeros(1)) for roster in group])
-    }
+    over_rounds: dict[tuple[str, str, PartyId], set[frozenset[PartyId]]] = {}
+    for (phase, _, handler, receiver), group in rosters.items():
+        over_rounds.setdefault((phase, handler, receiver), set()).update(group)
+    for entry in beside:
+        if entry.protection == "masked":
+            for receiver, senders in _writers(entry).items():
+                over_rounds.setdefault((entry.phase, entry.handler, receiver), set()).add(frozenset(senders))
+    exposed, averaged = _single_parties(rosters.values()), _single_parties(over_rounds.values())
+    parties = frozenset[PartyId]().union(*(roster for group in rosters.values() for roster in group))
     receivers = ", ".join(sorted({role_of(receiver) for *_, receiver in rosters}))
     fewest = min(len(roster) for group in rosters.values() for roster in group)
     seen = f"{len(rosters)} secure sums over {fewest} or more parties"
@@ -235,13 +246,34 @@ def _sums(entries: Sequence[Entry]) -> list[Finding]:
             "possible",
             f"totals of one round give the part of {', '.join(sorted(exposed))}",
         )
+    elif averaged:
+        difference = Finding(
+            DIFFERENCE,
+            receivers,
+            seen,
+            "possible",
+            "rosters change from round to round, or from run to run, so least squares gives the mean part of "
+            f"{len(averaged)} parties",
+        )
     elif fewest == 2:
         difference = Finding(DIFFERENCE, "either party", seen, "possible", _TWO)
     else:
         difference = Finding(
-            DIFFERENCE, receivers, seen, "stopped", "from no totals of one round does a single party's part follow"
+            DIFFERENCE,
+            receivers,
+            seen,
+            "stopped",
+            f"linear algebra on totals over {len(set().union(*over_rounds.values()))} different rosters, of one round "
+            f"and of all rounds and runs given, gives 0 of {len(parties)} parties' parts",
         )
-    return [difference, Finding(REUSE, receivers, seen, "stopped", _ONCE)]
+    return [difference, Finding(REUSE, receivers, seen, "not tried", _ONCE)]
+
+
+def _single_parties(rosters: Iterable[set[frozenset[PartyId]]]) -> set[PartyId]:
+    """Parties whose part linear algebra gets out of totals over these rosters."""
+    return {
+        party for group in rosters for party in difference_of_sums([(sorted(roster), np.zeros(1)) for roster in group])
+    }
 
 
 def _writers(entry: Entry) -> Mapping[PartyId, set[PartyId]]:

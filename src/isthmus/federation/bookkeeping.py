@@ -13,16 +13,25 @@ from isthmus.federation.interface import Failure, QuorumError, Replies, Stacked
 from isthmus.federation.ledger import Entry, Ledger, Protection
 from isthmus.federation.messages import SERVER, Kind, Message, PartyId, role_of
 from isthmus.federation.party import Combine, Invocation, Outcome, Parcel, Turn
+from isthmus.federation.script_recorder import ScriptRecorder
 from isthmus.federation.secure import KEYS_PHASE, Sealed, SumKey, SumKeys
 from isthmus.federation.transcript import Transcript
+from isthmus.federation.watch import SessionWatch
 from isthmus.privacy.sealed_message import OVERHEAD
 
 
 class Clock:
     """Turn and sequence shared by all tiers of a session."""
 
-    def __init__(self, incarnation: int, seed: int, secure: bool = False, transcript: Transcript | None = None) -> None:
-        self.seed, self.secure, self.transcript = seed, secure, transcript
+    def __init__(
+        self,
+        incarnation: int,
+        seed: int,
+        secure: bool = False,
+        transcript: Transcript | None = None,
+        watch: SessionWatch | ScriptRecorder | None = None,
+    ) -> None:
+        self.seed, self.secure, self.transcript, self.watch = seed, secure, transcript, watch
         self.run = secrets.token_hex(16)  # of this process: keys of secure sums belong to it
         self.sum_keys: dict[str, dict[PartyId, bytes]] = {}
         self.incarnation = incarnation
@@ -32,6 +41,8 @@ class Clock:
     def begin(self, phase: str, round: int, step: int = 0) -> None:
         self.turn = Turn(self.incarnation, phase, round, step)
         self.sequence = 0
+        if self.watch is not None:
+            self.watch.begin()
 
     def next(self) -> int:
         self.sequence += 1

@@ -10,6 +10,7 @@ from typing import Any
 
 from isthmus.errors import ProtocolError, unknown
 from isthmus.federation.bookkeeping import Bookkeeping, check_quorum
+from isthmus.federation.contract import Way
 from isthmus.federation.engine import Engine
 from isthmus.federation.interface import Failure, PerClient, Replies, Stacked
 from isthmus.federation.messages import SERVER, Message, PartyId, role_of
@@ -34,7 +35,7 @@ class Caller:
     # -- before anybody is called ------------------------------------------------------------------
 
     def prepare(
-        self, function: Callable[..., Any], request: Any, to: Iterable[PartyId] | None, *, sends: bool = False
+        self, function: Callable[..., Any], request: Any, to: Iterable[PartyId] | None, way: Way
     ) -> tuple[list[Invocation], str]:
         """The calls of a handler, one per party, and the handler's name; the requests are entered in the ledger."""
         role, name = self.table.locate(function, prefer=self.role)
@@ -43,7 +44,7 @@ class Caller:
         signature = self.table.signature(role, name)
         if signature.mail:
             raise ProtocolError(f"{name} receives mail; name it as `receive` of exchange()")
-        if signature.sends != sends:
+        if signature.sends != (way == "send"):
             raise ProtocolError(
                 f"{name} sends mail; use exchange()"
                 if signature.sends
@@ -54,6 +55,9 @@ class Caller:
         if not parties:
             raise ProtocolError(f"{name}: nobody to call")
         arguments = self._arguments(name, request, parties)
+        if self.clock.watch is not None:
+            everybody, each = len(parties) == len(self.parties), isinstance(request, PerClient)
+            self.clock.watch.check(self.clock.turn.phase, role, name, way, everybody=everybody, each=each)
         sequence = self.clock.next()
         for party, argument in arguments.items():
             if type(argument) is not (signature.request or type(None)):
@@ -94,6 +98,12 @@ class Caller:
                 raise ProtocolError(f"{handlers[role]} and {name} both receive for role {role!r}; name one")
             handlers[role] = name
         return handlers
+
+    def check_pair(self, send: str, handlers: Mapping[str, str], combine: Combine) -> None:
+        """Refuse an exchange whose ends the script does not pair."""
+        if self.clock.watch is not None:
+            receivers = list(handlers.items())
+            self.clock.watch.check_pair(self.clock.turn.phase, (self.role, send), receivers, combine == "sum")
 
     def reply_type(self, name: str) -> type[Message]:
         """Type of the message a handler returns, or sends."""
@@ -166,6 +176,8 @@ class Caller:
             for parcel in parcels:
                 if parcel.receiver != SERVER and role_of(parcel.receiver) == role:
                     inbox.setdefault(parcel.receiver, []).append(parcel)
+            if self.clock.watch is not None:
+                self.clock.watch.check(self.clock.turn.phase, role, handler, "receive")
             sequence = self.clock.next()
             calls = [
                 Invocation(

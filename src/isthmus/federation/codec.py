@@ -10,6 +10,7 @@ without encoding, reading by the library keeps the validated parser between us a
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -34,7 +35,7 @@ Buffer = bytes | memoryview
 assert sys.byteorder == "little", "the wire format is little-endian"
 
 LARGE = 2**18
-FINITE = (Kind.MODEL, Kind.GRADIENT, Kind.EMBEDDING)
+FINITE = (Kind.MODEL, Kind.GRADIENT, Kind.EMBEDDING, Kind.FEATURE, Kind.RANDOM_START)
 # Possessive, and closed by the end of the text: nothing to backtrack into, so hostile quotes cost linear time.
 _STRINGS = re.compile(r'"(?:[^"\\]++|\\.?)*+(?:"|\Z)', re.DOTALL)
 _BRACKETS = re.compile(r"[\[\]{}]")
@@ -77,6 +78,14 @@ def encode_large(record: Record) -> Buffer:
 def _pieces(record: Record) -> list[Buffer]:
     header, parts = _layout(record)
     return [len(header).to_bytes(8, "little"), header, *(_raw(part) for part in parts)]
+
+
+def digest(record: Record) -> str:
+    """SHA-256 of a record's type and bytes: the same wherever it is computed, as encoding is."""
+    found = hashlib.sha256(type(record).__name__.encode() + b"\0")
+    for piece in _pieces(record):
+        found.update(piece)
+    return found.hexdigest()
 
 
 def size(record: Record) -> int:

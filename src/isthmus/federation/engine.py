@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from torch import Tensor
+
+from isthmus.federation.contract import Contract
 from isthmus.federation.interface import Stacked
 from isthmus.federation.messages import ClientId, PartyId
 from isthmus.federation.party import Invocation, Outcome, Store
@@ -17,12 +20,21 @@ from isthmus.tensors import Weights
 
 @dataclass(frozen=True)
 class Export:
-    """What a client ends with. ``weights`` is None where its model stays with its owner; ``values`` is how many numbers
-    it has.
+    """What a client ends with.
+
+    Args:
+        values: How many numbers its model has.
+        weights: Its model; None where that stays with its owner, and the rest with it.
+        kept: What its class keeps beside the weights (`isthmus.federation.kept`).
+        logits: What the model says of its own samples, where it can tell.
+        round: Round the model is of; None where that is not known.
     """
 
     values: int
     weights: Weights | None = None
+    kept: bytes = b""
+    logits: Tensor | None = None
+    round: int | None = None
 
 
 class Engine(Protocol):
@@ -60,6 +72,12 @@ class Engine(Protocol):
 
     def sum_keys(self, role: str) -> Mapping[PartyId, bytes]:
         """Public session keys of a role's parties for secure sums."""
+        ...
+
+    def watch(self, contract: Contract) -> None:
+        """From now on every party refuses what is not in this contract. An engine whose parties make their own contract
+        need not.
+        """
         ...
 
     def keep_tags(self, store: Callable[[PartyId], Store]) -> None:

@@ -56,6 +56,9 @@ class Exported(Record):
 
     values: int
     weights: Mapping[str, Tensor] | None
+    kept: bytes = b""
+    logits: Tensor | None = None
+    round: int | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Answer(Record):
     exports: Mapping[str, Exported] | None = None
     execution: str = "each"
     why_each: str = ""
+    contract: str = ""
 
     def check(self, place: str) -> Answer:
         """This answer, or the error it carries."""
@@ -137,11 +141,12 @@ class PartyHost(LocalEngine):
         return (codec.encode(answer),)
 
     def _call(self, frame: Frame) -> Frame:
-        calls = self.admit(decode_calls(frame, self._table, self._limits))
+        calls = decode_calls(frame, self._table, self._limits)
         here = self._parties[calls[0].role]
         for call in calls:
             if call.party not in here:
                 raise unknown("party", call.party, here, error=ProtocolError)
+        calls = self.admit(calls)
         times = Counter(id(content) for call in calls for content in _contents(call))
         self._shared = {content for content, n in times.items() if n > 1}
         found = self.dispatch(calls, None)
@@ -197,7 +202,7 @@ class PartyHost(LocalEngine):
             if client not in self._parties["client"]:
                 raise unknown("client", client, self._parties["client"], error=ProtocolError)
             export = self.keep_export(client, self.export_one(client, order.selected))
-            exports[client] = Exported(export.values, export.weights)
+            exports[client] = Exported(**vars(export))
         return Answer(exports=exports)
 
     def keep_export(self, client: ClientId, export: Export) -> Export:

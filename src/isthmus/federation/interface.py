@@ -140,6 +140,14 @@ class Federation(Protocol):
         """Addresses of the parties of this role, sorted."""
         ...
 
+    @property
+    def role(self) -> str: ...
+
+    @property
+    def secure(self) -> bool:
+        """Whether sums are masked. Then scores are summed, too: ``isthmus.methods.evaluation.scores_of``."""
+        ...
+
     @overload
     def call(
         self,
@@ -176,6 +184,11 @@ class Federation(Protocol):
         to: Iterable[PartyId] | None = None,
         combine: Literal["each", "sum"] = "each",
     ) -> Replies[Any]: ...
+
+    @property
+    def round(self) -> int:
+        """Number of the current round within its phase, from 1."""
+        ...
 
     def stream(self, purpose: str) -> Stream:
         """Random stream of the server for one purpose in the current round."""

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from isthmus.records import Record
 
@@ -35,6 +35,8 @@ class Kind(StrEnum):
     MODEL = "model"
     GRADIENT = "gradient"
     EMBEDDING = "embedding"
+    FEATURE = "feature"
+    RANDOM_START = "random start"
     STRUCTURE = "structure"
     LABEL_STATISTIC = "label statistic"
     COUNT = "count"
@@ -48,6 +50,10 @@ class Kind(StrEnum):
 Model = Annotated[T, Kind.MODEL]
 Gradient = Annotated[T, Kind.GRADIENT]
 Embedding = Annotated[T, Kind.EMBEDDING]
+Feature = Annotated[T, Kind.FEATURE]
+"""Features of nodes as they are, not what a model makes of them."""
+RandomStart = Annotated[T, Kind.RANDOM_START]
+"""First values drawn at random: they tell nothing of anybody's data."""
 Structure = Annotated[T, Kind.STRUCTURE]
 LabelStatistic = Annotated[T, Kind.LABEL_STATISTIC]
 Count = Annotated[T, Kind.COUNT]
@@ -61,6 +67,10 @@ FeatureStatistic = Annotated[T, Kind.FEATURE_STATISTIC]
 @dataclass(frozen=True)
 class Message(Record):
     """A record that may travel. Every field carries a kind, or is itself a message."""
+
+    def summand(self) -> Self:
+        """What a party masks in this message's place, e.g. in other units; the total is in those."""
+        return self
 
 
 def role_of(party: PartyId) -> str:

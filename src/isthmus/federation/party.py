@@ -18,6 +18,7 @@ from isthmus.federation.interface import Failure, total
 from isthmus.federation.messages import Message, PartyId
 from isthmus.federation.roles import Client, RoleTable, Signature
 from isthmus.federation.secure import MailOrder, Masked, MaskOrder, mask_reply, plan_mail, unmask
+from isthmus.federation.watch import Watch
 from isthmus.privacy.masks import SumParty
 from isthmus.records import Record, make_record
 
@@ -81,15 +82,18 @@ class Party:
     Args:
         make: Builds the client object from data and config, nothing else; called again after a crash.
 
-    ``store`` keeps tags across restarts; without one they live in memory.
+    ``store`` keeps tags across restarts; without one they live in memory. ``watch`` refuses calls outside the contract
+    of the run; without one every marked handler may be called.
     """
 
     def __init__(self, name: PartyId, role: str, make: Callable[[], Client[Any, Any]], table: RoleTable) -> None:
         self.name, self.role, self.table = name, role, table
         self.store: Store | None = None
+        self.watch: Watch | None = None
         self._make = make
-        self._tags: dict[int, tuple[Record, Record | None]] = {}
+        self._tags: dict[int, tuple[Record, Record | None, int]] = {}
         self._selected: Record | None = None
+        self._selected_round = 0
         self._turn: Turn | None = None
         self._sums: SumParty | None = None
         self._held: dict[
@@ -107,7 +111,7 @@ class Party:
     def invoke(self, call: Invocation) -> Outcome:
         """Run an allowed handler. A handler that raises leaves the party's state as it was."""
         try:
-            signature = self._admit(call)
+            signature = self.admit(call)
         except ProtocolError as error:
             return Failure("protocol", type(error).__name__, error)
         if call.sequence in self._memory:
@@ -135,7 +139,7 @@ class Party:
     def sum_key(self) -> bytes:
         """This party's public key for secure sums of this process; its secret half never leaves it."""
         if self._sums is None:
-            self._sums = SumParty(self.name)
+            self._sums = SumParty(self.name, guard=None if self.watch is None else self.watch.guard)
         return self._sums.public_key
 
     def _masked(self, outcome: Outcome, call: Invocation) -> Message:
@@ -147,7 +151,7 @@ class Party:
         if not isinstance(outcome, tuple) or self._sums is None:
             raise ProtocolError(f"{self.name}: {call.handler} sends no mail that could be masked")
         self._held[call.sequence] = {parcel.receiver: parcel.content for parcel in outcome}
-        return plan_mail(self._held[call.sequence], self.name)
+        return plan_mail(self._held[call.sequence], self.name, self.client.dummy_positions)
 
     def _masked_mail(self, call: Invocation, held: int, orders: Mapping[PartyId, MaskOrder]) -> tuple[Parcel, ...]:
         """Held mail, each message masked for its receiver."""
@@ -180,16 +184,36 @@ class Party:
         together = [*foreign, *([own] if own is not None else [])]
         return total(together) if together else None
 
+    def guard_by(self, watch: Watch) -> None:
+        """From now on refuse what this watch refuses."""
+        self.watch = watch
+        if self._sums is not None:
+            self._sums.guard = watch.guard
+
+    def admit(self, call: Invocation) -> Signature:
+        """Refuse a call that is not for this party, not marked, not in the contract, or of another time; enter its
+        round.
+        """
+        try:
+            return self._admit(call)
+        except ProtocolError as error:
+            if self.watch is not None:
+                self.watch.refuse(call, error)
+            raise
+
     def _admit(self, call: Invocation) -> Signature:
         if call.party != self.name or call.role != self.role:
             raise ProtocolError(f"a call for {call.role} {call.party} reached {self.role} {self.name}")
         signature = self.table.signature(call.role, call.handler)
+        admission = None if self.watch is None else self.watch.check(call)
         self.begin(call.turn)
         known = self._memory.get(call.sequence)
         if known is not None and known[0] != call.handler:
             raise ProtocolError(
                 f"{self.name}: sequence {call.sequence} was a call of {known[0]}, now of {call.handler}"
             )
+        if self.watch is not None and admission is not None:
+            self.watch.enter(call, admission)
         return signature
 
     def begin(self, turn: Turn) -> None:
@@ -260,9 +284,13 @@ class Party:
 
     def commit(self, step: int) -> None:
         """Tag the present state; the last two tags are kept."""
-        self._tags[step] = self.client.state, self._selected
+        self._tags[step] = self.client.state, self._selected, self._selected_round
         if self.store is not None:
-            fields: dict[str, Any] = {"state": self.client.state, "selected": self._selected}
+            fields: dict[str, Any] = {
+                "state": self.client.state,
+                "selected": self._selected,
+                "selected_round": self._selected_round,
+            }
             self.store.save(step, _snapshot_type(self.state_type)(**fields))
         for old in sorted(self._tags)[:-2]:
             del self._tags[old]
@@ -278,29 +306,39 @@ class Party:
             if self.store is None:
                 raise DataError(f"{self.name} holds no tag {step}; start the run again")
             snapshot: Any = self.store.load(step, _snapshot_type(self.state_type))
-            self._tags[step] = snapshot.state, snapshot.selected
+            self._tags[step] = snapshot.state, snapshot.selected, snapshot.selected_round
 
     def rollback(self, step: int) -> None:
         """Return to a tag, as if nothing had happened since: newer tags are forgotten, calls of an older incarnation
         stay refused.
         """
         self.fetch(step)
-        self.client = self._make()
+        remembered, self.client = self.client.remembered, self._make()
+        self.client.remembered = remembered
         self.client.setup()
-        self.client.state, self._selected = self._tags[step]
+        self.client.state, self._selected, self._selected_round = self._tags[step]
         self._tags = {tag: kept for tag, kept in self._tags.items() if tag <= step}
         if self.store is not None:
             self.store.forget(keep=[tag for tag in self.store.steps() if tag <= step])
         self._memory.clear()
         self._held.clear()
+        if self.watch is not None:
+            self.watch.rolled_back(step)
 
     def select(self) -> None:
         """Remember the present state as the one validation picked."""
         self._selected = self.client.state
+        self._selected_round = self._turn.round if self._turn is not None else 0
 
     def restore_selected(self) -> None:
+        """Return to the state validation picked."""
         if self._selected is not None:
             self.client.state = self._selected
+
+    @property
+    def model_round(self) -> int | None:
+        """Round of the state validation picked; None where it picked none, so that the last counts."""
+        return self._selected_round or None
 
 
 def load_state(store: Store, step: int, state: type[Record]) -> Record:
@@ -313,7 +351,9 @@ def load_state(store: Store, step: int, state: type[Record]) -> Record:
 def _snapshot_type(state: type[Record]) -> type[Record]:
     """What a tag holds on disk: the state, and the state validation has picked so far."""
     if state not in _SNAPSHOTS:
-        _SNAPSHOTS[state] = make_record(f"Snapshot[{state.__name__}]", state=state, selected=state | None)
+        _SNAPSHOTS[state] = make_record(
+            f"Snapshot[{state.__name__}]", state=state, selected=state | None, selected_round=int
+        )
     return _SNAPSHOTS[state]
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin, get_type_hints
+
+from torch import Tensor
 
 from isthmus.data.node_data import NodeData
 from isthmus.errors import ProtocolError, unknown
@@ -26,6 +28,10 @@ ClientT = TypeVar("ClientT", bound="Client[Any, Any]")
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__isthmus_handler__"
+
+
+class NoLogitsError(TypeError):
+    """A party without a model to predict with."""
 
 
 def handler(function: F) -> F:
@@ -91,13 +97,20 @@ class Client(Generic[ConfigT, StateT]):
 
     ``self.state`` is everything it remembers between rounds: one frozen record, replaced as a whole, never modified in
     place. What :meth:`setup` derives from data and config may be kept on ``self`` (it is recomputed after a restart).
-    ``self.scratch`` lives for one round and is empty at the start of the next.
+    ``self.scratch`` lives for one round and is empty at the start of the next. ``self.remembered`` is for what must not
+    be forgotten in a rollback, e.g. which masks have been used; it is lost with the process and never changes a result.
     """
 
     cohort: ClassVar[type[Cohort[Any]] | None] = None
     """Class that runs handlers of many such clients in one set of kernels, or None. It stands for the class that sets
     it: a subclass that overrides anything sets it again (see :func:`cohort_of`).
     """
+    keeps: ClassVar[tuple[str, ...]] = ()
+    """Fields of the state that prediction needs beside the weights of :meth:`export`; they go into the party's model
+    package.
+    """
+    keeps_of_data: ClassVar[tuple[str, ...]] = ()
+    """The same for fields that are true of the data of the training only, such as rows of a matrix over its nodes."""
 
     def __init__(self, party: PartyId, data: Any, config: ConfigT, stream: Stream) -> None:
         self.party = party
@@ -106,7 +119,12 @@ class Client(Generic[ConfigT, StateT]):
         self.common = Stream(stream.seed, ("common",))
         """Randomness all parties share, e.g. first weights; nothing private may depend on it."""
         self.scratch = SimpleNamespace()
+        self.remembered: dict[Any, Any] = {}
         self.state: StateT
+        self.as_trained = True
+        """False for a party that was restored from a model package on other data than it was trained on."""
+        self.round = 1
+        """Number of the current call's round within its phase, from 1."""
         self._stream = stream
         self._turn = stream
 
@@ -118,8 +136,28 @@ class Client(Generic[ConfigT, StateT]):
         raise TypeError(f"{type(self).__name__} must define initial_state()")
 
     def export(self) -> Weights:
-        """The model this party ends with (written to its own ``models/`` file); empty for parties without one."""
+        """The model this party ends with (written to its own model package); empty for parties without one."""
         return {}
+
+    def dummy_positions(self, receiver: PartyId, content: Message) -> Sequence[Tensor]:
+        """Where the sparse matrices of mail to a receiver could have entries but have none, one tensor of flat
+        positions each: announced with the entries when the mail is masked. Uniform ones come in any case; a method
+        whose entries cannot be anywhere overrides this.
+        """
+        return ()
+
+    def logits(self) -> Tensor:
+        """What its model says of its samples, one row each."""
+        raise NoLogitsError(f"{type(self).__name__} does not define logits(), so its model cannot predict")
+
+    def restore(self, weights: Weights, kept: Mapping[str, Any], *, as_trained: bool) -> None:
+        """Become the party that exported these weights and kept these fields of its state.
+
+        ``as_trained``: the data are those of the training; only then are fields of :attr:`keeps_of_data` given.
+        """
+        self.as_trained = as_trained
+        fields: dict[str, Any] = {"weights": weights, **kept}
+        self.state = replace(self.initial_state(), **fields)
 
     def stream(self, purpose: str) -> Stream:
         """Random stream of this party for one purpose in the current call."""
@@ -127,6 +165,7 @@ class Client(Generic[ConfigT, StateT]):
 
     def enter(self, phase: str, round: int, sequence: int) -> None:
         """Called by the party's runtime before a handler: random streams follow the call."""
+        self.round = round
         self._turn = self._stream.child(phase, round, sequence)
 
 

@@ -18,19 +18,20 @@ agreed outside (`isthmus.privacy.keys`); otherwise a server could impersonate al
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from isthmus.errors import ProtocolError
+from isthmus.errors import IsthmusError, ProtocolError
 from isthmus.federation.messages import Ciphertext, Count, Identifier, Message, PartyId, Share, Structure
 from isthmus.federation.schema import Json, Sink, Source, schema
 from isthmus.privacy.flatten import Leaf, LeafTemplate, decode_leaves, template_of_leaves
-from isthmus.privacy.masks import SumParty, SumRoster, SumServer, SumTag
+from isthmus.privacy.masks import CHECK_WORDS, SumParty, SumRoster, SumServer, SumTag
 from isthmus.privacy.sparse import announce, place, union_support
 
 KEYS_PHASE = "keys"
@@ -118,7 +119,7 @@ def mask_reply(party: SumParty, reply: Message, order: MaskOrder) -> Masked:
     without support.
     """
     sink = Sink()
-    tree = schema(type(reply)).write(reply, sink)
+    tree = schema(type(reply)).write(reply.summand(), sink)
     _check_summable(tree, type(reply).__name__, sparse=order.supports is not None)
     tensors = sink.tensors if order.supports is None else _placed(sink.tensors, tree, order.supports)
     leaves: list[Leaf] = [*tensors, *sink.floats, *sink.integers]
@@ -141,16 +142,32 @@ def unmask(replies: Mapping[PartyId, Masked], order: MaskOrder, reply: type[Mess
     for party, masked in sorted(replies.items()):
         server.add(party, masked.words.numpy().view(np.uint64))
     words = server.total_words()  # before anything else: says who is missing
+    return _read(words, layouts.pop(), reply, len(order.roster), order.supports)
+
+
+def as_if_unmasked(masked: Masked, reply: type[Message]) -> Message | None:
+    """What one masked message says if its masks are missing; None if that is no message at all."""
+    words = masked.words.numpy().view(np.uint64)[:-CHECK_WORDS]
     try:
-        layout = json.loads(layouts.pop())
+        return _read(words, masked.layout, reply, 1, None)
+    except IsthmusError:
+        return None
+
+
+def _read(
+    words: NDArray[np.uint64], text: str, reply: type[Message], parties: int, supports: tuple[Tensor, ...] | None
+) -> Message:
+    """A message from the words of a sum and its layout."""
+    try:
+        layout = json.loads(text)
         tensors, floats, integers = layout["counts"]
         template = LeafTemplate.from_json(layout["leaves"])
     except (json.JSONDecodeError, KeyError, TypeError, ValueError):
         raise ProtocolError("the layout of a secure sum is malformed") from None
-    leaves: list[Any] = decode_leaves(words, template, parties=len(order.roster))
+    leaves: list[Any] = decode_leaves(words, template, parties=parties)
     if len(leaves) != tensors + floats + integers:
         raise ProtocolError("the layout of a secure sum does not fit its numbers")
-    dense = leaves[:tensors] if order.supports is None else _gathered(leaves[:tensors], layout["tree"], order.supports)
+    dense = leaves[:tensors] if supports is None else _gathered(leaves[:tensors], layout["tree"], supports)
     source = Source(dense, [], leaves[tensors : tensors + floats], leaves[tensors + floats :])
     total = schema(reply).read(layout["tree"], source)
     if not source.finished():
@@ -159,10 +176,18 @@ def unmask(replies: Mapping[PartyId, Masked], order: MaskOrder, reply: type[Mess
     return total
 
 
-def plan_mail(mail: Mapping[PartyId, Message], sender: PartyId) -> MailPlan:
+Dummies = Callable[[PartyId, Message], Sequence[Tensor]]
+"""Positions beside its entries that a sender announces for each sparse matrix of its mail to a receiver."""
+
+
+def no_dummies(receiver: PartyId, content: Message) -> Sequence[Tensor]:
+    return ()
+
+
+def plan_mail(mail: Mapping[PartyId, Message], sender: PartyId, dummies: Dummies = no_dummies) -> MailPlan:
     """What a sender says about the mail it holds for others."""
     others = {receiver: content for receiver, content in sorted(mail.items()) if receiver != sender}
-    announced = {receiver: _announced(content) for receiver, content in others.items()}
+    announced = {receiver: _announced(content, dummies(receiver, content)) for receiver, content in others.items()}
     return MailPlan(tuple(others), {receiver: lists for receiver, lists in announced.items() if lists})
 
 
@@ -184,13 +209,15 @@ def join_supports(plans: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
 _MOST = 2**62
 
 
-def _announced(message: Message) -> tuple[Tensor, ...]:
+def _announced(message: Message, dummies: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:
     sink = Sink()
     tree = schema(type(message)).write(message, sink)
-    found = []
+    found: list[Tensor] = []
     for at, shape in _tensor_places(tree):
         if shape is not None:
             positions = _positions(sink.tensors[at : at + 3], shape)
+            if dummies:
+                positions = torch.cat([positions, dummies[len(found)]])
             found.append(torch.from_numpy(announce(positions.numpy(), _size(shape))))
     return tuple(found)
 

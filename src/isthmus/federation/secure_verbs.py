@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from isthmus.errors import ProtocolError, RunError
+from isthmus.federation import codec
 from isthmus.federation.calls import Caller
 from isthmus.federation.interface import Replies
 from isthmus.federation.messages import SERVER, Message, PartyId, role_of
@@ -28,14 +29,15 @@ from isthmus.federation.secure import (
 from isthmus.privacy.masks import SumRoster, SumTag
 
 
-def masked_sum(caller: Caller, calls: Sequence[Invocation], name: str) -> Message:
-    """The sum of what everybody answers to these calls."""
+def masked_sum(caller: Caller, calls: Sequence[Invocation], name: str, *, each: bool = False) -> Message:
+    """The sum of what everybody answers to these calls; ``each``: everybody was asked something of its own."""
     if len(calls) < 2:
         raise RunError(
             f"{name}: a sum over one party shows that party's values; run with two clients or more, or without "
             "secure_sum"
         )
-    order = _order(caller, name, [call.party for call in calls], caller.clock.sequence)
+    request = "" if each else _digest(calls)
+    order = _order(caller, name, [call.party for call in calls], caller.clock.sequence, request)
     answers = caller.replies([replace(call, mask=order) for call in calls])
     masked = {party: reply for party, reply in answers.items() if isinstance(reply, Masked)}
     reply = caller.reply_type(name)
@@ -50,7 +52,7 @@ def masked_exchange(
     session_keys(caller)
     held = calls[0].sequence
     plans = _plans(caller, [replace(call, mail=MailOrder(held)) for call in calls], name)
-    orders = _mail_orders(caller, name, plans, handlers, held)
+    orders = _mail_orders(caller, name, plans, handlers, held, _digest(calls))
     parcels = _masked_parcels(caller, calls, name, plans, orders)
     replies = caller.deliver(handlers, parcels, set(plans), "sum", MailOrder(held, orders))
     to_server = {
@@ -60,6 +62,12 @@ def masked_exchange(
     }
     mail = {"sum": unmask(to_server, orders[SERVER], caller.reply_type(name))} if to_server else {}
     return Replies(replies, {}, mail)
+
+
+def _digest(calls: Sequence[Invocation]) -> str:
+    """Of the request all parties got."""
+    argument = calls[0].argument
+    return "" if argument is None else codec.digest(argument)
 
 
 def session_keys(caller: Caller) -> Mapping[PartyId, bytes]:
@@ -76,6 +84,7 @@ def _order(
     name: str,
     parties: Sequence[PartyId],
     sequence: int,
+    request: str,
     *,
     receiver: PartyId = SERVER,
     supports: tuple[Tensor, ...] | None = None,
@@ -89,6 +98,7 @@ def _order(
         handler=name,
         attempt=clock.turn.incarnation,
         receiver=receiver,
+        request=request,
     )
     return MaskOrder(SumRoster({party: keys[party] for party in parties}), tag, supports)
 
@@ -100,7 +110,7 @@ def _plans(caller: Caller, calls: Sequence[Invocation], name: str) -> dict[Party
 
 
 def _mail_orders(
-    caller: Caller, name: str, plans: Mapping[PartyId, MailPlan], roles: Mapping[str, str], held: int
+    caller: Caller, name: str, plans: Mapping[PartyId, MailPlan], roles: Mapping[str, str], held: int, request: str
 ) -> dict[PartyId, MaskOrder]:
     """By receiver: who writes to it, and the positions over which their sparse matrices are summed."""
     writers: dict[PartyId, list[PartyId]] = {}
@@ -117,7 +127,7 @@ def _mail_orders(
     orders = {}
     for receiver, senders in sorted(writers.items()):
         supports = join_supports([plans[sender].announced.get(receiver, ()) for sender in senders])
-        orders[receiver] = _order(caller, name, senders, held, receiver=receiver, supports=supports)
+        orders[receiver] = _order(caller, name, senders, held, request, receiver=receiver, supports=supports)
     return orders
 
 

@@ -18,14 +18,16 @@ from isthmus.errors import ProtocolError, RunError, unknown
 from isthmus.federation import codec
 from isthmus.federation.bookkeeping import Bookkeeping, Clock, check_finite
 from isthmus.federation.calls import Caller, messages_of
+from isthmus.federation.contract import Contract
 from isthmus.federation.engine import Engine
-from isthmus.federation.interface import Replies, Stacked, total
+from isthmus.federation.interface import PerClient, Replies, Stacked, total
 from isthmus.federation.ledger import Ledger
 from isthmus.federation.messages import SERVER, Message, PartyId
 from isthmus.federation.party import Combine, Parcel
 from isthmus.federation.roles import RoleTable
 from isthmus.federation.secure_verbs import masked_exchange, masked_sum
 from isthmus.federation.transcript import Transcript
+from isthmus.federation.watch import SessionWatch
 from isthmus.seeds import Stream
 
 
@@ -42,18 +44,32 @@ class Session:
         role: str = "client",
         secure: bool = False,
         transcript: Transcript | None = None,
+        contract: Contract | None = None,
         shared: tuple[Clock, Ledger] | None = None,
     ) -> None:
-        self.engine, self.table, self.role = engine, table, role
-        self.clock, self.ledger = (
-            shared if shared is not None else (Clock(incarnation, seed, secure, transcript), Ledger())
-        )
+        self.engine, self.table, self._role = engine, table, role
+        if shared is None:
+            watch = None if contract is None else SessionWatch(contract)
+            shared = Clock(incarnation, seed, secure, transcript, watch), Ledger()
+        self.clock, self.ledger = shared
         self._books = Bookkeeping(self.clock, self.ledger)
         self._caller = Caller(engine, table, role, self._books)
 
     @property
     def clients(self) -> tuple[PartyId, ...]:
         return self._caller.parties
+
+    @property
+    def round(self) -> int:
+        return self.clock.turn.round
+
+    @property
+    def role(self) -> str:
+        return self._role
+
+    @property
+    def secure(self) -> bool:
+        return self.clock.secure
 
     def stream(self, purpose: str) -> Stream:
         return Stream(self.clock.seed, (SERVER, self.clock.turn.phase, self.clock.turn.round, purpose))
@@ -75,7 +91,7 @@ class Session:
         """Ask parties and collect their replies; below quorum the round is lost."""
         if not 0.0 < quorum <= 1.0:
             raise ValueError(f"quorum must lie in (0, 1], got {quorum}")
-        calls, name = self._caller.prepare(handler, request, to)
+        calls, name = self._caller.prepare(handler, request, to, "ask")
         outcome, failures = self._caller.dispatch(calls, quorum=quorum, timeout=timeout)
         self._books.replies(name, outcome, "clear")
         replies = Replies[Any](outcome if isinstance(outcome, Stacked) else messages_of(outcome), failures)
@@ -84,9 +100,9 @@ class Session:
 
     def sum(self, handler: Callable[..., Any], request: Any = None, *, to: Iterable[PartyId] | None = None) -> Any:
         """Ask parties for messages of which the method sees only the total. Everyone must answer."""
-        calls, name = self._caller.prepare(handler, request, to)
+        calls, name = self._caller.prepare(handler, request, to, "total")
         if self.clock.secure:
-            return masked_sum(self._caller, calls, name)
+            return masked_sum(self._caller, calls, name, each=isinstance(request, PerClient))
         outcome, _ = self._caller.dispatch(calls)
         self._books.replies(name, outcome, "summed")
         if isinstance(outcome, Stacked):
@@ -121,7 +137,8 @@ class Session:
         to one receiver, who can read only the total.
         """
         handlers = self._caller.receivers([receive] if callable(receive) else receive, combine)
-        calls, name = self._caller.prepare(send, request, to, sends=True)
+        calls, name = self._caller.prepare(send, request, to, "send")
+        self._caller.check_pair(name, handlers, combine)
         if self.clock.secure and combine == "sum":
             return masked_exchange(self._caller, calls, name, handlers)
         parcels, senders = self._caller.collect(calls)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar, get_args
 
 from torch import Tensor
@@ -57,16 +57,15 @@ class _Mask(Record):
     handler: str
     attempt: int
     receiver: str
+    request: str
     supports: tuple[Tensor, ...] | None
 
     @classmethod
     def of(cls, order: MaskOrder) -> _Mask:
-        tag = order.tag
-        place = tag.run, tag.phase, tag.round, tag.sequence, tag.handler, tag.attempt, tag.receiver
-        return cls(dict(order.roster.keys), *place, order.supports)
+        return cls(keys=dict(order.roster.keys), supports=order.supports, **asdict(order.tag))
 
     def order(self) -> MaskOrder:
-        tag = SumTag(self.run, self.phase, self.round, self.sequence, self.handler, self.attempt, self.receiver)
+        tag = SumTag(**{each.name: getattr(self, each.name) for each in fields(SumTag)})
         return MaskOrder(SumRoster(self.keys), tag, self.supports)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isthmus.data.tables.owner import LINK_KEY_BYTES, OwnerTables
-from isthmus.errors import DataError
+from isthmus.errors import DataError, ProtocolError
 
 KEY_BYTES = LINK_KEY_BYTES
 ITEM_BYTES = 16
@@ -67,6 +67,13 @@ def _digest(key: bytes, *parts: bytes, size: int) -> bytes:
     for part in parts:
         mac.update(len(part).to_bytes(4, "big") + part)
     return mac.digest()[:size]
+
+
+def split_items(joined: bytes) -> list[bytes]:
+    """Items that were sent end to end."""
+    if len(joined) % ITEM_BYTES:
+        raise ProtocolError(f"items of edges have {ITEM_BYTES} bytes each")
+    return [joined[at : at + ITEM_BYTES] for at in range(0, len(joined), ITEM_BYTES)]
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,13 @@ class LinkAnswer(Message):
 
 
 @dataclass(frozen=True)
+class ListedEdges(Message):
+    """Owner -> owner, only in one process (``link=plain``): its edges that lead elsewhere, in the clear."""
+
+    items: Structure[bytes]
+
+
+@dataclass(frozen=True)
 class Links(Message):
     """Owner -> owner: the edges both list, which both know already."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from isthmus.data.tables.owner import OwnerTables
 from isthmus.errors import DataError, ProtocolError
 from isthmus.federation.messages import PartyId
 from isthmus.federation.roles import Client, handler
-from isthmus.preparation.linking import ITEM_BYTES, KEY_BYTES, LinkCounts, candidates, count_links
+from isthmus.preparation.linking import KEY_BYTES, LinkCounts, candidates, count_links, split_items
 from isthmus.preparation.messages import (
     CellCounts,
     FeatureShapes,
@@ -38,13 +38,10 @@ class PreparationConfig:
     """Settings of the preparation.
 
     Args:
-        link: ``psi`` intersects privately; ``plain`` compares items in the clear, for simulations; ``none`` leaves
-            edges between owners out.
         max_ids: Largest set of edges this owner intersects with a partner; None for any.
         key: Link key all owners were given outside the federation; None: the first owner draws one.
     """
 
-    link: str = "psi"
     max_ids: int | None = None
     key: bytes | None = None
 
@@ -124,12 +121,9 @@ class OwnerClient(Client[PreparationConfig, Preparation]):
     @handler
     def request_links(self, partners: Partners) -> Mapping[PartyId, LinkRequest]:
         """The owner with the smaller name asks."""
-        self.state = replace(self.state, partners=partners.owners)
-        own = self._items()
-        self._check_cap(len(own))
-        self.scratch.sessions = {
-            owner: psi.Receiver(own, plain=self._plain) for owner in partners.owners if owner > self.party
-        }
+        self.start_linking(partners)
+        own = self.items()
+        self.scratch.sessions = {owner: psi.Receiver(own) for owner in partners.owners if owner > self.party}
         return {owner: LinkRequest(session.request) for owner, session in self.scratch.sessions.items()}
 
     @handler
@@ -138,31 +132,30 @@ class OwnerClient(Client[PreparationConfig, Preparation]):
 
     @handler
     def answer_links(self) -> Mapping[PartyId, LinkAnswer]:
-        own = self._items()
+        own = self.items()
         answers = {}
         for owner, request in self.scratch.requests.items():
-            self._check_cap(psi.request_size(request, item_bytes=ITEM_BYTES, plain=self._plain))
-            answers[owner] = LinkAnswer(psi.answer(own, request, plain=self._plain))
+            self._check_cap(psi.request_size(request))
+            answers[owner] = LinkAnswer(psi.answer(own, request))
         return answers
 
     @handler
     def take_answers(self, mail: Mapping[PartyId, LinkAnswer]) -> None:
-        self.scratch.common = {owner: self.scratch.sessions[owner].common(sent.answer) for owner, sent in mail.items()}
-        for owner, places in self.scratch.common.items():
-            self._claim(owner, np.array(places, dtype=np.int64))
+        for owner, sent in mail.items():
+            self.agree_with(owner, self.scratch.sessions[owner].common(sent.answer))
 
     @handler
     def confirm_links(self) -> Mapping[PartyId, Links]:
-        own = self._items()
+        own = self.items()
         return {owner: Links(b"".join(own[place] for place in places)) for owner, places in self.scratch.common.items()}
 
     @handler
     def take_confirmed(self, mail: Mapping[PartyId, Links]) -> None:
-        place = {item: number for number, item in enumerate(self._items())}
+        place = {item: number for number, item in enumerate(self.items())}
         for owner, sent in mail.items():
-            if owner >= self.party or len(sent.items) % ITEM_BYTES:
-                raise ProtocolError("links were confirmed by an owner that did not ask, or in another form")
-            items = [sent.items[at : at + ITEM_BYTES] for at in range(0, len(sent.items), ITEM_BYTES)]
+            if owner >= self.party:
+                raise ProtocolError(f"{owner} confirmed links that it did not ask for")
+            items = split_items(sent.items)
             if not all(item in place for item in items):
                 raise ProtocolError(f"{owner} confirmed an edge that this owner does not list")
             self._claim(owner, np.array([place[item] for item in items], dtype=np.int64))
@@ -171,11 +164,19 @@ class OwnerClient(Client[PreparationConfig, Preparation]):
         """Edges that lead elsewhere: how many this owner lists, how many each partner agreed on. The owner's alone."""
         return count_links(self.tables, self.state.key, self.state.partner.numpy(), self.state.partners, self.party)
 
-    @property
-    def _plain(self) -> bool:
-        return self.config.link == "plain"
+    def start_linking(self, partners: Partners) -> None:
+        """Remember who takes part, and refuse more edges than this owner compares."""
+        self.state = replace(self.state, partners=partners.owners)
+        self.scratch.common = {}
+        self._check_cap(len(self.items()))
 
-    def _items(self) -> tuple[bytes, ...]:
+    def agree_with(self, owner: PartyId, places: Sequence[int]) -> None:
+        """These items are listed by ``owner`` too, to whom it is still to be confirmed."""
+        self.scratch.common[owner] = places
+        self._claim(owner, np.array(places, dtype=np.int64))
+
+    def items(self) -> tuple[bytes, ...]:
+        """This owner's edges that lead elsewhere."""
         if not hasattr(self.scratch, "candidates"):
             self.scratch.candidates = candidates(self.tables, self.state.key)
         items: tuple[bytes, ...] = self.scratch.candidates.items
@@ -185,12 +186,12 @@ class OwnerClient(Client[PreparationConfig, Preparation]):
         if self.config.max_ids is not None and size > self.config.max_ids:
             raise DataError(
                 f"a set of {size} edges is more than this owner intersects with a partner ({self.config.max_ids}): "
-                "raise link.max_ids in its policy, or list fewer edges"
+                "raise link.max_ids in [policy] of its client.toml, or list fewer edges"
             )
 
     def _claim(self, owner: PartyId, places: NDArray[np.int64]) -> None:
         """These items are edges to ``owner``."""
-        self._items()
+        self.items()
         partner = self.state.partner.clone()
         mine = torch.from_numpy(np.isin(self.scratch.candidates.edge, places))
         if bool((partner[mine] >= 0).any()):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from isthmus.data.graph_set import GraphSetData
 from isthmus.data.node_data import CrossEdges, NodeData
+from isthmus.data.tables.model import TablesModel
 from isthmus.data.tables.owner import OwnerTables
 from isthmus.data.tables.scaling import Scaling, encode
 from isthmus.errors import DataError
@@ -23,6 +24,11 @@ def prepared(tables: OwnerTables, agreed: Preparation) -> NodeData | GraphSetDat
     scaling = Scaling(**{name: tensor.numpy() for name, tensor in agreed.scaling.items()})
     x = torch.from_numpy(encode(tables.schema, tables.features, scaling))
     return _node_data(tables, agreed, x) if tables.graph is None else _graph_set(tables, x)
+
+
+def tables_model(tables: OwnerTables, agreed: Preparation) -> TablesModel:
+    """What a model trained on these tables takes along."""
+    return TablesModel(tables.schema, agreed.scaling, agreed.key)
 
 
 def _node_data(tables: OwnerTables, agreed: Preparation, x: Tensor) -> NodeData:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.errors import DataError
+from isthmus.metrics.score_bins import BINS, WIDTH, mean_of_bins, std_of_bins
 
 REQUIRED = ("method", "dataset", "seed", "test")
 
@@ -190,6 +191,8 @@ def read_run(path: Path) -> Run:
     result = _result(path)
     notes: list[str] = []
     settings, config_text = _config(path, notes)
+    if "client_scores" in result and result.get("per_client") is None:
+        notes.append(_hidden_clients(result["client_scores"]))
     return Run(
         path=path,
         method=str(result["method"]),
@@ -346,6 +349,18 @@ def _per_client(result: Mapping[str, Any]) -> tuple[ClientScore, ...]:
         if isinstance(entry, dict) and "client" in entry
     ]
     return tuple(sorted(rows, key=lambda row: natural(row.client)))
+
+
+def _hidden_clients(bins: object) -> str:
+    """What a report says of clients under secure sums."""
+    known = "secure sums: scores of single clients are not known"
+    counts = bins.get("test") if isinstance(bins, Mapping) else None
+    if not isinstance(counts, list) or len(counts) != BINS or not all(type(count) is int for count in counts):
+        return f"{known}, and too few clients took part for a histogram"
+    mean, std = mean_of_bins(counts), std_of_bins(counts)
+    if mean is None or std is None:
+        return known
+    return f"{known}; from a histogram with bins of {WIDTH:g}: mean {100 * mean:.1f} %, deviation {100 * std:.1f}"
 
 
 def _disclosure(path: Path, notes: list[str]) -> tuple[Disclosure, ...] | None:

@@ -9,13 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
+
 from isthmus.data.node_data import NodeData
 from isthmus.errors import DataError, ProtocolError, unknown
+from isthmus.federation.contract import Contract
 from isthmus.federation.engine import Export
 from isthmus.federation.interface import Failure, Stacked
+from isthmus.federation.kept import kept_bytes
 from isthmus.federation.messages import SERVER, ClientId, Message, PartyId, address
 from isthmus.federation.party import Invocation, Outcome, Parcel, Party, Store, readdress, transfer_copy, transfer_wire
 from isthmus.federation.roles import Client, Cohort, CohortChoice, RoleTable, cohort_of, overridden_on_objects
+from isthmus.federation.watch import Watch
 from isthmus.seeds import Stream
 from isthmus.tensors import num_values
 
@@ -142,7 +148,7 @@ class LocalEngine:
             self._with_cohort.add(role)
         for call in calls:
             party = self._parties[role][call.party]
-            party.begin(call.turn)
+            party.admit(call)
             party.client.enter(call.turn.phase, call.turn.round, call.sequence)
         result = getattr(cohort, handler)(*self._requests(calls))
         if result is None and reply is None:
@@ -241,11 +247,17 @@ class LocalEngine:
 
     def export_one(self, client: ClientId, selected: bool) -> Export:
         """What one client ends with."""
-        party = self._parties["client"][client]
+        parties = [self._parties[role][address(client, role)] for role in self._table.roles]
         if selected:
-            party.restore_selected()
+            for party in parties:
+                party.restore_selected()
+        party = self._parties["client"][client]
         weights = party.client.export()
-        return Export(num_values(weights), weights)
+        return Export(num_values(weights), weights, kept_bytes(party.client), _logits(parties), party.model_round)
+
+    def watch(self, contract: Contract) -> None:
+        for party in self._all():
+            party.guard_by(Watch(contract, party.name, party.role))
 
     def keep_tags(self, store: Callable[[PartyId], Store]) -> None:
         for party in self._all():
@@ -253,6 +265,15 @@ class LocalEngine:
 
     def close(self) -> None:
         self._release()
+
+
+def _logits(parties: Sequence[Party]) -> Tensor | None:
+    """What a client's model says, from whichever of its roles holds the samples."""
+    for party in parties:
+        if type(party.client).logits is not Client.logits:
+            with torch.no_grad():
+                return party.client.logits()
+    return None
 
 
 def _maker(

@@ -43,6 +43,7 @@ import torch
 
 from isthmus.errors import ConfigError, IsthmusError, RunError
 from isthmus.federation.codec import Buffer
+from isthmus.federation.contract import Contract
 from isthmus.federation.engines.remote import Place, RemoteEngine
 from isthmus.federation.host import FrameKind, Order, PartyHost
 from isthmus.federation.interface import Failure
@@ -177,6 +178,7 @@ class RayEngine(RemoteEngine):
         self._actors: dict[Place, Any] = {}
         self._late: dict[Place, Any] = {}
         self._store: Callable[[PartyId], Store] | None = None
+        self._contract: Contract | None = None
         self._checked = False
         self._owns_cluster = cluster is None
         self._cluster = cluster or Cluster(address, min(len(parts), actors or len(os.sched_getaffinity(0))))
@@ -235,6 +237,8 @@ class RayEngine(RemoteEngine):
                 ) from error
         if self._store is not None:
             self._hand_stores(places)
+        if self._contract is not None:
+            ray.get([self._actors[place].watch.remote(self._contract) for place in places])
 
     def _hand_stores(self, places: Sequence[Place]) -> None:
         assert self._store is not None
@@ -248,6 +252,10 @@ class RayEngine(RemoteEngine):
                 for place in places
             ]
         )
+
+    def watch(self, contract: Contract) -> None:
+        self._contract = contract
+        ray.get([actor.watch.remote(contract) for actor in self._actors.values() if actor is not None])
 
     def keep_tags(self, store: Callable[[PartyId], Store]) -> None:
         self._store, self._checked = store, False
@@ -347,6 +355,9 @@ class _Actor:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def watch(self, contract: Contract) -> None:
+        self.host.watch(contract)
 
     def keep_tags(self, stores: Mapping[PartyId, Store]) -> None:
         self.host.keep_tags(stores.__getitem__)

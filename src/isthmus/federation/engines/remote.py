@@ -16,6 +16,7 @@ from typing import Any, Literal
 from isthmus.errors import IsthmusError, ProtocolError
 from isthmus.federation import codec
 from isthmus.federation.codec import LIMITS, Limits
+from isthmus.federation.contract import Contract
 from isthmus.federation.engine import Export
 from isthmus.federation.engines.local import check_names
 from isthmus.federation.host import Answer, FrameKind, Order
@@ -69,6 +70,9 @@ class RemoteEngine(ABC):
 
     @abstractmethod
     def close(self) -> None: ...
+
+    def watch(self, contract: Contract) -> None:  # noqa: B027 -- sites watch by contracts of their own
+        """The server's contract binds nobody elsewhere."""
 
     @property
     def resolved(self) -> Mapping[str, Any]:
@@ -172,7 +176,7 @@ class RemoteEngine(ABC):
                 if exports.keys() != set(asked[place]):
                     raise ProtocolError(f"{place} gave models of other clients than it was asked for")
                 for client in asked[place]:
-                    yield client, Export(exports[client].values, exports[client].weights)
+                    yield client, Export(**vars(exports[client]))
 
 
 def _refusal(answer: Frame, limits: Limits) -> IsthmusError | None:

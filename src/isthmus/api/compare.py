@@ -1,0 +1,388 @@
+"""Several methods on one scenario, with the same seeds and partitions for all."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from isthmus.api.batch import Runner, raise_failure, runner
+from isthmus.api.progress import say, size, watched
+from isthmus.api.result import Result, load
+from isthmus.api.table import Cell, Table, counted, scored
+from isthmus.errors import ConfigError, DataError
+from isthmus.experiments.batch import Job, Outcome
+from isthmus.experiments.config import Settings, resolve
+from isthmus.experiments.config_values import parse_override
+from isthmus.experiments.run import by_name
+from isthmus.metrics.gain import Gain, Scored, gains
+from isthmus.metrics.spread import client_stds, spread
+from isthmus.papers import folder_of
+from isthmus.report import write_report
+from isthmus.report.runs import read_run
+from isthmus.report.words import gain_rules
+
+logger = logging.getLogger(__name__)
+
+
+class Comparison(dict[str, Any]):
+    """What a comparison found, the mapping of ``compare.json``: ``scenario``, ``runs``, ``out``, ``report`` and
+    ``methods``, a row each.
+    """
+
+    @cached_property
+    def results(self) -> dict[str, list[Result]]:
+        """The results of each method, by seed."""
+        return {row["method"]: [load(folder) for folder in row["folders"]] for row in self["methods"]}
+
+    def table(self) -> Table:
+        """Scores, differences to the first method, sizes and bytes."""
+        return _table(self)
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+
+def compare(
+    methods: Sequence[str],
+    *,
+    runs: int = 3,
+    jobs: int = 1,
+    out: str | os.PathLike[str] | None = None,
+    config: str | os.PathLike[str] | None = None,
+    set: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+    **settings: Any,
+) -> Comparison:
+    """Run several methods on one scenario; finished runs in the folder are used, begun ones continued.
+
+    Args:
+        methods: Names, with own settings as in ``local:backbone=mlp``; differences are to the first.
+        runs: Seeds, the same for all.
+        jobs: Runs at a time. More than one are other processes, which know neither data nor methods and backbones that
+            exist in this one only.
+        out: Folder of runs and report; default: one under ``runs/compare``.
+        config, set, settings: As of `isthmus.run`, for all methods.
+        quiet: Show no progress.
+    """
+    found, outcomes = compare_outcomes(
+        methods,
+        by_name(settings),
+        set,
+        None if config is None else Path(config),
+        runs=runs,
+        out=None if out is None else Path(out),
+        run=runner(jobs, shown=watched(quiet), silent=True),
+    )
+    raise_failure(outcomes)
+    return found
+
+
+def compare_outcomes(
+    methods: Sequence[str],
+    flags: Mapping[str, Any],
+    overrides: Mapping[str, Any] | None,
+    config: Path | None,
+    *,
+    runs: int,
+    out: Path | None,
+    run: Runner,
+) -> tuple[Comparison, dict[Path, Outcome]]:
+    """The comparison, and what became of each run, failures included."""
+    if isinstance(methods, str) or not methods:
+        raise ConfigError('name the methods to compare, e.g. ["local", "fedavg"]')
+    if twice := sorted({method for method in methods if methods.count(method) > 1}):
+        raise ConfigError(f"{', '.join(twice)} is given twice: name each method once")
+    settings = _resolved(methods, flags, overrides, config, runs)
+    given = (flags, overrides or {}, *(split_method(method)[1] for method in methods))
+    presets = {each[0].run.preset for each in settings.values()}
+    if len(presets) > 1 and config is None and not any(one.get("preset") or one.get("profile") for one in given):
+        logger.warning(
+            "presets would differ (%s): all run with the general one; give preset=PAPER for one paper's",
+            ", ".join(sorted(presets)),
+        )
+        settings = _resolved(methods, {**flags, "preset": "general"}, overrides, config, runs)
+    check_same_scenario([each[0] for each in settings.values()])
+    check_presets([each[0] for each in settings.values()])
+    target = out if out is not None else Path("runs/compare") / _slug(settings[methods[0]][0])
+    by_method = {
+        method: [Job(each, folder_of(each, target)) for each in each_seed] for method, each_seed in settings.items()
+    }
+    # Seed by seed, so that every method has a number early.
+    order = [by_method[method][seed] for seed in range(runs) for method in methods]
+    names = {job.folder: f"{method}, seed {seed}" for method in methods for seed, job in enumerate(by_method[method])}
+    outcomes = run(order, names, {})
+    rows = compare_methods({method: [outcomes[job.folder] for job in each] for method, each in by_method.items()})
+    add_gains(
+        rows["methods"], {method: getattr(each[0].method_config, "backbone", "") for method, each in settings.items()}
+    )
+    found = Comparison(
+        {"scenario": _scenario(settings[methods[0]][0], outcomes), "runs": runs, "out": str(target), **rows}
+    )
+    finished = [
+        job.folder for method in methods for job in by_method[method] if outcomes[job.folder].result is not None
+    ]
+    if finished:
+        found["report"] = str(write_report(finished, target / "report.html"))
+        (target / "compare.json").write_text(json.dumps(found, indent=1) + "\n")
+    return found, outcomes
+
+
+def _resolved(
+    methods: Sequence[str],
+    flags: Mapping[str, Any],
+    overrides: Mapping[str, Any] | None,
+    config: Path | None,
+    runs: int,
+) -> dict[str, list[Settings]]:
+    """Settings of every method, seed by seed."""
+    settings: dict[str, list[Settings]] = {}
+    for method in methods:
+        name, own = split_method(method)
+        settings[method] = [
+            resolve(name, {**flags, "seed": seed}, {**(overrides or {}), **own}, config) for seed in range(runs)
+        ]
+    return settings
+
+
+def split_method(text: str) -> tuple[str, dict[str, Any]]:
+    """``local:backbone=mlp,lr=0.1`` -> the method's name and its own settings; also ``./mine.py:name:lr=0.1``."""
+
+    name, colon, own = text.partition(":")
+    if name.endswith(".py") and colon and "=" not in own.partition(":")[0]:
+        chosen, colon, own = own.partition(":")
+        name = f"{name}:{chosen}"
+    parts = split_commas(own) if colon else []
+    if any("=" not in part for part in parts):
+        raise ConfigError(f"{text}: settings of a method are key=value, e.g. {name}:backbone=mlp")
+    return name, dict(parse_override(part) for part in parts)
+
+
+def split_commas(text: str) -> list[str]:
+    """``a,[b,c],d`` -> ``a``, ``[b,c]``, ``d``: commas inside brackets belong to a value."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character == "[") - (character == "]")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
+
+
+SCENARIO = ("dataset", "partition", "clients", "split", "metric")
+
+
+def check_same_scenario(settings: Sequence[Settings]) -> None:
+    """Presets of different papers may set different scenarios, whose scores cannot be compared: the error says which
+    option to give.
+    """
+    first = settings[0].run
+    for other in (each.run for each in settings[1:]):
+        for key in SCENARIO:
+            mine, theirs = getattr(first, key), getattr(other, key)
+            if mine != theirs:
+                raise ConfigError(
+                    f"{first.method} would run with {key} {mine or 'of its data'} and {other.method} with {key} "
+                    f"{theirs or 'of its data'}, "
+                    f"and scores of different scenarios cannot be compared: give --{key}, or --preset PAPER for one "
+                    "paper's settings"
+                )
+
+
+def check_presets(settings: Sequence[Settings]) -> None:
+    """Refuse scores by different rules, which cannot be compared, and print presets that differ: their settings may
+    explain a difference.
+    """
+    first = settings[0]
+    for other in settings[1:]:
+        if other.score != first.score:
+            raise ConfigError(
+                f"the score of {first.run.method} is {first.score} (preset {first.run.preset}), "
+                f"that of {other.run.method} {other.score} (preset {other.run.preset}), which cannot be compared: "
+                "give --preset PAPER to run all with one paper's settings"
+            )
+    presets = dict.fromkeys(f"{each.run.method} {each.run.preset}" for each in settings)
+    if len({each.run.preset for each in settings}) > 1:
+        say(f"settings come from different presets ({', '.join(presets)}): --preset PAPER takes one paper's for all")
+
+
+def compare_methods(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]:
+    """Rows of the table, in the given order; differences are to the first method, paired by seed. Refuses runs on
+    different data.
+    """
+    results = {
+        method: {o.result["seed"]: o.result for o in each if o.result is not None} for method, each in outcomes.items()
+    }
+    _check_same_data([result for by_seed in results.values() for result in by_seed.values()])
+    first = next(iter(results.values()))
+    rows = []
+    for method, by_seed in results.items():
+        seeds = sorted(by_seed)
+        common = [seed for seed in seeds if seed in first]
+        score = spread([by_seed[seed]["score"] for seed in seeds])
+        test = spread([by_seed[seed]["test"] for seed in seeds])
+        known = all(by_seed[seed]["score"] is not None and first[seed]["score"] is not None for seed in common)
+        paired = spread([by_seed[seed]["score"] - first[seed]["score"] for seed in common]) if known else None
+        some = by_seed[seeds[0]] if seeds else {}
+        times = [
+            by_seed[seed]["seconds_per_round"] for seed in seeds if by_seed[seed].get("seconds_per_round") is not None
+        ]
+        rows.append(
+            {
+                "method": method,
+                "seeds": seeds,
+                "score": _summary(score),
+                "test": _summary(test),
+                "difference": _summary(paired),
+                "client_stds": _client_stds([by_seed[seed] for seed in seeds]),
+                "scores": [by_seed[seed]["score"] for seed in seeds],
+                "score_rule": some.get("score_rule"),
+                "rounds": some.get("rounds"),
+                "parameters": some.get("parameters"),
+                "bytes": some.get("bytes"),
+                "seconds_per_round": statistics.median(times) if times else None,
+                "discloses": _discloses(some),
+                "folders": [by_seed[seed]["run_dir"] for seed in seeds],
+                "reasons": sorted({o.reason for o in outcomes[method] if o.result is None}),
+            }
+        )
+    return {"methods": rows}
+
+
+def _client_stds(results: Sequence[Mapping[str, Any]]) -> float | None:
+    """Standard deviations of clients, at the round of the score, where the score is the clients' mean."""
+    rules = {str(result.get("score_rule")) for result in results}
+    if not all(rule.startswith("unweighted mean of the clients") for rule in rules):
+        return None
+    last = all(rule.endswith("last round") for rule in rules)
+    return client_stds([result.get("per_client") for result in results], "test_score_last" if last else "test_score")
+
+
+def add_gains(rows: Sequence[dict[str, Any]], backbones: Mapping[str, str]) -> None:
+    """Graph information gain (HiFGL) of each row, where a local and a pooled method are among them; means over the same
+    seeds only.
+    """
+    fair = all(row["seeds"] == rows[0]["seeds"] for row in rows)
+    scored = [
+        Scored(row["method"].partition(":")[0], backbones[row["method"]], (row["test"] or {}).get("mean"))
+        for row in rows
+    ]
+    for row, gain in zip(rows, gains(scored), strict=True):
+        row["graph_gain"] = None if gain is None or not fair else vars(gain)
+
+
+def _check_same_data(results: Sequence[Mapping[str, Any]]) -> None:
+    for result in results[1:]:
+        for key in ("dataset", "partition", "clients", "split", "source"):
+            if result.get(key) != results[0].get(key):
+                raise ConfigError(
+                    f"these runs are of different scenarios and cannot be compared: {key} is {results[0].get(key)} in "
+                    f"{results[0]['run_dir']} "
+                    f"and {result.get(key)} in {result['run_dir']}; choose another --out"
+                )
+
+
+def _discloses(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Which party received what, from the run's disclosure sheet."""
+
+    if not result:
+        return []
+    try:
+        sheet = read_run(Path(result["run_dir"])).disclosure
+    except DataError:
+        return []
+    return [
+        {
+            "phase": row.phase,
+            "from": row.sender,
+            "to": row.receiver,
+            "kinds": list(row.kinds),
+            "protection": row.protection,
+            "times": row.times,
+            "bytes": row.bytes,
+        }
+        for row in sheet or ()
+    ]
+
+
+def _scenario(settings: Settings, outcomes: Mapping[Path, Outcome]) -> dict[str, Any]:
+    """The scenario as the runs resolved it; as given where no run finished."""
+    found = next((outcome.result for outcome in outcomes.values() if outcome.result is not None), {})
+    return {key: found.get(key, getattr(settings.run, key)) for key in SCENARIO}
+
+
+def _slug(settings: Settings) -> str:
+    run = settings.run
+    known = (run.dataset.lower(), run.partition, run.clients and f"k{run.clients}", run.split)
+    name = "-".join(part for part in known if part)
+    return "".join(character if character.isalnum() or character in "-_." else "_" for character in name)[:80]
+
+
+def _summary(value: Any) -> dict[str, Any] | None:
+    """A `Spread` as a plain dict."""
+    return None if value is None else {"mean": value.mean, "std": value.std, "runs": value.runs}
+
+
+def _table(document: Mapping[str, Any]) -> Table:
+    first = document["methods"][0]["method"]
+    gained = [Gain(**row["graph_gain"]) for row in document["methods"] if row["graph_gain"] is not None]
+    apart = any(row["client_stds"] is not None for row in document["methods"])
+    lines: list[tuple[Cell, ...]] = []
+    for row in document["methods"]:
+        sent, parameters = row["bytes"] or {}, row["parameters"] or {}
+        stds = row["client_stds"]
+        gain = None if row["graph_gain"] is None else row["graph_gain"]["value"]
+        times = row["seconds_per_round"]
+        lines.append(
+            (
+                Cell(row["method"]),
+                scored(row["score"]),
+                *([Cell("-") if stds is None else Cell(f"{100 * stds:.2f}", stds)] if apart else []),
+                Cell("") if row["method"] == first else scored(row["difference"], sign=True),
+                scored(row["test"]),
+                *([Cell("-") if gain is None else Cell(f"{100 * gain:.1f}", gain)] if gained else []),
+                counted(len(row["seeds"])),
+                counted(parameters.get("trainable", 0)),
+                counted(parameters.get("shared", 0)),
+                *(
+                    counted(total, size(total))
+                    for total in (
+                        sent.get("up", 0) + sent.get("setup_up", 0),
+                        sent.get("down", 0) + sent.get("setup_down", 0),
+                        sent.get("peer", 0),
+                    )
+                ),
+                counted(None if times is None else 1000 * times, None if times is None else f"{1000 * times:.1f}"),
+            )
+        )
+    paired = f"to {first}, paired"
+    headings = (
+        "method",
+        "score",
+        *(("client stds",) if apart else ()),
+        paired,
+        "test pooled",
+        *(("graph gain",) if gained else ()),
+        *("seeds", "parameters", "shared", "up", "down", "peer", "ms/round"),
+    )
+    scenario = document["scenario"]
+    title = f"{scenario['dataset']}, {scenario['clients']} clients ({scenario['partition']}), split {scenario['split']}"
+    rules = dict.fromkeys(row["score_rule"] for row in document["methods"] if row["score_rule"])
+    notes = [
+        f"score: {'; '.join(rules)}. ± over seeds, population; the same seeds and partitions for all. Bytes of one "
+        "whole run."
+    ]
+    if apart:
+        notes.append(
+            "client stds: mean over clients of each client's sample standard deviation over seeds, what FedStar's "
+            "paper prints as ±."
+        )
+    if gained:
+        notes.append(gain_rules(gained))
+    return Table(title, headings, tuple(lines), tuple(notes), frozenset({"score", paired, "test pooled"}))

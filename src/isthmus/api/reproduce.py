@@ -1,0 +1,315 @@
+"""A paper's tables, our results beside the published ones, cell by cell."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from isthmus.api.batch import Runner, runner
+from isthmus.api.progress import watched
+from isthmus.api.table import Cell as TableCell
+from isthmus.api.table import Table as ResultTable
+from isthmus.api.table import counted
+from isthmus.errors import ConfigError, DataError, RunError
+from isthmus.experiments.batch import Job, Outcome, existing_outcome
+from isthmus.papers import (
+    Cell,
+    Comparison,
+    Paper,
+    Table,
+    cell_settings,
+    compare_table,
+    find_tables,
+    folder_of,
+    record_of,
+    select,
+    why_not,
+    write_records,
+)
+from isthmus.papers.page import difference_text, ours_text, paired_text, published_text, write_page
+from isthmus.papers.tables import SPREADS
+
+OUT = Path("runs/reproduce")
+
+
+class Reproduced(dict[str, Any]):
+    """What a reproduction found: ``paper``, ``verdicts`` and ``tables``, with every cell, ours beside theirs."""
+
+    def __init__(self, document: Mapping[str, Any], tables: Sequence[ResultTable]) -> None:
+        super().__init__(document)
+        self._tables = tuple(tables)
+
+    def tables(self) -> tuple[ResultTable, ...]:
+        """One table per table of the paper; cells without a number are left out."""
+        return self._tables
+
+    def _repr_html_(self) -> str:
+        return "".join(table._repr_html_() for table in self._tables)
+
+
+def reproduce(
+    target: str,
+    *,
+    only: str | None = None,
+    runs: int | None = None,
+    jobs: int = 1,
+    out: str | os.PathLike[str] = OUT,
+    quiet: bool = False,
+) -> Reproduced:
+    """Run the cells of a published table and put our results beside the paper's.
+
+    Args:
+        target: Paper, or table of a paper, e.g. ``fedstruct/table2``.
+        only: Cells that match all words, ``"cora 10"``.
+        runs: Seeds per cell; default: as the paper. 0 runs nothing and shows what is there.
+        jobs: Runs at a time.
+        out: Folder of the run folders; finished runs in it are used, begun ones continued.
+        quiet: Show no progress.
+    """
+    paper, tables = find_tables(target)
+    work = Reproduction(tables, select(tables, only), runs, Path(out), {})
+    work.run(runner(jobs, shown=watched(quiet)))
+    comparisons = work.compare(work.cells)
+    work.write(paper.name)
+    work.raise_failure(comparisons)
+    return work.reproduced(paper.name, comparisons)
+
+
+def records_file(folder: Path, paper: Paper) -> Path:
+    """Where records of a paper's runs are kept."""
+    return folder / f"{paper.name}.jsonl"
+
+
+class Reproduction:
+    """Cells, the runs they need, and their outcomes.
+
+    Args:
+        records: Finished runs whose folders may be gone, by the name of the folder.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        cells: Sequence[Cell],
+        runs: int | None,
+        out: Path,
+        records: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        self.tables, self.cells, self.out = tables, cells, out
+        self.runs = {table.key: table.runs if runs is None else runs for table in tables}
+        self.why_not = {id(cell): why_not(cell) for cell in cells}
+        self.records = records
+        self.outcomes: dict[Path, Outcome] = {}
+        self.seconds = 0.0
+
+    def jobs_of(self, cell: Cell, runs: int) -> list[Job]:
+        settings = [cell_settings(cell, seed) for seed in range(runs)]
+        return [Job(each, folder_of(each, self.out), models=False) for each in settings]
+
+    def run(self, run: Runner) -> None:
+        """Run what is missing. The first seed of all cells comes first, so that every cell has a number early."""
+        wanted: dict[Path, tuple[int, Job]] = {}
+        names: dict[Path, str] = {}
+        scores: dict[Path, str] = {}
+        for cell in self.cells:
+            if self.why_not[id(cell)] is None:
+                for seed, job in enumerate(self.jobs_of(cell, self.runs[cell.table])):
+                    if job.folder.name in self.records and not job.folder.exists():
+                        continue
+                    wanted.setdefault(job.folder, (seed, job))
+                    names.setdefault(job.folder, f"{cell.name}, seed {seed}")
+                    scores.setdefault(job.folder, cell.score if cell.unit == "%" else "score")
+        ordered = [job for _, job in sorted(wanted.values(), key=lambda pair: pair[0])]
+        started = time.monotonic()
+        self.outcomes = run(ordered, names, scores)
+        self.seconds = time.monotonic() - started
+
+    def results(self, cell: Cell) -> dict[int, Mapping[str, Any]]:
+        """Results of a cell by seed: of this call, from an earlier one in the folder, or from the records."""
+        if id(cell) not in self.why_not:
+            self.why_not[id(cell)] = why_not(cell)
+        if self.why_not[id(cell)] is not None:
+            return {}
+        table = next(table for table in self.tables if table.key == cell.table)
+        asked = self.runs[cell.table]
+        found = {}
+        for seed, job in enumerate(self.jobs_of(cell, asked or table.runs)):
+            outcome = self.outcomes.get(job.folder) or existing_outcome(job)
+            if outcome is not None and outcome.result is not None:
+                found[seed] = outcome.result
+            elif job.folder.name in self.records:
+                found[seed] = self.records[job.folder.name]
+        return found
+
+    def reason(self, cell: Cell) -> str:
+        """Why a cell has no number, or not all of its seeds."""
+        if missing := self.why_not.get(id(cell)):
+            return missing
+        outcomes = [
+            self.outcomes[job.folder]
+            for job in self.jobs_of(cell, self.runs[cell.table])
+            if job.folder in self.outcomes
+        ]
+        reasons = dict.fromkeys(outcome.reason for outcome in outcomes if outcome.result is None)
+        return "; ".join(reasons) or ("" if self.results(cell) else "not run here")
+
+    def compare(self, cells: Sequence[Cell]) -> list[Comparison]:
+        return [
+            row
+            for table in self.tables
+            for row in compare_table(
+                table, [cell for cell in cells if cell.table == table.key], self.results, self.reason
+            )
+        ]
+
+    def document(self, paper: str, comparisons: Sequence[Comparison]) -> dict[str, Any]:
+        tables = [
+            {
+                "table": table.key,
+                "title": table.title,
+                "spread": table.spread,
+                "spread_meaning": SPREADS[table.spread],
+                "runs": self.runs[table.key],
+                "notes": [note.text for note in table.notes if not note.only],
+                "cells": [row.to_json() for row in comparisons if row.cell.table == table.key],
+            }
+            for table in self.tables
+        ]
+        counts: dict[str, int] = {}
+        for row in comparisons:
+            counts[row.verdict] = counts.get(row.verdict, 0) + 1
+        states: dict[str, int] = {}
+        for outcome in self.outcomes.values():
+            states[outcome.status] = states.get(outcome.status, 0) + 1
+        seconds = round(self.seconds, 3)
+        return {
+            "paper": paper,
+            "out": str(self.out),
+            "seconds": seconds,
+            "runs": states,
+            "verdicts": counts,
+            "tables": tables,
+        }
+
+    def reproduced(self, paper: str, comparisons: Sequence[Comparison]) -> Reproduced:
+        """Everything, as Python sees it."""
+        shown = [self.results_table(table, comparisons) for table in self.tables]
+        return Reproduced(self.document(paper, comparisons), [table for table in shown if table.rows])
+
+    def results_table(self, table: Table, comparisons: Sequence[Comparison]) -> ResultTable:
+        """Ours beside theirs, of one table: the cells that have a number."""
+        rows = [row for row in comparisons if row.cell.table == table.key and row.mean is not None]
+        remarks = dict.fromkeys(
+            f"{'finding' if note.finding else 'note'}: {note.text}" for row in rows for note in row.cell.notes
+        )
+        notes = [
+            f"±: {SPREADS[table.spread]}; the same seeds and partitions for every row",
+            *(f"note: {note.text}" for note in table.notes if not note.only),
+            *remarks,
+        ]
+        return _table(table, rows, notes)
+
+    # -- files -------------------------------------------------------------------------------------
+
+    def write(self, paper: str) -> None:
+        """Write ``<paper>-<table>.json`` beside the run folders: every cell of the table that has results, of this call
+        or an earlier one.
+        """
+        for table in self.tables:
+            rows = [row for row in self.compare(table.cells) if row.mean is not None]
+            if rows:
+                document = self.document(paper, rows)
+                document["tables"] = [entry for entry in document["tables"] if entry["table"] == table.key]
+                try:
+                    self.out.mkdir(parents=True, exist_ok=True)
+                    (self.out / f"{paper}-{table.key}.json").write_text(json.dumps(document, indent=1) + "\n")
+                except OSError as error:
+                    raise ConfigError(f"cannot write into {self.out}: {error.strerror}; choose another --out") from None
+
+    def write_docs(self, paper: Paper, folder: Path) -> Path:
+        """The results page of the whole paper, and the records it can be written from again."""
+        every = Reproduction(paper.tables, (), None, self.out, self.records)
+        tables = [(table, every.compare(table.cells)) for table in paper.tables]
+        results = [result for table in paper.tables for cell in table.cells for result in every.results(cell).values()]
+        runs = {Path(result["run_dir"]).name: result for result in results}
+        path = folder / f"{paper.name}.md"
+        if not runs and path.exists():
+            raise ConfigError(
+                f"{path} was not changed: there is no run of {paper.name} in {self.out} and no record beside it: run "
+                "some cells first"
+            )
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(write_page(paper, tables, list(runs.values())))
+            if runs:
+                write_records(
+                    records_file(folder, paper), {name: record_of(name, result) for name, result in runs.items()}
+                )
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror}; choose another folder") from None
+        return path
+
+    def raise_failure(self, comparisons: Sequence[Comparison]) -> None:
+        """Exit 4 if a run failed, 3 if a folder is damaged or nothing could be run for lack of data, 2 if nothing here
+        can run at all.
+        """
+        bad = {
+            status: [o for o in self.outcomes.values() if o.status == status]
+            for status in ("failed", "damaged", "skipped")
+        }
+        if bad["failed"]:
+            raise RunError(
+                f"{len(bad['failed'])} of {len(self.outcomes)} runs failed, the first: {bad['failed'][0].reason}"
+            )
+        if bad["damaged"]:
+            raise DataError(f"{len(bad['damaged'])} run folders cannot be used, the first: {bad['damaged'][0].reason}")
+        if all(row.mean is None for row in comparisons):
+            if bad["skipped"]:
+                raise DataError(f"nothing could be run: {bad['skipped'][0].reason}")
+            reasons = dict.fromkeys(row.reason for row in comparisons if row.reason)
+            raise ConfigError(f"none of these cells has a result: {'; '.join(list(reasons)[:5])}")
+
+
+def _table(table: Table, rows: Sequence[Comparison], notes: Sequence[str]) -> ResultTable:
+    paired = any(row.paired for row in rows)
+    headings = [
+        "cell",
+        "published",
+        "ours",
+        "seeds",
+        "difference",
+        "verdict",
+        *([f"to {table.reference}"] if paired else []),
+        "parameters",
+        "shared",
+        "s/run",
+    ]
+    lines = [
+        (
+            TableCell(row.cell.name),
+            TableCell(published_text(row), row.cell.published.mean, row.cell.published.spread),
+            TableCell(ours_text(row), row.mean, row.spread),
+            TableCell(_seeds(sorted(row.values))),
+            TableCell(difference_text(row), row.difference),
+            TableCell(row.verdict),
+            *([TableCell(paired_text(row), None if row.paired is None else row.paired.mean)] if paired else []),
+            counted(row.trainable),
+            counted(row.shared),
+            counted(row.seconds, None if row.seconds is None else f"{row.seconds:.1f}"),
+        )
+        for row in rows
+    ]
+    title = f"{table.name}: {table.title}"
+    return ResultTable(title, tuple(headings), tuple(lines), tuple(notes), frozenset({"published", "ours"}))
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return (
+        f"{seeds[0]}-{seeds[-1]}"
+        if len(seeds) > 1 and seeds[-1] - seeds[0] == len(seeds) - 1
+        else ",".join(map(str, seeds))
+    )

@@ -1,0 +1,60 @@
+"""What to know before the first round: settings that cannot act, and what a method needs that the data do not have."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+from isthmus.data.node_data import NodeData
+from isthmus.methods.registry import Method
+from isthmus.methods.training import drops_nothing
+
+
+def idle_settings(config: Any, given: Collection[str], task: str) -> list[str]:
+    """Settings given by hand that change nothing in the model or training that is built, one sentence each."""
+    rules = [
+        ("batch_size", task == "node", "node tasks take the whole graph in every step"),
+        ("lr_decay", getattr(config, "schedule", "decay") != "decay", "only schedule=decay uses it"),
+        ("lr_step", getattr(config, "schedule", "decay") != "decay", "only schedule=decay uses it"),
+        ("schedule_rounds", getattr(config, "schedule", "cosine") != "cosine", "only schedule=cosine uses it"),
+        ("personal_layers", getattr(config, "algorithm", "fedper") != "fedper", "only algorithm=fedper uses it"),
+        ("mu", getattr(config, "algorithm", "fedprox") != "fedprox", "only algorithm=fedprox uses it"),
+        ("nsf_lr", getattr(config, "nsf", "hop2vec") != "hop2vec", "only nsf=hop2vec learns structure features"),
+        ("nsf_dim", getattr(config, "form", "headed") == "direct", "form=direct has one column per class"),
+        ("structure_hidden", getattr(config, "form", "headed") == "direct", "form=direct has no head"),
+        ("dropout", task == "node" and drops_nothing(config), "the model has no hidden layer that is dropped"),
+    ]
+    return [f"{key} changes nothing here: {why}" for key, idle, why in rules if key in given and idle]
+
+
+def shortcomings(method: Method, parts: Mapping[str, Any], backbone: str | None = None) -> list[str]:
+    """What a method or its backbone would use that these clients do not have, one sentence each; none stops a run."""
+    found = []
+    nodes = {client: data for client, data in parts.items() if isinstance(data, NodeData)}
+    linked = any(data.cross is not None and data.cross.num_edges for data in nodes.values())
+    if method.cross_edges and len(nodes) > 1 and not linked:
+        found.append(
+            f"{method.name} uses edges between clients, and these have none: try fedavg or fedsgd, which cost less"
+        )
+    if backbone == "dirsage" and nodes and not any(_directed(data) for data in nodes.values()):
+        found.append(
+            "dirsage tells incoming from outgoing arcs, and here every arc runs both ways: set undirected=false where "
+            "the data have directions, or take backbone=sage, which costs less"
+        )
+    without = [client for client, data in parts.items() if not data.num_train]
+    if without:
+        names = ", ".join(without[:5]) + (" ..." if len(without) > 5 else "")
+        found.append(
+            f"no training label at {names}: a client that keeps a model of its own cannot train it; a common model, "
+            "as fedavg's, serves it"
+        )
+    return found
+
+
+def _directed(data: NodeData) -> bool:
+    """Whether some arc has none that runs back."""
+    source, target = data.edge_index
+    arcs, back = source * data.num_nodes + target, target * data.num_nodes + source
+    return not bool(torch.isin(arcs, back).all())

@@ -1,0 +1,465 @@
+"""Watches: each party holds every call against the contract of its run, before a handler runs.
+
+A :class:`Watch` belongs to one party. On every engine it refuses handlers that the script does not have, a verb other
+than the declared one, a summed handler without an order to mask where sums are masked, sums over others than everybody,
+and more calls in a round than the script allows. At a site it also checks (``full``) the schedule, that an order to
+mask names this call and this request, that replays ask the same, and it writes every admitted call to a
+:class:`CallLog` first. What it remembers can be rebuilt from those lines (:meth:`Watch.restore`), so that neither a
+restart nor a second beginning of the same run makes it forget.
+
+The server's :class:`SessionWatch` makes the same check on its own calls: authors see a mistake in the first simulated
+round.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from isthmus.errors import ProtocolError
+from isthmus.federation import codec
+from isthmus.federation.contract import Contract, Line, Way
+from isthmus.federation.messages import SERVER, PartyId
+from isthmus.federation.script import EVALUATION
+from isthmus.federation.secure import MailOrder, MaskOrder
+from isthmus.privacy.guard import RosterGuard, fixed_groups
+from isthmus.privacy.masks import SumTag, series_of
+
+logger = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    from isthmus.federation.party import Invocation, Turn
+
+
+@dataclass(frozen=True)
+class AdmittedCall:
+    """A call that a watch admitted: all it needs to remember of it, and no value of any message.
+
+    Args:
+        attempt: Incarnation of the server.
+        count: The how many-th call of this handler in its round.
+        request: Digest of the request, empty where there is none.
+        rosters: Parties of each sum it took part in, by what was summed.
+        changed: A replay that asked for something else than before.
+    """
+
+    party: PartyId
+    phase: str
+    round: int
+    step: int
+    attempt: int
+    sequence: int
+    handler: str
+    count: int
+    request: str = ""
+    rosters: Mapping[str, tuple[PartyId, ...]] = field(default_factory=dict)
+    changed: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"rosters": {content: list(parties) for content, parties in self.rosters.items()}}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> AdmittedCall:
+        known = {each.name: raw[each.name] for each in fields(cls)}
+        return cls(**known | {"rosters": {content: tuple(parties) for content, parties in raw["rosters"].items()}})
+
+
+class CallLog(Protocol):
+    """Where a site writes what its parties were asked. :meth:`admitted` is called before the handler runs: if it
+    raises, the call is refused.
+    """
+
+    def admitted(self, call: AdmittedCall) -> None: ...
+    def refused(self, party: PartyId, handler: str, text: str) -> None: ...
+
+
+class MemoryLog:
+    """A log that lives as long as its process."""
+
+    def __init__(self) -> None:
+        self.calls: list[AdmittedCall] = []
+        self.refusals: list[tuple[PartyId, str, str]] = []
+
+    def admitted(self, call: AdmittedCall) -> None:
+        self.calls.append(call)
+
+    def refused(self, party: PartyId, handler: str, text: str) -> None:
+        self.refusals.append((party, handler, text))
+
+
+@dataclass(frozen=True)
+class WatchRules:
+    """What a site adds to every contract.
+
+    Args:
+        least: Fewest parties of a sum.
+        changes: Replays of a run that may ask for something else than before.
+    """
+
+    least: int = 2
+    changes: int = 3
+
+
+class Admission(NamedTuple):
+    """What a check found out."""
+
+    line: Line
+    nth: int
+    request: str = ""
+    rosters: Mapping[str, tuple[PartyId, ...]] = {}
+    repeated: bool = False
+    changed: bool = False
+
+
+_Place = tuple[int, int, str]
+"""Incarnation, step, phase."""
+
+
+class Watch:
+    """What one party may be asked in one run.
+
+    Args:
+        full: At a site: schedule, tags, digests of requests, replays.
+        log: Where admitted and refused calls are written.
+    """
+
+    def __init__(
+        self,
+        contract: Contract,
+        party: PartyId,
+        role: str,
+        *,
+        full: bool = False,
+        rules: WatchRules | None = None,
+        log: CallLog | None = None,
+    ) -> None:
+        self.contract, self.party, self.role, self.full, self.log = contract, party, role, full, log
+        self.rules = rules or WatchRules()
+        # A sum of mail has one party less, its receiver; the minimum of each sum is checked with its roster.
+        self.guard = RosterGuard(max(2, self.rules.least - 1))
+        self._secure = contract.secure
+        self._lines = {(line.phase, line.handler): line for line in contract.lines if line.role == role}
+        self._place: _Place | None = None
+        self._seen: dict[str, dict[int, str]] = {}  # of this place: handler -> sequence -> digest of the request
+        self._masked: set[tuple[str, int]] = set()  # mail of this place that was masked
+        self._asked: dict[tuple[int, str, str, int], set[tuple[int, str]]] = {}
+        self._changes = 0
+        self._at = 0  # step of the party's state: of the last call, or of the checkpoint it went back to
+        self._steps: set[int] = set()  # all steps in which it was ever called
+        self._lost = False  # it was called before, and has not gone back to a checkpoint since
+
+    def restore(self, calls: Iterable[AdmittedCall]) -> None:
+        """Remember what was admitted before, by this process or another one."""
+        for call in calls:
+            if call.party != self.party:
+                continue
+            if call.sequence > 0:
+                key = call.step, call.phase, call.handler, call.count
+                self._asked.setdefault(key, set()).add((call.sequence, call.request))
+            self._changes += call.changed
+            if self.contract.resumes(call.phase):
+                self._steps.add(call.step)
+                self._lost = True
+            self._remember(call.rosters)
+
+    def _remember(self, rosters: Mapping[str, tuple[PartyId, ...]]) -> None:
+        for content, parties in rosters.items():
+            self.guard.admit(content, parties, series_of(content))
+
+    def rolled_back(self, step: int) -> None:
+        """The party went back to its checkpoint of this step."""
+        self._at, self._lost = step, False
+
+    # -- one call ----------------------------------------------------------------------------------
+
+    def check(self, call: Invocation) -> Admission:
+        """Refuse a call outside the contract; changes nothing."""
+        turn = call.turn
+        line = self._lines.get((turn.phase, call.handler))
+        if line is None:
+            raise ProtocolError(
+                f"{call.role}.{call.handler} is not in the contract of this run for phase {turn.phase!r}"
+            )
+        _check_way(self.party, line, call, self._secure)
+        place = turn.incarnation, turn.step, turn.phase
+        seen = self._seen.get(call.handler, {}) if place == self._place else {}
+        if self.full:
+            self._check_turn(turn, place)
+        if call.mail is not None and call.mail.orders is not None and call.parcels is None:
+            return self._check_orders(call, line, seen, call.mail)
+        if call.mail is not None and call.parcels is None and call.mail.held != call.sequence:
+            raise ProtocolError(f"{self.party}: mail of {line.name} would be held under another sequence than its call")
+        if self.full and not 0 < call.sequence <= self.contract.calls[turn.phase]:
+            raise ProtocolError(
+                f"{self.party}: sequence {call.sequence} of {line.name} is none that a round of {turn.phase!r} has"
+            )
+        request = codec.digest(call.argument) if self.full and call.argument is not None else ""
+        rosters = self._rosters(call, line, request)
+        if call.sequence in seen:
+            if seen[call.sequence] != request:
+                raise ProtocolError(
+                    f"{self.party}: sequence {call.sequence} of {line.name} asks for something else now"
+                )
+            return Admission(line, list(seen).index(call.sequence) + 1, request, rosters, repeated=True)
+        count = len(seen) + 1
+        if count > line.most:
+            raise ProtocolError(
+                f"{self.party}: {line.name} may be called {line.most} times in a round of {turn.phase!r}, not {count}"
+            )
+        return Admission(line, count, request, rosters, False, self.full and self._changed(call, line, count, request))
+
+    def _check_turn(self, turn: Turn, place: _Place) -> None:
+        self.contract.check_turn(turn.phase, turn.round, turn.step)
+        if self._place is not None and self._place[:2] == place[:2] and EVALUATION == self._place[2] != turn.phase:
+            raise ProtocolError(f"{self.party}: {turn.phase} of step {turn.step} is over")
+        if not self.contract.resumes(turn.phase):
+            return
+        again = self._place is not None and place[0] != self._place[0] and turn.step <= self._at
+        if self._lost or again or any(self._at < step < turn.step for step in self._steps):
+            # Its state is not the one that this step follows from: the answer would be another one than before, under
+            # the same noise, or the same one under other noise.
+            raise ProtocolError(f"{self.party}: step {turn.step} does not follow from the state of step {self._at}")
+
+    def enter(self, call: Invocation, admission: Admission) -> None:
+        """Remember an admitted call; with a log, only after it was written there."""
+        self._remember(admission.rosters)
+        turn = call.turn
+        if self.log is not None and not admission.repeated:
+            asked = (
+                admission.nth,
+                admission.request,
+                {content: tuple(sorted(parties)) for content, parties in admission.rosters.items()},
+                admission.changed,
+            )
+            where = turn.phase, turn.round, turn.step, turn.incarnation
+            self.log.admitted(AdmittedCall(self.party, *where, call.sequence, call.handler, *asked))
+        place = turn.incarnation, turn.step, turn.phase
+        if place != self._place:
+            self._place, self._seen = place, {}
+            self._masked.clear()
+        self._at = turn.step
+        if self.full and self.contract.resumes(turn.phase):
+            self._steps.add(turn.step)
+        if call.sequence < 0:
+            self._masked.add((call.handler, call.sequence))
+        else:
+            self._seen.setdefault(call.handler, {})[call.sequence] = admission.request
+            if self.full:
+                key = turn.step, turn.phase, call.handler, admission.nth
+                self._asked.setdefault(key, set()).add((call.sequence, admission.request))
+                self._changes += admission.changed
+
+    def refuse(self, call: Invocation, error: ProtocolError) -> None:
+        """Note a refused call."""
+        if self.full:
+            logger.warning("refused: %s", error)
+        if self.log is not None:
+            self.log.refused(self.party, call.handler, str(error))
+
+    def _changed(self, call: Invocation, line: Line, count: int, request: str) -> bool:
+        """Whether a replay asks for something else than any attempt before; too many such replays are refused."""
+        known = self._asked.get((call.turn.step, line.phase, line.handler, count))
+        if known is None or (call.sequence, request) in known:
+            return False
+        if line.fresh and any(call.sequence == sequence for sequence, _ in known):
+            return False
+        if self._changes >= self.rules.changes:
+            raise ProtocolError(
+                f"{self.party}: step {call.turn.step} was run before, and {line.name} now asks for something else; "
+                f"{self.rules.changes} such changes are allowed in a run"
+            )
+        return True
+
+    # -- sums --------------------------------------------------------------------------------------
+
+    def _rosters(self, call: Invocation, line: Line, request: str) -> dict[str, tuple[PartyId, ...]]:
+        """The sums this call takes part in, checked: orders to mask and to unmask name this call and everybody."""
+        if call.mask is not None:
+            self._check_tag(call, line, call.mask, line.handler, call.sequence, SERVER, "" if line.each else request)
+            self._check_roster(line, call.mask, self.contract.parties[line.role], SERVER, mine=True)
+            return {call.mask.tag.content: call.mask.roster.parties}
+        if call.parcels is not None and call.mail is not None:
+            self._check_unmasking(call, line, call.mail)
+        return {}
+
+    def _check_orders(self, call: Invocation, line: Line, seen: Mapping[int, str], mail: MailOrder) -> Admission:
+        """The second half of summed mail: orders to mask, by receiver, for mail that the first half made."""
+        if call.argument is not None or call.sequence != -mail.held or mail.held not in seen:
+            raise ProtocolError(f"{self.party} holds no mail of {line.name} for this order to mask")
+        rosters = {}
+        for receiver, order in (mail.orders or {}).items():
+            if not any(receiver in self.contract.parties.get(role, ()) for role in line.to) and not (
+                receiver == SERVER and SERVER in line.to
+            ):
+                raise ProtocolError(f"{self.party}: {line.name} does not write to {receiver}")
+            self._check_tag(call, line, order, line.handler, mail.held, receiver, seen[mail.held])
+            self._check_roster(line, order, self.contract.parties[line.role], receiver, mine=True)
+            rosters[order.tag.content] = order.roster.parties
+        count = list(seen).index(mail.held) + 1
+        repeated = (line.handler, call.sequence) in self._masked
+        return Admission(line, count, "", rosters, repeated=repeated)
+
+    def _check_unmasking(self, call: Invocation, line: Line, mail: MailOrder) -> None:
+        orders = mail.orders or {}
+        for receiver, order in orders.items():
+            sender = next((name for name in line.paired if name.partition(".")[2] == order.tag.handler), None)
+            if sender is None or receiver != self.party:
+                raise ProtocolError(f"{self.party}: {line.name} does not take mail of {order.tag.handler}")
+            role = sender.partition(".")[0]
+            own = self._seen.get(order.tag.handler, {}).get(mail.held) if role == self.role else None
+            request = order.tag.request if own is None or not self.full else own
+            self._check_tag(call, line, order, order.tag.handler, mail.held, self.party, request)
+            self._check_roster(line, order, self.contract.parties[role], self.party, mine=False)
+        if not orders and not line.some and self._others(line):
+            raise ProtocolError(f"{self.party}: {line.name} takes mail of everybody, and none came")
+
+    def _others(self, line: Line) -> bool:
+        roles = {name.partition(".")[0] for name in line.paired}
+        return any(self.contract.parties[role] - {self.party} for role in roles)
+
+    def _check_tag(
+        self, call: Invocation, line: Line, order: MaskOrder, handler: str, sequence: int, receiver: str, request: str
+    ) -> None:
+        """The tag of a sum is that of the call; only ``run``, the server's name for its process, is its own."""
+        if not self.full:
+            return
+        turn = call.turn
+        wanted = SumTag(order.tag.run, turn.phase, turn.round, sequence, handler, turn.incarnation, receiver, request)
+        if order.tag != wanted:
+            wrong = next(
+                each.name for each in fields(wanted) if getattr(order.tag, each.name) != getattr(wanted, each.name)
+            )
+            raise ProtocolError(f"{self.party}: the order to mask for {line.name} is of another {wrong} than the call")
+
+    def _check_roster(
+        self, line: Line, order: MaskOrder, everybody: frozenset[PartyId], receiver: PartyId, *, mine: bool
+    ) -> None:
+        """Everybody takes part unless the script says otherwise, and never fewer than the site's minimum."""
+        parties, others = frozenset(order.roster.parties), everybody - {receiver}
+        if line.groups:
+            if parties not in map(frozenset, fixed_groups(others, line.groups)):
+                raise ProtocolError(
+                    f"{self.party}: a sum of {line.name} is over one of {line.groups} fixed groups in this run, not "
+                    f"over these {len(parties)} parties"
+                )
+        elif parties != others and not (line.some and parties < others):
+            raise ProtocolError(
+                f"{self.party}: a sum of {line.name} is over everybody in this run ({len(others)} parties), not over "
+                f"{len(parties)}"
+            )
+        least = self.rules.least if receiver not in everybody else max(2, self.rules.least - 1)
+        if len(parties) < least:
+            raise ProtocolError(
+                f"{self.party}: a sum of {line.name} over {len(parties)} parties; at least {least} must"
+            )
+        if mine and self.party not in parties:
+            raise ProtocolError(f"{self.party} is not on the roster of a sum it is asked to take part in")
+
+    def check_mail(self, call: Invocation, sender: PartyId, handler: str) -> None:
+        """Mail must come from a party and a handler that write to this one."""
+        line = self._lines.get((call.turn.phase, call.handler))
+        for name in line.paired if line is not None else ():
+            role, _, sends = name.partition(".")
+            if sends == handler and sender in self.contract.parties[role]:
+                return
+        raise ProtocolError(f"{self.party}: {call.role}.{call.handler} does not take mail of {handler} from {sender}")
+
+
+def _check_way(party: PartyId, line: Line, call: Invocation, secure: bool) -> None:
+    """The verb by which a handler is called, and whether it brings what that verb brings."""
+    masked, way = secure and line.summed, line.way
+    if way == "receive":
+        if call.parcels is None or call.argument is not None or (call.combine == "sum") != line.summed:
+            raise ProtocolError(f"{party}: {line.name} receives {'summed ' * line.summed}mail and nothing else")
+    elif call.parcels is not None or call.combine != "each":
+        raise ProtocolError(f"{party}: {line.name} does not receive mail")
+    if way in ("ask", "total"):
+        if call.mail is not None:
+            raise ProtocolError(f"{party}: {line.name} sends no mail")
+        if (call.mask is not None) == masked:
+            return
+    elif call.mask is None and (call.mail is not None) == masked:
+        return
+    if masked:
+        raise ProtocolError(
+            f"{party}: {line.name} is summed behind masks in this run, and the call has no order to mask"
+        )
+    raise ProtocolError(
+        f"{party}: {line.name} is not summed behind masks in this run, and the call has an order to mask"
+    )
+
+
+# -- the server's own check ------------------------------------------------------------------------
+
+
+class SessionWatch:
+    """The server's check of its own calls, for authors: what a party would refuse is refused here, with what to write
+    in the script.
+    """
+
+    def __init__(self, contract: Contract) -> None:
+        self.contract = contract
+        self.used: Counter[tuple[str, str, str]] = Counter()
+        self._round: Counter[tuple[str, str, str]] = Counter()
+
+    def begin(self) -> None:
+        """A new round: counts begin again."""
+        self._round.clear()
+
+    def check(
+        self, phase: str, role: str, handler: str, way: Way, *, everybody: bool = True, each: bool = False
+    ) -> None:
+        """Refuse a verb that the script does not have in this phase."""
+        line = self.contract.by_place.get((phase, role, handler))
+        method, name = self.contract.method, f"{role}.{handler}"
+        if line is None or line.way != way:
+            there = f"has it as {_WORDS[line.way]}" if line is not None else "does not have it"
+            advice = "correct the script"
+            if line is not None and phase == EVALUATION and line.way == "total":
+                advice = "return scores_of(federation, handler, request), or run without secure_sum"
+            raise ProtocolError(
+                f"{name} is called by {_WORDS[way]} in phase {phase!r}, but the script of {method} {there}: {advice}"
+            )
+        if line.summed and not (everybody or line.some or line.groups):
+            raise ProtocolError(
+                f"{name} is summed over a part of the parties in phase {phase!r}: write some=True in the script of "
+                f"{method}"
+            )
+        if line.summed and each and not line.each:
+            raise ProtocolError(
+                f"{name} is summed over parties that were asked different things in phase {phase!r}: write each=True "
+                f"in the script of {method}"
+            )
+        place = phase, role, handler
+        self.used[place] += 1
+        self._round[place] += 1
+        if self._round[place] > line.most_in_all:
+            raise ProtocolError(
+                f"{name} is called more than {line.most_in_all} times in a round of {phase!r}: raise `most` in the "
+                f"script of {method}"
+            )
+
+    def check_pair(self, phase: str, send: tuple[str, str], receivers: Sequence[tuple[str, str]], summed: bool) -> None:
+        """Refuse an exchange whose two ends the script does not pair, or that is delivered otherwise."""
+        line = self.contract.by_place[phase, *send]
+        for role, handler in receivers:
+            if f"{role}.{handler}" not in line.paired:
+                raise ProtocolError(
+                    f"mail of {line.name} goes to {role}.{handler} in phase {phase!r}, which the script of "
+                    f"{self.contract.method} does not say: name it in mail(...)"
+                )
+        if summed != line.summed:
+            raise ProtocolError(
+                f"mail of {line.name} is {'summed' if summed else 'not summed'} in phase {phase!r}: write "
+                f"summed={summed} in the script of {self.contract.method}"
+            )
+
+    def unused(self) -> list[Line]:
+        """Lines that no call was made by."""
+        return [line for line in self.contract.lines if not self.used[line.phase, line.role, line.handler]]
+
+
+_WORDS: dict[Way, str] = {"ask": "call()", "total": "sum()", "send": "exchange()", "receive": "exchange()"}
