@@ -35,7 +35,7 @@ from typing import IO, Any
 
 from isthmus.errors import DataError, IsthmusError, RunError
 from isthmus.experiments.folder import write_atomic
-from isthmus.federation.watch import AdmittedCall
+from isthmus.federation.watch import AdmittedCall, RolledBack
 
 logger = logging.getLogger(__name__)
 
@@ -312,12 +312,12 @@ class RunLog:
             last = " (further refusals are not written)" if self._refusals == MOST_REFUSALS else ""
             self.append(REFUSED, party=party[:_TEXT], handler=handler[:_TEXT], text=text[:_TEXT] + last)
 
-    def calls(self) -> tuple[AdmittedCall, ...]:
-        """Every call of this run that was admitted so far."""
+    def calls(self) -> tuple[AdmittedCall | RolledBack, ...]:
+        """Every call of this run that was admitted so far, and where it went back in between."""
         return tuple(
-            AdmittedCall.from_json(record)
+            AdmittedCall.from_json(record) if record["kind"] == CALL else RolledBack(int(record["step"]))
             for record in self.chain.records(self.run, self.mark)
-            if record["kind"] == CALL
+            if record["kind"] == CALL or (record["kind"] == ORDER and record["name"] == "rollback")
         )
 
 

@@ -70,6 +70,13 @@ class AdmittedCall:
         return cls(**known | {"rosters": {content: tuple(parties) for content, parties in raw["rosters"].items()}})
 
 
+@dataclass(frozen=True)
+class RolledBack:
+    """The parties of a site went back to their checkpoint of a step."""
+
+    step: int
+
+
 class CallLog(Protocol):
     """Where a site writes what its parties were asked. :meth:`admitted` is called before the handler runs: if it
     raises, the call is refused.
@@ -162,9 +169,12 @@ class Watch:
         self._lost = False  # it was called before, and has not gone back to a checkpoint since
         self._told: Told = {} if told is None else told
 
-    def restore(self, calls: Iterable[AdmittedCall]) -> None:
+    def restore(self, log: Iterable[AdmittedCall | RolledBack]) -> None:
         """Remember what was admitted before, by this process or another one."""
-        for call in calls:
+        for call in log:
+            if isinstance(call, RolledBack):
+                self._forget_told(call.step)
+                continue
             if call.party != self.party:
                 continue
             if call.sequence > 0:
@@ -184,8 +194,13 @@ class Watch:
     def rolled_back(self, step: int) -> None:
         """The party went back to its checkpoint of this step."""
         self._at, self._lost = step, False
-        for place in [place for place in self._told if place[0] and place[1] > step]:
-            del self._told[place]
+        self._forget_told(step)
+
+    def _forget_told(self, step: int) -> None:
+        """What was asked after a checkpoint has no part in the state any more."""
+        for place in [(resumes, at, role) for resumes, at, role in self._told if resumes and at > step]:
+            if place[2] == self.role:
+                del self._told[place]
 
     def check_commit(self, step: int) -> None:
         """Refuse to keep the party's state as that of a step it does not belong to: a server that could have a fresh
