@@ -23,6 +23,7 @@ with. Whoever rewrites both is caught with a head kept elsewhere: the server and
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -48,7 +49,8 @@ _INDEXED = 100_000
 _BLOCK = 1 << 20
 MOST_REFUSALS = 1000
 """Refused calls that are written, of one run in one job."""
-_TEXT = 300
+MOST_TEXT = 300
+"""Characters of a text in a line: parts of it may be the server's."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +159,8 @@ class AuditChain:
             line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
             try:
                 file.seek(self._bytes)
-                file.write(line)
-                file.flush()
+                if file.write(line) != len(line):  # what a disk does first that is nearly full
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(file.fileno())
             except OSError as error:
                 with contextlib.suppress(OSError):
@@ -310,7 +312,7 @@ class RunLog:
         self._refusals += 1
         if self._refusals <= MOST_REFUSALS:
             last = " (further refusals are not written)" if self._refusals == MOST_REFUSALS else ""
-            self.append(REFUSED, party=party[:_TEXT], handler=handler[:_TEXT], text=text[:_TEXT] + last)
+            self.append(REFUSED, party=party[:MOST_TEXT], handler=handler[:MOST_TEXT], text=text[:MOST_TEXT] + last)
 
     def calls(self) -> tuple[AdmittedCall | RolledBack, ...]:
         """Every call of this run that was admitted so far, and where it went back in between."""

@@ -208,8 +208,7 @@ class Watch:
         """
         if self.full and (self._lost or step < self._at or any(self._at < known <= step for known in self._steps)):
             error = ProtocolError(f"{self.party}: the state of step {self._at} is not that of step {step}")
-            if self.log is not None:
-                self.log.refused(self.party, "commit", str(error))
+            self._note("commit", error)
             raise error
 
     # -- what everybody was asked ------------------------------------------------------------------
@@ -315,10 +314,13 @@ class Watch:
 
     def refuse(self, call: Invocation, error: ProtocolError) -> None:
         """Note a refused call."""
+        self._note(call.handler, error)
+
+    def _note(self, what: str, error: ProtocolError) -> None:
         if self.full:
             logger.warning("refused: %s", error)
         if self.log is not None:
-            self.log.refused(self.party, call.handler, str(error))
+            self.log.refused(self.party, what, str(error))
 
     def _changed(self, call: Invocation, line: Line, count: int, request: str) -> bool:
         """Whether a replay asks for something else than any attempt before; too many such replays are refused."""
