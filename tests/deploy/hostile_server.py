@@ -101,9 +101,11 @@ class CallsByHand:
         return unmask(masked, calls[0].mask, reply)
 
 
-def join(transport: Transport, run: str, settings: Settings, attempt: int = 0) -> dict[Site, JoinReply]:
+def join(
+    transport: Transport, run: str, settings: Settings, attempt: int = 0, mark: bytes = b"0" * 16
+) -> dict[Site, JoinReply]:
     """What the sites say when a run is begun."""
-    request = pack((codec.encode(BeginRun(run, b"0" * 16, attempt, settings.to_toml(), versions())),))
+    request = pack((codec.encode(BeginRun(run, mark, attempt, settings.to_toml(), versions())),))
     replies = transport.request(run, BEGIN, dict.fromkeys(transport.sites, request), None)
     return {site: codec.decode(unpack(_bytes(reply))[0], JoinReply) for site, reply in replies.items()}
 

@@ -246,7 +246,7 @@ for number in range(200):
 """
 
 
-def test_two_processes_write_one_chain(tmp_path: Path) -> None:
+def test_two_processes_append_at_the_same_time(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "state").symlink_to(tmp_path / "kept")  # a state folder may be a link
     state = tmp_path / "state"

@@ -20,13 +20,14 @@ from isthmus.federation import codec
 from isthmus.federation.codec import LIMITS, Limits
 from isthmus.federation.contract import Contract
 from isthmus.federation.engine import Export
-from isthmus.federation.host import PartyHost
+from isthmus.federation.host import Answer, PartyHost
 from isthmus.federation.interface import Failure
 from isthmus.federation.messages import SERVER, ClientId, Message, PartyId, client_of
 from isthmus.federation.party import Invocation, Outcome, Parcel, Turn
 from isthmus.federation.roles import RoleTable
 from isthmus.federation.secure import Masked, MaskOrder, Sealed
 from isthmus.federation.watch import AdmittedCall, CallLog, RolledBack, Told, Watch, WatchRules
+from isthmus.federation.wire import Frame
 from isthmus.privacy.keys import Identity, Roster, SignedKey, signed_by
 from isthmus.privacy.sealed_message import Envelope, Header, Mailbox
 from isthmus.seeds import Stream
@@ -86,6 +87,11 @@ class SiteHost(PartyHost):
         self._turn: Turn | None = None
         self._opened_mail: dict[tuple[PartyId, int], tuple[tuple[Parcel, ...], tuple[Parcel, ...]]] = {}
         self._has_keys = False
+
+    def handle(self, kind: str, frame: Frame) -> Frame:
+        if self.agreement is not None and not self._has_keys:  # until then nobody watches over states either
+            return (codec.encode(Answer(ProtocolError.__name__, "the parties have not exchanged keys yet")),)
+        return super().handle(kind, frame)
 
     # -- keys --------------------------------------------------------------------------------------
 
@@ -175,8 +181,6 @@ class SiteHost(PartyHost):
 
     def admit(self, calls: list[Invocation]) -> list[Invocation]:
         """Calls with their mail opened; an order to mask for unknown keys is refused."""
-        if self.agreement is not None and not self._has_keys:
-            raise ProtocolError("the parties have not exchanged keys yet")
         opened = []
         for call in calls:
             try:
@@ -278,6 +282,9 @@ class SiteHost(PartyHost):
     # -- models ------------------------------------------------------------------------------------
 
     def keep_export(self, client: ClientId, export: Export) -> Export:
+        watch = self._parties["client"][client].watch
+        if watch is not None:
+            watch.check_export()
         self._write_model(client, export)
         return Export(export.values)
 

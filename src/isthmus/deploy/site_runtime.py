@@ -224,6 +224,11 @@ class SiteRuntime:
                     f"{begin.run} was joined under contract {known.contract[:SHORT]}, and now it would be "
                     f"{contract.hash[:SHORT]}: a run keeps its contract, submit a new one"
                 )
+            if known is None and (state / begin.run / MODELS).exists():
+                raise ConfigError(
+                    f"this site holds models of another run called {begin.run}, which would be replaced: submit under "
+                    "another name"
+                )
             epsilon, delta = policy.spends(settings, derived.privacy, self.chain, begin.run, mark)
             log = RunLog(self.chain, begin.run, mark)
             spent = {"epsilon": epsilon, "delta": delta}

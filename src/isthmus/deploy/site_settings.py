@@ -38,6 +38,7 @@ from isthmus.data.graph_set import GraphSetData
 from isthmus.data.node_data import NodeData
 from isthmus.deploy.offer import SCENARIO, Offer, check_kind
 from isthmus.deploy.policy import NOTHING_ASKED, TABLE, Policy, limited
+from isthmus.deploy.roster import check_client_name
 from isthmus.errors import ConfigError, unknown
 from isthmus.experiments.config import RunConfig, Settings
 from isthmus.experiments.config_values import coerce, read_toml
@@ -110,6 +111,8 @@ class SiteSettings:
             raise ConfigError(
                 f'{path.name} does not say which client this organisation is: add e.g. client = "client-0"'
             )
+        if client is not None:
+            check_client_name(client, path.name)
         return cls(
             path,
             client,

@@ -211,6 +211,15 @@ class Watch:
             self._note("commit", error)
             raise error
 
+    def check_export(self) -> None:
+        """Refuse to keep a state as the model of the run that is not one of the run."""
+        if self._lost:
+            error = ProtocolError(
+                f"{self.party}: its state is not that of the run: it must go back to a checkpoint first"
+            )
+            self._note("export", error)
+            raise error
+
     # -- what everybody was asked ------------------------------------------------------------------
 
     def asked_so_far(self) -> bytes:
