@@ -8,16 +8,19 @@ from typing import Any
 
 import pytest
 
+from isthmus.data.own_dataset import SITE_TABLES
 from isthmus.deploy.audit_chain import JOIN, AuditChain
 from isthmus.deploy.kit_files import client_toml
 from isthmus.deploy.policy import NOTHING_ASKED, STRICT, Policy
-from isthmus.deploy.site_contract import privacy_of
+from isthmus.deploy.site_contract import DerivedContract, privacy_of, summary
 from isthmus.deploy.site_settings import SiteSettings
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import Settings, resolve
 from isthmus.experiments.contract import contract_of
+from isthmus.federation.contract import Line
 from isthmus.federation.interface import View
 from isthmus.federation.messages import Kind
+from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.registry import all_methods, get_method
 
 NODES, GRAPHS = "csbm:nodes=60,classes=3,features=5", "mutag"
@@ -332,3 +335,20 @@ def test_a_new_kit_is_strict(tmp_path: Path) -> None:
     uncommented = client_toml("bank-a", "identity.key").replace("\n# ", "\n")
     full = read(tmp_path, uncommented).policy
     assert full == replace(STRICT, methods=("fedavg",), runs=10, epsilon=8.0, delta=1e-5, max_ids=100000)
+
+
+@pytest.mark.parametrize(("dataset", "said"), [(SITE_TABLES, True), (NODES, False)])
+def test_the_contract_in_words_says_what_a_promise_does_not_cover(tmp_path: Path, dataset: str, said: bool) -> None:
+    pytest.importorskip("dp_accounting", reason="the accountant is an extra")
+    derived = DerivedContract.of(settings_of(dataset=dataset, **PRIVATE), VIEW)
+    words = " ".join(summary(derived, STRICT, AuditChain(tmp_path)))
+    assert ("sums by which features are scaled" in words) == said and "counts and losses of evaluation" in words
+
+
+def test_scores_that_clients_show_each_other_are_not_exempt() -> None:
+    """Only the server, and a silo of its own devices, may be told scores."""
+    settings = settings_of(secure_sum=True)
+    contract = contract_of(settings, VIEW)
+    told = Line("evaluation", "client", "tell", "send", reply=Evaluation, to=("client",))
+    found = list(STRICT.refusals(settings, replace(contract, lines=(*contract.lines, told))))
+    assert len(found) == 1 and "shows others Evaluation (label statistic)" in found[0]
