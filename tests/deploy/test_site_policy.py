@@ -449,3 +449,22 @@ def test_names_of_runs_are_names(tmp_path: Path, run: str) -> None:
     reply = transport.runtimes["bank-0"].handle(run, "begin", b"")
     assert "a run cannot be called" in codec.decode(unpack(reply)[0], Answer).text
     assert not (tmp_path / "bank-0" / "state").exists()
+
+
+def test_only_one_job_of_a_site_answers_for_a_run(tmp_path: Path) -> None:
+    """Several jobs of one run at the same time would each know only what was asked before they began."""
+    server = HostileServer(tmp_path, hostile_settings(), STRICT)
+    first, second = server.engine, server.transport.restarted()
+    keys, everybody = dict(server.keys), dict.fromkeys(server.parts)
+    first.commit(0)
+    server.transport = second
+    server.begin()
+    server.total(server.calls("size", replace(SETUP, incarnation=1), everybody))
+    mine, server.engine, server.keys = server.engine, first, keys
+    with pytest.raises(Refused):
+        server.total(server.calls("size", SETUP, everybody))
+    for order in (lambda: first.commit(0), lambda: first.rollback(0), lambda: list(first.export(False))):
+        with pytest.raises(ProtocolError, match="r was begun again in another job of this site: this one is over"):
+            order()
+    mine.commit(1)
+    assert "was begun again in another job" in records(tmp_path)[-1]["text"]

@@ -34,7 +34,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from isthmus.errors import DataError, IsthmusError, RunError
+from isthmus.errors import DataError, IsthmusError, ProtocolError, RunError
 from isthmus.experiments.folder import write_atomic
 from isthmus.federation.watch import AdmittedCall, RolledBack
 
@@ -63,13 +63,16 @@ class Head:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run in the chain: where its first line begins, its contract, and what it spent."""
+    """A run in the chain: where its first line begins, its contract, what it spent, and the line of the newest job that
+    joined it.
+    """
 
     first: int
     contract: str
     epsilon: float = 0.0
     delta: float = 0.0
     ended: bool = False
+    joined: int = 0
 
 
 class AuditChain:
@@ -231,6 +234,7 @@ class AuditChain:
                 epsilon=found.epsilon + float(record["epsilon"]),
                 delta=found.delta + float(record["delta"]),
                 ended=False,
+                joined=number,
             )
         except (ValueError, KeyError, TypeError):
             raise self._broken(f"line {number} cannot be read") from None
@@ -299,10 +303,27 @@ class RunLog:
 
     def __init__(self, chain: AuditChain, run: str, mark: str) -> None:
         self.chain, self.run, self.mark = chain, run, mark
+        self._joined = 0  # line by which this job joined
         self._refusals = 0
 
+    def join(self, **fields: Any) -> None:
+        """From now on this job answers for the run, and no other one that joined before."""
+        with self.chain.locked():
+            self.chain.append(JOIN, run=self.run, mark=self.mark, **fields)
+            self._joined = self.chain.head.number
+
     def append(self, kind: str, **fields: Any) -> None:
-        self.chain.append(kind, run=self.run, mark=self.mark, **fields)
+        """Write a line, if this job still answers for the run."""
+        with self.chain.locked():
+            if kind != REFUSED:
+                self.check()
+            self.chain.append(kind, run=self.run, mark=self.mark, **fields)
+
+    def check(self) -> None:
+        """Raise once another job has joined the run: what this one knows of it is what was in the chain before."""
+        with self.chain.locked():
+            if self._joined and self.chain.runs[run_key(self.run, self.mark)].joined != self._joined:
+                raise ProtocolError(f"{self.run} was begun again in another job of this site: this one is over")
 
     def admitted(self, call: AdmittedCall) -> None:
         self.append(CALL, **call.to_json())

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from isthmus.deploy.audit_chain import RunLog
 from isthmus.deploy.handshake import PeerKeys, SessionKeys
 from isthmus.deploy.roster import OrganisationKeys
 from isthmus.errors import ProtocolError
@@ -26,7 +27,7 @@ from isthmus.federation.messages import SERVER, ClientId, Message, PartyId, clie
 from isthmus.federation.party import Invocation, Outcome, Parcel, Turn
 from isthmus.federation.roles import RoleTable
 from isthmus.federation.secure import Masked, MaskOrder, Sealed
-from isthmus.federation.watch import AdmittedCall, CallLog, RolledBack, Told, Watch, WatchRules
+from isthmus.federation.watch import AdmittedCall, RolledBack, Told, Watch, WatchRules
 from isthmus.federation.wire import Frame
 from isthmus.privacy.keys import Identity, Roster, SignedKey, signed_by
 from isthmus.privacy.sealed_message import Envelope, Header, Mailbox
@@ -48,7 +49,7 @@ class Agreement:
 
     contract: Contract
     rules: WatchRules
-    log: CallLog
+    log: RunLog
     before: Sequence[AdmittedCall | RolledBack] = ()
 
 

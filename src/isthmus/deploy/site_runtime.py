@@ -23,7 +23,7 @@ from isthmus.data.graph_set import GraphSetData
 from isthmus.data.tables.model import TablesModel
 from isthmus.deploy.approval import SHORT, check_approved
 from isthmus.deploy.audit_chain import END as ENDED
-from isthmus.deploy.audit_chain import JOIN, MEET, MOST_REFUSALS, MOST_TEXT, ORDER, REFUSED, AuditChain, RunLog, run_key
+from isthmus.deploy.audit_chain import MEET, MOST_REFUSALS, MOST_TEXT, ORDER, REFUSED, AuditChain, RunLog, run_key
 from isthmus.deploy.handshake import (
     BEGIN,
     END,
@@ -232,7 +232,7 @@ class SiteRuntime:
             epsilon, delta = policy.spends(settings, derived.privacy, self.chain, begin.run, mark)
             log = RunLog(self.chain, begin.run, mark)
             spent = {"epsilon": epsilon, "delta": delta}
-            log.append(JOIN, stage=begin.stage, attempt=begin.attempt, contract=contract.hash, **spent)
+            log.join(stage=begin.stage, attempt=begin.attempt, contract=contract.hash, **spent)
         # A replay that asks for something else is answered under fresh noise: one release more than epsilon counts.
         private = derived.privacy is not None and derived.privacy.get("epsilon") is not None
         rules = WatchRules(policy.least_in_sum, 0 if private else policy.changes)
@@ -284,19 +284,22 @@ class SiteRuntime:
                 package.check(held)
                 restore_client(host.party(client).client, package, held)
         host.keep_tags(lambda party: FileStore(folder / store / party.replace("/", "."), begin.run_id))
-        log = RunLog(self.chain, begin.run, begin.run_id.hex())
-        for name in ("rollback", "export"):
-            host.orders[name] = _noted(host.orders[name], log)
+        log = agreement.log
+        for name in ("commit", "select", "rollback", "export"):
+            host.orders[name] = _noted(host.orders[name], log, written=name in ("rollback", "export"))
         agreed = agreement.contract.hash
         reply = replace(reply, keys=host.session_keys(), heads=self._heads(reply.clients or {}), contract=agreed)
         return _OpenRun(begin, host, reply, log)
 
 
-def _noted(operation: Callable[[Order], Answer], log: RunLog) -> Callable[[Order], Answer]:
-    """An operation that is written to the audit chain first."""
+def _noted(operation: Callable[[Order], Answer], log: RunLog, *, written: bool) -> Callable[[Order], Answer]:
+    """An operation of the job that answers for the run; some are written to the audit chain first."""
 
     def noted(order: Order) -> Answer:
-        log.append(ORDER, name=order.name, step=order.step)
+        if written:
+            log.append(ORDER, name=order.name, step=order.step)
+        else:
+            log.check()
         return operation(order)
 
     return noted
