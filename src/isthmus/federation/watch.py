@@ -126,10 +126,22 @@ class Admission(NamedTuple):
 
 _Place = tuple[int, int, str]
 """Incarnation, step, phase."""
-Told = dict[tuple[bool, int, str], tuple[int, bytes]]
-"""By step (whether of the run or of the preparation before it, its number) and role: incarnation, and a digest of the
-calls that everybody of the role gets.
-"""
+
+
+class ToldInStep(NamedTuple):
+    """``digest``: of the calls that everybody of a role got up to this step.
+
+    Args:
+        place: Whether it is a step of the run or of the preparation before it, and its number.
+    """
+
+    place: tuple[bool, int]
+    attempt: int
+    digest: bytes
+
+
+Told = dict[str, list[ToldInStep]]
+"""By role, step by step."""
 
 
 class Watch:
@@ -198,9 +210,9 @@ class Watch:
 
     def _forget_told(self, step: int) -> None:
         """What was asked after a checkpoint has no part in the state any more."""
-        for place in [(resumes, at, role) for resumes, at, role in self._told if resumes and at > step]:
-            if place[2] == self.role:
-                del self._told[place]
+        steps = self._told.get(self.role, [])
+        while steps and steps[-1].place > (True, step):
+            steps.pop()
 
     def check_commit(self, step: int) -> None:
         """Refuse to keep the party's state as that of a step it does not belong to: a server that could have a fresh
@@ -229,17 +241,22 @@ class Watch:
         """
         if not self.full:
             return b""
-        return hashlib.sha256(b"".join(frame(*place, told) for place, (_, told) in sorted(self._told.items()))).digest()
+        parts = (part for role, steps in sorted(self._told.items()) if steps for part in (role, steps[-1].digest))
+        return hashlib.sha256(frame(*parts)).digest()
 
     def _tell(self, phase: str, step: int, attempt: int, handler: str, request: str) -> None:
         """Add a call that everybody gets; a step that is run again begins anew."""
         line = self._lines.get((phase, handler))
         if line is None or line.way == "receive" or line.some or line.groups:
             return
-        place = self.contract.resumes(phase), step, self.role
-        before, told = self._told.get(place, (attempt, b""))
-        entry = frame(told if before == attempt else b"", phase, handler, "" if line.each else request)
-        self._told[place] = attempt, hashlib.sha256(entry).digest()
+        place, steps = (self.contract.resumes(phase), step), self._told.setdefault(self.role, [])
+        while steps and (steps[-1].place > place or (steps[-1].place == place and steps[-1].attempt != attempt)):
+            steps.pop()
+        before = steps[-1].digest if steps else b""
+        entry = frame(before, *place, phase, handler, "" if line.each else request)
+        if steps and steps[-1].place == place:
+            steps.pop()
+        steps.append(ToldInStep(place, attempt, hashlib.sha256(entry).digest()))
 
     # -- one call ----------------------------------------------------------------------------------
 
