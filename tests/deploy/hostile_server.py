@@ -48,8 +48,11 @@ class CallsByHand:
         _distribute_keys(self.run, joined, self.transport, self.contract.hash)
         self.keys = {party: keys.sums for one in joined.values() for party, keys in (one.keys or {}).items()}
         places = {site: tuple(one.clients or {}) for site, one in joined.items()}
-        self.engine = SitesEngine(places, self.settings.method.table, self.transport, self.run)
+        self.engine = self.open_engine(places)
         self.session = self.open_session(0)
+
+    def open_engine(self, places: Mapping[Site, tuple[str, ...]]) -> SitesEngine:
+        return SitesEngine(places, self.settings.method.table, self.transport, self.run)
 
     def open_session(self, incarnation: int) -> Session:
         """An honest server's verbs; it does not check its own calls."""

@@ -129,11 +129,10 @@ class SiteRuntime:
 
     def _meet(self, open_run: _OpenRun, peers: PeerKeys) -> bytes:
         """Accept the keys of all parties; the heads of their audit chains are kept in the own one."""
-        host = open_run.host
-        if host.accept_keys(peers):
+        if open_run.host.accept_keys(peers):
             heads = {client: [head.number, head.hash] for client, head in sorted((peers.heads or {}).items())}
             open_run.log.append(MEET, parties=sorted(peers.keys), heads=heads)
-        return pack((codec.encode(Answer(contract=host.contract.hash if host.contract else "")),))
+        return pack((codec.encode(Answer()),))
 
     @property
     def chain(self) -> AuditChain:
@@ -230,7 +229,7 @@ class SiteRuntime:
             spent = {"epsilon": epsilon, "delta": delta}
             log.append(JOIN, stage=begin.stage, attempt=begin.attempt, contract=contract.hash, **spent)
         rules = WatchRules(policy.least_in_sum, policy.changes)
-        return Agreement(lambda _: contract, contract.clients, len(contract.clients), rules, log, log.calls())
+        return Agreement(contract, rules, log, log.calls())
 
     def _open_run(
         self,
@@ -262,7 +261,9 @@ class SiteRuntime:
             table,
             config,
             Stream(settings.run.seed, ("party",)),
-            run=begin.run,
+            # Keys are signed for all of this, so parties that agreed to something else have none in common: with other
+            # settings at the others, a total would be the victim's part and what the server knows.
+            run=f"{run_key(begin.run, begin.run_id.hex())}/{begin.stage}/{agreement.contract.hash}",
             identity=self._identity,
             organisations=OrganisationKeys.read(self.settings.roster) if self.settings.roster is not None else None,
             write_model=write,
@@ -279,7 +280,8 @@ class SiteRuntime:
         log = RunLog(self.chain, begin.run, begin.run_id.hex())
         for name in ("rollback", "export"):
             host.orders[name] = _noted(host.orders[name], log)
-        reply = replace(reply, keys=host.session_keys(), heads=self._heads(reply.clients or {}))
+        agreed = agreement.contract.hash
+        reply = replace(reply, keys=host.session_keys(), heads=self._heads(reply.clients or {}), contract=agreed)
         return _OpenRun(begin, host, reply, log)
 
 

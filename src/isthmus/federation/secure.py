@@ -17,6 +17,7 @@ agreed outside (`isthmus.privacy.keys`); otherwise a server could impersonate al
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from isthmus.errors import IsthmusError, ProtocolError
 from isthmus.federation.messages import Ciphertext, Count, Identifier, Message, PartyId, Share, Structure
 from isthmus.federation.schema import Json, Sink, Source, schema
 from isthmus.privacy.flatten import Leaf, LeafTemplate, decode_leaves, template_of_leaves
+from isthmus.privacy.keys import frame
 from isthmus.privacy.masks import CHECK_WORDS, SumParty, SumRoster, SumServer, SumTag
 from isthmus.privacy.sparse import announce, place, union_support
 
@@ -114,9 +116,13 @@ class MailOrder:
     orders: Mapping[PartyId, MaskOrder] | None = None
 
 
-def mask_reply(party: SumParty, reply: Message, order: MaskOrder) -> Masked:
+def mask_reply(party: SumParty, reply: Message, order: MaskOrder, context: bytes = b"") -> Masked:
     """The numbers of a reply, masked. Texts, bytes and bools have no masked sum and are refused; so are sparse matrices
     without support.
+
+    Args:
+        context: What all parties of the sum have in common beside the order (`Watch.asked_so_far`). Masks cancel only
+            between parties with the same, and with the same supports: over others a party's numbers would stand alone.
     """
     sink = Sink()
     tree = schema(type(reply)).write(reply.summand(), sink)
@@ -125,8 +131,12 @@ def mask_reply(party: SumParty, reply: Message, order: MaskOrder) -> Masked:
     leaves: list[Leaf] = [*tensors, *sink.floats, *sink.integers]
     counts = [len(tensors), len(sink.floats), len(sink.integers)]
     layout = {"tree": tree, "leaves": template_of_leaves(leaves).to_json(), "counts": counts}
-    words = party.mask(leaves, order.roster, order.tag)
+    words = party.mask(leaves, order.roster, order.tag, context=frame(context, *_bytes_of(order.supports or ())))
     return Masked(torch.from_numpy(words.view(np.int64).copy()), json.dumps(layout, separators=(",", ":")))
+
+
+def _bytes_of(supports: Iterable[Tensor]) -> list[bytes]:
+    return [hashlib.sha256(support.contiguous().numpy().tobytes()).digest() for support in supports]
 
 
 def unmask(replies: Mapping[PartyId, Masked], order: MaskOrder, reply: type[Message]) -> Message:
