@@ -15,12 +15,14 @@ from isthmus.api.batch import Runner, raise_failure, runner
 from isthmus.api.progress import say, size, watched
 from isthmus.api.result import Result, load
 from isthmus.api.table import Cell, Table, counted, scored
-from isthmus.errors import ConfigError, DataError
+from isthmus.errors import ConfigError, DataError, unknown
 from isthmus.experiments.batch import Job, Outcome
-from isthmus.experiments.config import Settings, resolve
+from isthmus.experiments.config import Settings, allowed_keys, resolve
 from isthmus.experiments.config_values import parse_override
 from isthmus.experiments.run import by_name
+from isthmus.methods.built_model import model_words
 from isthmus.metrics.gain import Gain, Scored, gains
+from isthmus.metrics.scores import at_score_round
 from isthmus.metrics.spread import client_stds, spread
 from isthmus.papers import folder_of
 from isthmus.report import write_report
@@ -141,12 +143,19 @@ def _resolved(
     runs: int,
 ) -> dict[str, list[Settings]]:
     """Settings of every method, seed by seed."""
+    named = {method: split_method(method) for method in methods}
+    allowed = {method: allowed_keys(name) for method, (name, _) in named.items()}
+    for key in overrides or ():  # a setting of one method only is left out for the others
+        without = [method for method, keys in allowed.items() if key not in keys]
+        if len(without) == len(methods):
+            raise unknown("key", key, {one for keys in allowed.values() for one in keys})
+        if without:
+            say(f"{key} is no setting of {', '.join(without)}, which {'runs' if len(without) == 1 else 'run'} without")
     settings: dict[str, list[Settings]] = {}
-    for method in methods:
-        name, own = split_method(method)
-        settings[method] = [
-            resolve(name, {**flags, "seed": seed}, {**(overrides or {}), **own}, config) for seed in range(runs)
-        ]
+    for method, (name, own) in named.items():
+        common = {key: value for key, value in (overrides or {}).items() if key in allowed[method]}
+        first = {key: value for key, value in flags.items() if key not in own}  # its own settings win over all
+        settings[method] = [resolve(name, {**first, "seed": seed}, {**common, **own}, config) for seed in range(runs)]
     return settings
 
 
@@ -157,7 +166,12 @@ def split_method(text: str) -> tuple[str, dict[str, Any]]:
     if name.endswith(".py") and colon and "=" not in own.partition(":")[0]:
         chosen, colon, own = own.partition(":")
         name = f"{name}:{chosen}"
-    parts = split_commas(own) if colon else []
+    parts: list[str] = []
+    for part in split_commas(own) if colon else []:
+        if "=" in part or not parts:
+            parts.append(part)
+        else:  # hidden=64,32
+            parts[-1] += f",{part}"
     if any("=" not in part for part in parts):
         raise ConfigError(f"{text}: settings of a method are key=value, e.g. {name}:backbone=mlp")
     return name, dict(parse_override(part) for part in parts)
@@ -226,7 +240,7 @@ def compare_methods(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]
         seeds = sorted(by_seed)
         common = [seed for seed in seeds if seed in first]
         score = spread([by_seed[seed]["score"] for seed in seeds])
-        test = spread([by_seed[seed]["test"] for seed in seeds])
+        test = spread([by_seed[seed][at_score_round(by_seed[seed])] for seed in seeds])
         known = all(by_seed[seed]["score"] is not None and first[seed]["score"] is not None for seed in common)
         paired = spread([by_seed[seed]["score"] - first[seed]["score"] for seed in common]) if known else None
         some = by_seed[seeds[0]] if seeds else {}
@@ -244,6 +258,8 @@ def compare_methods(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]
                 "scores": [by_seed[seed]["score"] for seed in seeds],
                 "score_rule": some.get("score_rule"),
                 "rounds": some.get("rounds"),
+                "preset": some.get("preset"),
+                "model": some.get("model"),
                 "parameters": some.get("parameters"),
                 "bytes": some.get("bytes"),
                 "seconds_per_round": statistics.median(times) if times else None,
@@ -329,6 +345,20 @@ def _summary(value: Any) -> dict[str, Any] | None:
     return None if value is None else {"mean": value.mean, "std": value.std, "runs": value.runs}
 
 
+def differences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What else than the method differs between rows, and may explain a difference."""
+    found = []
+    for key, told in (("preset", str), ("model", model_words)):
+        by_value: dict[str, list[str]] = {}
+        for row in rows:
+            if row.get(key) is not None:
+                by_value.setdefault(told(row[key]), []).append(row["method"])
+        if len(by_value) > 1:
+            each = "; ".join(f"{', '.join(names)}: {value}" for value, names in by_value.items())
+            found.append(f"not the same {key} for all: {each}")
+    return found
+
+
 def _table(document: Mapping[str, Any]) -> Table:
     first = document["methods"][0]["method"]
     gained = [Gain(**row["graph_gain"]) for row in document["methods"] if row["graph_gain"] is not None]
@@ -375,8 +405,9 @@ def _table(document: Mapping[str, Any]) -> Table:
     title = f"{scenario['dataset']}, {scenario['clients']} clients ({scenario['partition']}), split {scenario['split']}"
     rules = dict.fromkeys(row["score_rule"] for row in document["methods"] if row["score_rule"])
     notes = [
-        f"score: {'; '.join(rules)}. ± over seeds, population; the same seeds and partitions for all. Bytes of one "
-        "whole run."
+        f"score: {'; '.join(rules)}; test pooled is of the same round. ± over seeds, population; the same seeds and "
+        "partitions for all. Bytes of one whole run.",
+        *differences(document["methods"]),
     ]
     if apart:
         notes.append(

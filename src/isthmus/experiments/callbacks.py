@@ -22,6 +22,7 @@ class Progress:
     steps: int
     seconds_left: float | None
     bytes: Mapping[str, int]
+    """Sent so far, setup included, evaluations not, by channel."""
     scores: Mapping[str, Any] | None
     """The metrics line if this round was evaluated."""
 

@@ -38,6 +38,7 @@ from isthmus.federation.interface import QuorumError, View
 from isthmus.federation.kept import fields_bytes
 from isthmus.federation.ledger import PROTECTIONS
 from isthmus.federation.messages import SERVER
+from isthmus.methods.built_model import describe_model
 from isthmus.seeds import Stream
 
 logger = logging.getLogger(__name__)
@@ -322,6 +323,7 @@ class RunDriver:
             str(folder.path),
             self.privacy,
             facts,
+            describe_model(self.settings.method_config, self.view),
         )
         if (tried := folder.path / TRIALS).exists():
             result["variants"] = json.loads(tried.read_text())

@@ -31,7 +31,7 @@ METHOD = register(
     replace(
         fedavg.METHOD,
         name="fedsage",
-        summary="FedAvg with GraphSAGE",
+        summary="FedAvg with GraphSAGE; no neighbours are generated (that would be FedSage+, which is not here)",
         reference="Zhang et al., Subgraph Federated Learning with Missing Neighbor Generation, NeurIPS 2021",
         own_backbones=False,
         config=FedSageConfig,
