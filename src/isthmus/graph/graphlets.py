@@ -1,4 +1,5 @@
-r"""Graphlet degree vectors -- Pržulj, Bioinformatics 2007: how often a node takes each place in a small induced subgraph.
+r"""Graphlet degree vectors -- Pržulj, Bioinformatics 2007: how often a node takes each place in small induced
+subgraphs.
 
 The connected graphs of 2 to 5 nodes have 73 kinds of places (orbits); column o of row v counts the induced subgraphs in
 which v is at place o. Columns are ordered by nodes, edges and adjacency of the graphlet (`orbits`), not by Pržulj's
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import combinations, permutations, product
 
 import numpy as np
@@ -119,7 +120,7 @@ def _connected(nodes: int, edges: Sequence[tuple[int, int]]) -> bool:
     return len(seen) == nodes
 
 
-@lru_cache(maxsize=None)
+@cache
 def _canonical(nodes: int, edges: Edges) -> Edges:
     """The smallest of all drawings that keep node 0."""
     drawings = (
@@ -191,7 +192,7 @@ class _Elimination:
             if len(others) == 1:
                 at[others[0]].append(self._summed(_rows_are(others[0], *factors[0]), here))
                 continue
-            (a, b), both = others, frozenset(others)
+            a, both = others[0], frozenset(others)
             known = _rows_are(a, *between[both]) if both in between else ""
             between[both] = self._joined(_rows_are(a, *factors[0]), here, _rows_are(node, *factors[1]), known), a
         return self._vectors[self._product(at[0])]
@@ -218,7 +219,7 @@ class _Elimination:
         name = f"[{first} {vector} {second} {known}]"
         if name not in self._matrices:
             left = self._matrix(first)
-            scaled = left.multiply(self._vectors[vector][None, :]).tocsr() if vector else left
+            scaled = left @ sp.diags(self._vectors[vector], dtype=np.int64) if vector else left
             joined = scaled @ self._matrix(second)
             self._matrices[name] = sp.csr_matrix(joined.multiply(self._matrix(known)) if known else joined)
         return name
@@ -235,8 +236,10 @@ def _fixing_one(adjacency: sp.csr_matrix) -> dict[Orbit, Counts]:
     nodes = adjacency.shape[0]
     degree = np.diff(adjacency.indptr)
     real = adjacency.astype(np.float64)
-    names = ("k4", "tail other", "wheel hub", "wheel rim", "diamond core", "diamond tip", "ear base", "ear other")
-    names += ("ear", "split end", "split side", "split middle")
+    names = [
+        *("k4", "tail other", "wheel hub", "wheel rim", "diamond core", "diamond tip"),
+        *("ear base", "ear other", "ear", "split end", "split side", "split middle"),
+    ]
     count = {name: np.zeros(nodes) for name in names}
     for h in range(nodes):
         near = adjacency.indices[adjacency.indptr[h] : adjacency.indptr[h + 1]]
@@ -296,7 +299,7 @@ def _named(pattern: str) -> Orbit:
     }
     text, root = drawn[pattern]
     letters = [root, *sorted(set(text) - {" ", root})]
-    edges = frozenset((min(p), max(p)) for p in ((letters.index(a), letters.index(b)) for a, b in text.split()))
+    edges = frozenset((min(p), max(p)) for p in ((letters.index(e[0]), letters.index(e[1])) for e in text.split()))
     return Orbit(len(letters), _canonical(len(letters), edges))
 
 
