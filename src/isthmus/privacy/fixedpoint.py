@@ -100,7 +100,7 @@ class FixedPoint:
 
 
 def most_terms(field: Field, fraction: int, bound: float) -> int:
-    """How many numbers up to ``bound`` can be added up without overflow; at least 1, which a format may refuse."""
+    """How many numbers up to ``bound`` add up without overflow; at least 1, which a format may still refuse."""
     limit = math.ceil(bound * 2.0**fraction) if 0 <= fraction <= 60 and 0 < bound <= 2.0**60 else 1
     return max(1, (field.prime - 1) // (2 * limit))
 
