@@ -23,6 +23,7 @@ with. Whoever rewrites both is caught with a head kept elsewhere: the server and
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -35,7 +36,7 @@ from typing import IO, Any
 
 from isthmus.errors import DataError, IsthmusError, RunError
 from isthmus.experiments.folder import write_atomic
-from isthmus.federation.watch import AdmittedCall
+from isthmus.federation.watch import AdmittedCall, RolledBack
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,8 @@ _INDEXED = 100_000
 _BLOCK = 1 << 20
 MOST_REFUSALS = 1000
 """Refused calls that are written, of one run in one job."""
-_TEXT = 300
+MOST_TEXT = 300
+"""Characters of a text in a line: parts of it may be the server's."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +159,8 @@ class AuditChain:
             line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
             try:
                 file.seek(self._bytes)
-                file.write(line)
-                file.flush()
+                if file.write(line) != len(line):  # what a disk does first that is nearly full
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(file.fileno())
             except OSError as error:
                 with contextlib.suppress(OSError):
@@ -310,14 +312,14 @@ class RunLog:
         self._refusals += 1
         if self._refusals <= MOST_REFUSALS:
             last = " (further refusals are not written)" if self._refusals == MOST_REFUSALS else ""
-            self.append(REFUSED, party=party[:_TEXT], handler=handler[:_TEXT], text=text[:_TEXT] + last)
+            self.append(REFUSED, party=party[:MOST_TEXT], handler=handler[:MOST_TEXT], text=text[:MOST_TEXT] + last)
 
-    def calls(self) -> tuple[AdmittedCall, ...]:
-        """Every call of this run that was admitted so far."""
+    def calls(self) -> tuple[AdmittedCall | RolledBack, ...]:
+        """Every call of this run that was admitted so far, and where it went back in between."""
         return tuple(
-            AdmittedCall.from_json(record)
+            AdmittedCall.from_json(record) if record["kind"] == CALL else RolledBack(int(record["step"]))
             for record in self.chain.records(self.run, self.mark)
-            if record["kind"] == CALL
+            if record["kind"] == CALL or (record["kind"] == ORDER and record["name"] == "rollback")
         )
 
 

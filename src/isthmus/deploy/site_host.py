@@ -26,7 +26,7 @@ from isthmus.federation.messages import SERVER, ClientId, Message, PartyId, clie
 from isthmus.federation.party import Invocation, Outcome, Parcel, Turn
 from isthmus.federation.roles import RoleTable
 from isthmus.federation.secure import Masked, MaskOrder, Sealed
-from isthmus.federation.watch import AdmittedCall, CallLog, Told, Watch, WatchRules
+from isthmus.federation.watch import AdmittedCall, CallLog, RolledBack, Told, Watch, WatchRules
 from isthmus.privacy.keys import Identity, Roster, SignedKey, signed_by
 from isthmus.privacy.sealed_message import Envelope, Header, Mailbox
 from isthmus.seeds import Stream
@@ -42,13 +42,13 @@ class Agreement:
         contract: Derived by the site itself.
         rules: The site's own, for every run.
         log: Where every call is written before its handler runs.
-        before: Calls of this run that were admitted before it was begun now.
+        before: Calls of this run that were admitted before it was begun now, and where it went back.
     """
 
     contract: Contract
     rules: WatchRules
     log: CallLog
-    before: Sequence[AdmittedCall] = ()
+    before: Sequence[AdmittedCall | RolledBack] = ()
 
 
 class SiteHost(PartyHost):

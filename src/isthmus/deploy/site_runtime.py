@@ -23,7 +23,7 @@ from isthmus.data.graph_set import GraphSetData
 from isthmus.data.tables.model import TablesModel
 from isthmus.deploy.approval import SHORT, check_approved
 from isthmus.deploy.audit_chain import END as ENDED
-from isthmus.deploy.audit_chain import JOIN, MEET, MOST_REFUSALS, ORDER, REFUSED, AuditChain, RunLog, run_key
+from isthmus.deploy.audit_chain import JOIN, MEET, MOST_REFUSALS, MOST_TEXT, ORDER, REFUSED, AuditChain, RunLog, run_key
 from isthmus.deploy.handshake import (
     BEGIN,
     END,
@@ -178,7 +178,7 @@ class SiteRuntime:
         self._refused_runs += 1
         if self._refused_runs <= MOST_REFUSALS:
             with contextlib.suppress(IsthmusError):  # a chain that cannot be written is what was refused for
-                self.chain.append(REFUSED, run=begin.run, mark=begin.run_id.hex(), text=str(error))
+                self.chain.append(REFUSED, run=begin.run, mark=begin.run_id.hex(), text=str(error)[:MOST_TEXT])
 
     def _join(self, begin: BeginRun, settings: Settings) -> _OpenRun:
         torch.set_num_threads(settings.run.threads)
@@ -228,7 +228,9 @@ class SiteRuntime:
             log = RunLog(self.chain, begin.run, mark)
             spent = {"epsilon": epsilon, "delta": delta}
             log.append(JOIN, stage=begin.stage, attempt=begin.attempt, contract=contract.hash, **spent)
-        rules = WatchRules(policy.least_in_sum, policy.changes)
+        # A replay that asks for something else is answered under fresh noise: one release more than epsilon counts.
+        private = derived.privacy is not None and derived.privacy.get("epsilon") is not None
+        rules = WatchRules(policy.least_in_sum, 0 if private else policy.changes)
         return Agreement(contract, rules, log, log.calls())
 
     def _open_run(

@@ -70,6 +70,13 @@ class AdmittedCall:
         return cls(**known | {"rosters": {content: tuple(parties) for content, parties in raw["rosters"].items()}})
 
 
+@dataclass(frozen=True)
+class RolledBack:
+    """The parties of a site went back to their checkpoint of a step."""
+
+    step: int
+
+
 class CallLog(Protocol):
     """Where a site writes what its parties were asked. :meth:`admitted` is called before the handler runs: if it
     raises, the call is refused.
@@ -162,9 +169,12 @@ class Watch:
         self._lost = False  # it was called before, and has not gone back to a checkpoint since
         self._told: Told = {} if told is None else told
 
-    def restore(self, calls: Iterable[AdmittedCall]) -> None:
+    def restore(self, log: Iterable[AdmittedCall | RolledBack]) -> None:
         """Remember what was admitted before, by this process or another one."""
-        for call in calls:
+        for call in log:
+            if isinstance(call, RolledBack):
+                self._forget_told(call.step)
+                continue
             if call.party != self.party:
                 continue
             if call.sequence > 0:
@@ -184,8 +194,13 @@ class Watch:
     def rolled_back(self, step: int) -> None:
         """The party went back to its checkpoint of this step."""
         self._at, self._lost = step, False
-        for place in [place for place in self._told if place[0] and place[1] > step]:
-            del self._told[place]
+        self._forget_told(step)
+
+    def _forget_told(self, step: int) -> None:
+        """What was asked after a checkpoint has no part in the state any more."""
+        for place in [(resumes, at, role) for resumes, at, role in self._told if resumes and at > step]:
+            if place[2] == self.role:
+                del self._told[place]
 
     def check_commit(self, step: int) -> None:
         """Refuse to keep the party's state as that of a step it does not belong to: a server that could have a fresh
@@ -193,8 +208,7 @@ class Watch:
         """
         if self.full and (self._lost or step < self._at or any(self._at < known <= step for known in self._steps)):
             error = ProtocolError(f"{self.party}: the state of step {self._at} is not that of step {step}")
-            if self.log is not None:
-                self.log.refused(self.party, "commit", str(error))
+            self._note("commit", error)
             raise error
 
     # -- what everybody was asked ------------------------------------------------------------------
@@ -300,10 +314,13 @@ class Watch:
 
     def refuse(self, call: Invocation, error: ProtocolError) -> None:
         """Note a refused call."""
+        self._note(call.handler, error)
+
+    def _note(self, what: str, error: ProtocolError) -> None:
         if self.full:
             logger.warning("refused: %s", error)
         if self.log is not None:
-            self.log.refused(self.party, call.handler, str(error))
+            self.log.refused(self.party, what, str(error))
 
     def _changed(self, call: Invocation, line: Line, count: int, request: str) -> bool:
         """Whether a replay asks for something else than any attempt before; too many such replays are refused."""
