@@ -145,6 +145,14 @@ METHODS: dict[tuple[str, str], Plainly] = {
             "order_does_not_matter": "which first structure features a node gets depends on its place in the directory",
         },
     ),
+    ("fedstruct-server", "node"): Plainly(
+        {"nsf_dim": 8, "structure_hidden": (6,), "structure_hops": 3},
+        {
+            "one_client_equals_local": "one client still has its structure branch",
+            "identical_clients_stay_identical": "a node has one owner: clients with the same nodes are refused",
+            "order_does_not_matter": "data and the names that cross edges give must be exchanged together",
+        },
+    ),
     ("hifgl", "node"): Plainly(
         {"preset": "hifgl", "selection": "last"},
         {"one_client_equals_local": "sums are rounded to fixed point: equal within 2^-24, not bit for bit"},
