@@ -153,7 +153,7 @@ def test_the_sheet_says_that_the_server_sees_edges_and_residuals() -> None:
 
 
 def test_the_published_form_is_refused_where_it_would_not_fit() -> None:
-    with pytest.raises(ConfigError, match="numbers a round .* use gradients=residuals"):
+    with pytest.raises(ConfigError, match=r"numbers a round .* use gradients=residuals"):
         experiment(graph(60, clients=2), gradients="jacobian", structure_hidden=(2000, 2000)).loop.play()
 
 
