@@ -7,6 +7,9 @@ powers.py             powers of the adjacency: products, pruning, the sum; what 
 powers_published.py   how products travel as the paper prints it
 powers_hardened.py    how they travel with less to see; the default
 features.py           structure features S
+private.py            appendix G.1: nobody receives S of others (method fedstruct-private)
+query_guard.py        which of its queries are answered
+server_graph.py       appendix H: the server knows the graph (method fedstruct-server); settings in server_config.py
 client.py, state.py   what a client is made of, what it remembers
 """
 
@@ -14,6 +17,19 @@ from isthmus.methods.fedstruct.algorithm import METHOD, FedStructClient, Step, T
 from isthmus.methods.fedstruct.config import FedStructConfig
 from isthmus.methods.fedstruct.directory import Directory
 from isthmus.methods.fedstruct.powers import Product
+from isthmus.methods.fedstruct.private import METHOD as PRIVATE_METHOD
+from isthmus.methods.fedstruct.server_graph import METHOD as SERVER_METHOD
 from isthmus.methods.fedstruct.state import block_of
 
-__all__ = ["METHOD", "Directory", "FedStructClient", "FedStructConfig", "Product", "Step", "Task", "block_of"]
+__all__ = [
+    "METHOD",
+    "PRIVATE_METHOD",
+    "SERVER_METHOD",
+    "Directory",
+    "FedStructClient",
+    "FedStructConfig",
+    "Product",
+    "Step",
+    "Task",
+    "block_of",
+]
