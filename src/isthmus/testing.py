@@ -133,6 +133,14 @@ METHODS: dict[tuple[str, str], Plainly] = {
         skip={"one_client_equals_local": "its term pulls from the second batch of a round on"}
     ),
     ("fedsage", "graph"): Plainly({"backbone": "sage"}),
+    ("fedsageplus", "node"): Plainly(
+        {"generator_epochs": 3, "cross_rounds": 2, "encoder_width": 6, "code_width": 8, "generator_widths": (12,)}
+        | {"generator_rank": 4, "hide": "nodes", "hidden_share": 0.3, "generator_lr": 0.05},
+        {
+            "one_client_equals_local": "it trains on a mended graph",
+            "order_does_not_matter": "which nodes a client hides, and what noise it adds, depend on its name",
+        },
+    ),
     ("fedsgd", "graph"): Plainly(
         skip={"one_client_equals_local": "it steps once a round on all graphs, not once a batch"}
     ),
