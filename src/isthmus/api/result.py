@@ -20,6 +20,7 @@ from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.model_package import MODELS, ModelPackage, read_package, read_packages
 from isthmus.experiments.models import Models, Predictions, explained_model
 from isthmus.experiments.scenarios import parts_for, scenario_of
+from isthmus.methods.built_model import model_words
 from isthmus.methods.explain import Explanation, explain
 from isthmus.report import write_report
 
@@ -139,9 +140,12 @@ class Result(dict[str, Any]):
         """A small table and the curves, for notebooks."""
         rows = {
             "score": f"{_percent(self['score'])} ({self['score_rule']})",
-            "test, pooled": f"{_percent(self['test'])} at round {self['selected_round']}, picked by validation; "
-            f"{_percent(self['test_last'])} at the last of {self['rounds']}",
-            "test, client mean": _percent(self["test_client_mean"]),
+            "settings": f"preset {self['preset']}, split {self['split']}, selection {self.get('selection', '-')}",
+            "model": model_words(self.get("model")),
+            f"round {self['rounds']}, the last": f"test, pooled {_percent(self['test_last'])}; mean over clients "
+            f"{_percent(self['test_client_mean_last'])}",
+            f"round {self['selected_round']}, picked": f"test, pooled {_percent(self['test'])}; mean over "
+            f"clients {_percent(self['test_client_mean'])}",
             "folder": self["run_dir"],
         }
         cells = "".join(

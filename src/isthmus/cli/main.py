@@ -31,6 +31,7 @@ from isthmus.cli import (
     stop,
     submit,
     sweep,
+    trilemma,
 )
 from isthmus.errors import IsthmusError
 
@@ -66,6 +67,7 @@ for module in (
     resume,
     predict,
     compare,
+    trilemma,
     reproduce,
     sweep,
     report,

@@ -51,10 +51,10 @@ def command(
     json_: Json = False,
 ) -> None:
     """Run the cells of a published table and print our results beside the paper's."""
-    from isthmus.api.reproduce import Reproduction, records_file
+    from isthmus.api.reproduce import Reproduction, earlier_file, records_file
     from isthmus.api.table import check_table_file, write_table
     from isthmus.errors import ConfigError
-    from isthmus.papers import find_tables, paper_names, read_records, select
+    from isthmus.papers import find_tables, paper_names, read_earlier, read_records, select
 
     if target is None:
         if not list_:
@@ -73,7 +73,10 @@ def command(
             _list_tables(tables, json_)
         return
     check_table_file(table)
-    work = Reproduction(tables, cells, runs, out, {} if docs is None else read_records(records_file(docs, paper)))
+    records = {} if docs is None else read_records(records_file(docs, paper))
+    work = Reproduction(
+        tables, cells, runs, out, records, None if docs is None else read_earlier(earlier_file(docs, paper))
+    )
     work.run(interruptible(jobs))
     comparisons = work.compare(cells)
     found = work.reproduced(paper.name, comparisons)

@@ -14,7 +14,6 @@ from isthmus.methods.registry import Method
 from isthmus.methods.training import ModelClient, TrainConfig
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.graph_models import GraphModel
-from isthmus.nn.to_pyg import to_pyg
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights
 
@@ -52,5 +51,7 @@ def plain_model(
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
     if isinstance(model, Backbone | GraphModel):
+        from isthmus.nn.to_pyg import to_pyg  # torch_geometric takes a second or two to import, and few runs need it
+
         return to_pyg(model)
     return copy.deepcopy(model).eval()

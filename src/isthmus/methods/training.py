@@ -178,8 +178,8 @@ class WeightedConfig(TrainConfig):
     """Training whose results are averaged over clients.
 
     Args:
-        weighting: What a client's weight n_k counts: ``train`` nodes, all ``nodes``, or every client the same
-            (``uniform``).
+        weighting: What a client's weight n_k counts: ``train`` (its training nodes), ``nodes`` (all its nodes) or
+            ``uniform`` (every client the same).
         dp_clip: L2 norm to which each client clips what it sends in training; 0 = no differential privacy.
         dp_noise: Standard deviation of the Gaussian noise each client adds, in units of ``dp_clip``.
         dp_delta: The delta for which the result states epsilon.

@@ -25,7 +25,7 @@ SPREADS: dict[str, str] = {
     "unstated": "standard deviation over runs, which kind the paper does not say (ours: population)",
 }
 PARTS = " / "
-_ABOUT = ("score", "unit", "skip", "use")
+_ABOUT = ("score", "unit", "skip", "memory", "use")
 """Keys of a label that are no settings of a run."""
 
 
@@ -51,6 +51,8 @@ class Table:
     aliases: tuple[str, ...]
     title: str
     figure: bool
+    ours: bool
+    """A check of our own, not a table of the paper."""
     runs: int
     spread: str
     reference: str | None
@@ -188,6 +190,7 @@ def _table(paper: str, raw: Mapping[str, Any], entry: Mapping[str, Any]) -> Tabl
         aliases=tuple(entry.get("alias", ())),
         title=entry["title"],
         figure=entry.get("figure", False),
+        ours=entry.get("ours", False),
         runs=entry.get("runs", raw["runs"]),
         spread=spread,
         reference=entry.get("reference", raw.get("reference")) or None,
@@ -260,11 +263,22 @@ def _merged(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def _note(raw: Mapping[str, Any]) -> Note:
     finding = "finding" in raw
     only = raw.get("only", ())
+    cause, shown_by = raw.get("cause", ""), raw.get("shown_by", "")
+    if (
+        cause not in ("", "shown", "guessed")
+        or (cause and not (finding and only))
+        or (cause == "shown") != bool(shown_by)
+    ):
+        raise DataError(
+            f"note {raw}: a cause is shown (with shown_by) or guessed, of a finding about some cells (only)"
+        )
     return Note(
         raw["finding" if finding else "note"],
         (only,) if isinstance(only, str) else tuple(only),
         finding,
         raw.get("printed"),
+        cause,
+        shown_by,
     )
 
 
@@ -277,6 +291,10 @@ def _noted(cells: Sequence[Cell], notes: Iterable[Note], table: str) -> list[Cel
             found = {id(cell) for cell in matching(cells, words)}
             if not found:
                 raise DataError(f"table {table}: no cell matches the note for {words!r}")
+            if note.cause == "guessed" and len({(c.row, c.column) for c in cells if id(c) in found}) > 1:
+                raise DataError(
+                    f"table {table}: a guessed cause must name its cells, row and column, and {words!r} matches several"
+                )
             chosen |= found
         if chosen:
             noted = [

@@ -122,8 +122,8 @@ SCRIPT = """
   const config = {responsive: true, displaylogo: false, modeBarButtons: [["toImage"]], plotlyServerURL: "", topojsonURL:
   ""}; const coarse = matchMedia("(pointer: coarse)").matches;
 
-  // '@name' or '@name/alpha' under a colour or font key is a variable of the style sheet; anywhere else it is just
-  text. const themed = (value, key, look) => {
+  // '@name' or '@name/alpha' under a colour or font key is a variable of the style sheet; anywhere else it is text.
+  const themed = (value, key, look) => {
     if (Array.isArray(value)) return value.map((entry) => themed(entry, key, look));
     if (value && typeof value === "object")
       return Object.fromEntries(Object.entries(value).map(([name, entry]) => [name, themed(entry, name, look)]));
