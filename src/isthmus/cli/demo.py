@@ -56,7 +56,7 @@ def command(
     report = write_report(folders, target / "report.html")
     _predict(results, target)
     print(f"\nreport: {report.resolve()}")
-    print(f"time: {time.monotonic() - begun:.0f} s. Look closer: isthmus audit {target / "fedggr-s0"}")
+    print(f"time: {time.monotonic() - begun:.0f} s. Look closer: isthmus audit {target / 'fedggr-s0'}")
 
 
 def _scenario(target: Path, accounts: int) -> tuple[dict[str, Any], str]:
