@@ -43,7 +43,7 @@ from isthmus.experiments.folder import write_atomic
 from isthmus.experiments.model_card import card_text, scores_of
 from isthmus.federation.engine import Export
 from isthmus.federation.messages import SERVER, ClientId
-from isthmus.methods.plain_model import plain_model
+from isthmus.methods.plain_model import of_raw_features, plain_model
 from isthmus.methods.registry import Method
 from isthmus.tensors import Weights, num_values
 
@@ -143,6 +143,10 @@ class ModelPackage:
             num_features=self.num_features,
             num_classes=self.num_classes,
         )
+
+    def model_of_raw(self) -> nn.Module:
+        """The same for features as they were given to the training: on their scale they are put by the module."""
+        return of_raw_features(self.plain_model(), UNSCALED if self.scaling is None else self.scaling)
 
     @property
     def split_seed(self) -> int:

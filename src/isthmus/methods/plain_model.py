@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from isthmus.data.feature_scaling import Scaling
 from isthmus.errors import ConfigError
 from isthmus.federation.roles import Client
 from isthmus.methods.registry import Method
 from isthmus.methods.training import ModelClient, TrainConfig
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.graph_models import GraphModel
+from isthmus.nn.input_scale import InputScale, ScaleInput
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights
 
@@ -55,3 +57,17 @@ def plain_model(
 
         return to_pyg(model)
     return copy.deepcopy(model).eval()
+
+
+def of_raw_features(model: nn.Module, scaling: Scaling) -> nn.Module:
+    """The module for features as they are given, which it puts on the scale of the training first."""
+    if scaling.kind == "none":
+        return model
+    from isthmus.nn.to_pyg import PlainNet
+
+    scale = InputScale(scaling.kind, scaling.mean, scaling.deviation)
+    if isinstance(model, PlainNet):
+        model.scale = scale
+    else:
+        model.register_forward_pre_hook(ScaleInput(scale))
+    return model
