@@ -58,6 +58,14 @@ REFUSED = {
         "Report (embedding, model)": "hidden_from_server",
         "Evaluation (count, label statistic, metric)": 'scores = "together"',
     },
+    "fedstruct-private": {
+        "Queries (label statistic)": "hidden_from_others",
+        "Sums (embedding)": "hidden_from_others",
+    },
+    "fedstruct-server": {
+        "Subgraph (label statistic)": "hidden_from_server",
+        "Residuals (label statistic)": "hidden_from_server",
+    },
     "fedtad": {
         "Reliability (label statistic)": "hidden_from_server",
         "LocalModel (model)": "hidden_from_server",

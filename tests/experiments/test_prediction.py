@@ -132,7 +132,9 @@ def more_edges(cross: Any, pattern: torch.Tensor, **fields: torch.Tensor) -> Any
     return replace(cross, **{name: torch.cat([getattr(cross, name), added[name]]) for name in names})
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedlit", "fedgcn", "fedstruct", "fedpergnn", "hifgl"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedlit", "fedgcn", "fedstruct", "fedstruct-server", "fedpergnn", "hifgl"]
+)
 def test_a_twin_of_a_node_is_predicted_like_it(method: str, tmp_path: Path) -> None:
     """A new node with the features and the neighbours of an old one gets nearly its prediction, without training."""
     ((settings, _),) = [run for task, run in small_runs(method).items() if task == "node"]

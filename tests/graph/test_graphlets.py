@@ -1,4 +1,4 @@
-"""Graphlet degrees against a count of every induced subgraph (FedStruct spec 14, property 15)."""
+"""Graphlet degrees against a count of every induced subgraph (FedStruct spec, section 14: 15)."""
 
 from __future__ import annotations
 

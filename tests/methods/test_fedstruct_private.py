@@ -1,5 +1,5 @@
-"""FedStruct's private variant: the same mathematics (FedStruct spec 14, property 9), queries that are refused before a
-row of S can be computed (property 10), and the attacks it is against.
+"""FedStruct's private variant: the same mathematics (FedStruct spec, section 14: 9), queries that are refused before a
+row of S can be computed (section 14: 10), and the attacks it is against.
 """
 
 from __future__ import annotations

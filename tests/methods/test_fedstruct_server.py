@@ -1,4 +1,4 @@
-"""FedStruct with a server that knows the graph: gradients equal autograd (FedStruct spec 14, property 13), features are
+"""FedStruct with a server that knows the graph: gradients equal autograd (FedStruct spec, section 14: 13), features are
 those of the whole graph, and what the server sees is on the sheet.
 """
 
@@ -192,7 +192,6 @@ def test_graphlets_of_a_multigraph_are_refused() -> None:
         ({"nsf": "walk", "walk_steps": 300}, "nsf_dim must be above"),
         ({"walk_steps": 0}, "walk_steps must be at least 1"),
         ({"nsf": "struc2vec"}, "unknown value for nsf"),
-        ({"secure_sum": True}, "residuals"),
     ],
 )
 def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:

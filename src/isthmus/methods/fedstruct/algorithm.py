@@ -106,7 +106,7 @@ def power_round(state: ServerState, federation: Federation, config: FedStructCon
     """[Ah^l]^[i] at every client i from everybody's [Ah^{l-1}]; Abar^[i] += beta_l [Ah^l]^[i]. Round l of L_s."""
     power = state.power + 1
     kept = next_power(power, state.nodes, federation, config, PROTOCOLS[config.protocol])
-    return replace(state, power=power, kept=kept), {}
+    return replace(state, power=power, kept=kept if power <= config.structure_hops else state.kept), {}
 
 
 def nsf_round(state: ServerState, federation: Federation, config: FedStructConfig) -> tuple[ServerState, Log]:
@@ -416,7 +416,7 @@ def predict(state: ServerState, federation: Federation, config: FedStructConfig)
         federation.call(FedStructClient.forget_data)
         protocol = PROTOCOLS[config.protocol]
         nodes = protocol.setup(federation)
-        for power in range(1, config.structure_hops + 1):
+        for power in range(1, config.powers + 1):
             next_power(power, nodes, federation, config, protocol)
     if not config.learns_nsf:
         check_replicas(federation.exchange(FedStructClient.share_nsf, FedStructClient.take_nsf))
@@ -476,7 +476,7 @@ def script(config: FedStructConfig, view: View) -> Script:
 def predict_script(config: FedStructConfig, view: View) -> tuple[ScriptLine, ...]:
     """Calls of :func:`predict`: for data that are not those of the training all of setup, in one round."""
     protocol = PROTOCOLS[config.protocol].script(config, view)
-    every_power = [*protocol["powers"], *powers.script(config)] * config.structure_hops
+    every_power = [*protocol["powers"], *powers.script(config)] * config.powers
     shared = (
         (ask(FedStructClient.give_trained_nsf), ask(FedStructClient.give_new_nsf))
         if config.learns_nsf

@@ -36,6 +36,8 @@ class FedStructConfig(WeightedConfig):
             is given stay out of the way back; they train the feature branch alone.
         nsf: Structure feature: ``degree``, ``walk`` or ``hop2vec``.
         nsf_dim: d_s.
+        walk_steps: r, return probabilities of nsf=walk (FED*); not given = L_s, what the powers give anyway. More steps
+            need more powers (the paper's code has 50).
         form: HOP2VEC with the MLP g on top (``headed``, what the published numbers come from) or without (``direct``,
             the paper's Eq. 15).
         structure_hidden: Hidden widths of g.
@@ -59,6 +61,7 @@ class FedStructConfig(WeightedConfig):
     backbone: str = "dgcn"
     nsf: Literal["degree", "walk", "hop2vec"] = "hop2vec"
     nsf_dim: int = 256
+    walk_steps: int | None = None
     form: Literal["headed", "direct"] = "headed"
     structure_hidden: tuple[int, ...] = (256,)
     nsf_at: Literal["server", "clients"] = "server"
@@ -85,11 +88,10 @@ class FedStructConfig(WeightedConfig):
             raise ConfigError("fedstruct has no differential privacy: leave dp_clip out, or use fedsgd")
         if self.form == "direct" and self.nsf != "hop2vec":
             raise ConfigError(f"form=direct has no head to read nsf={self.nsf} with: use nsf=hop2vec, or form=headed")
-        if self.nsf == "walk" and self.nsf_dim <= self.structure_hops:
-            raise ConfigError(
-                f"nsf=walk has structure_hops={self.structure_hops} walk values and the degree: nsf_dim must be above "
-                "that"
-            )
+        if self.walk_steps is not None and self.walk_steps < 1:
+            raise ConfigError(f"walk_steps must be at least 1, got {self.walk_steps}")
+        if self.nsf == "walk" and self.nsf_dim <= self.steps:
+            raise ConfigError(f"nsf=walk has {self.steps} walk values and the degree: nsf_dim must be above that")
         if self.nsf_lr is not None and self.nsf_lr <= 0.0:
             raise ConfigError(f"nsf_lr must be above 0, got {self.nsf_lr}")
         if self.nsf_weight_decay is not None and self.nsf_weight_decay < 0.0:
@@ -133,6 +135,16 @@ class FedStructConfig(WeightedConfig):
     def power_weights(self) -> tuple[float, ...]:
         """beta_1 ... beta_Ls."""
         return self.betas or (0.0,) * (self.structure_hops - 1) + (1.0,)
+
+    @property
+    def steps(self) -> int:
+        """r, return probabilities of nsf=walk."""
+        return self.structure_hops if self.walk_steps is None else self.walk_steps
+
+    @property
+    def powers(self) -> int:
+        """Powers that are exchanged: L_s, or r where nsf=walk needs more."""
+        return max(self.structure_hops, self.steps) if self.nsf == "walk" else self.structure_hops
 
     @property
     def prunes(self) -> bool:

@@ -31,7 +31,7 @@ def phases(config: FedStructConfig) -> tuple[Phase, ...]:
         return (Phase("setup", streamed.setup_round, rounds=1, setup=True), Phase("train", streamed.train_round))
     return (
         Phase("setup", algorithm.setup_round, rounds=1, setup=True),
-        Phase("powers", algorithm.power_round, rounds=lambda config: int(config.structure_hops), setup=True),
+        Phase("powers", algorithm.power_round, rounds=lambda config: int(config.powers), setup=True),
         Phase("features", algorithm.nsf_round, rounds=1, setup=True),
         Phase("train", algorithm.train_round),
     )

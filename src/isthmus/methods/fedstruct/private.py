@@ -277,7 +277,7 @@ class PrivateClient(StructureClient):
         elif config.nsf == "degree":
             own = degree_feature(degrees(data), config.nsf_dim)
         else:
-            own = walk_feature(self.state.diagonal, degrees(data), config.nsf_dim)
+            own = walk_feature(self.state.diagonal[:, : config.steps], degrees(data), config.nsf_dim)
         place = torch.argsort(self.state.columns)  # rows of S in the order others address them
         guard = QueryGuard(config.queries, data.num_nodes, classes, own.shape[1])
         dense = {client: sp.csr_matrix(block_of(queries.rows)).toarray() for client, queries in sorted(mail.items())}
@@ -475,7 +475,7 @@ METHOD = register(
         init=init,
         phases=(
             Phase("setup", setup_round, rounds=1, setup=True),
-            Phase("powers", power_round, rounds=lambda config: int(config.structure_hops), setup=True),
+            Phase("powers", power_round, rounds=lambda config: int(config.powers), setup=True),
             Phase("queries", query_round, rounds=1, setup=True),
             Phase("train", train_round),
         ),

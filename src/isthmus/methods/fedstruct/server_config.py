@@ -86,9 +86,6 @@ class ServerGraphConfig(WeightedConfig):
                 raise ConfigError(f"{name} must be {'above' if name == 'nsf_lr' else 'at least'} 0, got {value}")
         self.walker  # noqa: B018 -- its settings are checked where they are used
 
-    def why_not_masked(self) -> str:
-        return "the server is sent every client's residuals" if self.gradients == "residuals" else ""
-
     @property
     def steps(self) -> int:
         """r, return probabilities of nsf=walk."""
