@@ -25,7 +25,7 @@ SPREADS: dict[str, str] = {
     "unstated": "standard deviation over runs, which kind the paper does not say (ours: population)",
 }
 PARTS = " / "
-_ABOUT = ("score", "unit", "skip", "memory", "use")
+_ABOUT = ("score", "unit", "skip", "use")
 """Keys of a label that are no settings of a run."""
 
 
@@ -40,6 +40,8 @@ class Gain:
 
     low: str
     high: Mapping[str, str]
+    without: tuple[str, ...] = ()
+    """Columns in which rows have settings of their own, so that a gain would mix them."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ def _table(paper: str, raw: Mapping[str, Any], entry: Mapping[str, Any]) -> Tabl
         runs=entry.get("runs", raw["runs"]),
         spread=spread,
         reference=entry.get("reference", raw.get("reference")) or None,
-        gain=None if gain is None else Gain(gain["low"], dict(gain.get("high", {}))),
+        gain=None if gain is None else Gain(gain["low"], dict(gain.get("high", {})), tuple(gain.get("except", ()))),
         columns=tuple(entry["columns"]),
         parts=tuple(entry.get("parts", ())),
         notes=tuple(_note(note) for note in entry.get("note", ())),
@@ -277,6 +279,7 @@ def _note(raw: Mapping[str, Any]) -> Note:
         (only,) if isinstance(only, str) else tuple(only),
         finding,
         raw.get("printed"),
+        raw.get("memory"),
         cause,
         shown_by,
     )
@@ -298,7 +301,7 @@ def _noted(cells: Sequence[Cell], notes: Iterable[Note], table: str) -> list[Cel
             chosen |= found
         if chosen:
             noted = [
-                replace(new, notes=(*new.notes, note)) if id(old) in chosen else new
+                replace(new, notes=(*new.notes, note), memory=note.memory or new.memory) if id(old) in chosen else new
                 for old, new in zip(cells, noted, strict=True)
             ]
     return noted
