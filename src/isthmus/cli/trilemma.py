@@ -172,6 +172,7 @@ def undominated(rows: Sequence[Mapping[str, Any]], audited: Mapping[str, Audited
 
 def tradeoff_table(document: Mapping[str, Any], audited: Mapping[str, Audited]) -> Table:
     """Score, bytes and what each adversary recovered."""
+    from isthmus.api.compare import equal_rows
     from isthmus.api.progress import size
     from isthmus.api.table import Cell, Table, counted, scored
     from isthmus.cli.recovered_share import ADVERSARIES
@@ -203,6 +204,7 @@ def tradeoff_table(document: Mapping[str, Any], audited: Mapping[str, Audited]) 
         MEANING.format(rounds=document["audit_rounds"]),
         "Not dominated: no other method has at least its score with at most its bytes and its largest recovered share.",
     ]
+    notes += equal_rows(document["methods"])
     if document["refused"]:
         listed = "; ".join(f"{name} ({why})" for name, why in document["refused"].items())
         notes.append(f"Do not take this scenario: {listed}.")

@@ -25,6 +25,7 @@ SPREADS: dict[str, str] = {
     "unstated": "standard deviation over runs, which kind the paper does not say (ours: population)",
 }
 PARTS = " / "
+PLOTS = ("lines", "bars", "curves", "clients")
 _ABOUT = ("score", "unit", "skip", "use")
 """Keys of a label that are no settings of a run."""
 
@@ -45,6 +46,22 @@ class Gain:
 
 
 @dataclass(frozen=True)
+class Plot:
+    """How a table is drawn (`isthmus.papers.figures`); ``cells`` are those a plot of curves takes, all if empty."""
+
+    kind: str
+    x: str
+    axis: str
+    claim: str
+    holds: tuple[str, ...] = ()
+    cells: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in PLOTS or self.x not in ("rows", "columns"):
+            raise DataError(f"a plot is {', '.join(PLOTS)} over rows or columns, not {self.kind} over {self.x}")
+
+
+@dataclass(frozen=True)
 class Table:
     """One published table or figure."""
 
@@ -53,6 +70,7 @@ class Table:
     aliases: tuple[str, ...]
     title: str
     figure: bool
+    plot: Plot | None
     ours: bool
     """A check of our own, not a table of the paper."""
     runs: int
@@ -192,6 +210,7 @@ def _table(paper: str, raw: Mapping[str, Any], entry: Mapping[str, Any]) -> Tabl
         aliases=tuple(entry.get("alias", ())),
         title=entry["title"],
         figure=entry.get("figure", False),
+        plot=_plot(entry.get("plot")),
         ours=entry.get("ours", False),
         runs=entry.get("runs", raw["runs"]),
         spread=spread,
@@ -214,6 +233,19 @@ def _table(paper: str, raw: Mapping[str, Any], entry: Mapping[str, Any]) -> Tabl
         if row is not None and row not in table.rows and (row == entry.get("reference") or table.gain is not None):
             raise DataError(f"table {key} has no row {row!r} to refer to")
     return table
+
+
+def _plot(raw: Mapping[str, Any] | None) -> Plot | None:
+    if raw is None:
+        return None
+    return Plot(
+        raw.get("kind", "lines"),
+        raw.get("x", "columns"),
+        raw.get("axis", ""),
+        raw["claim"],
+        tuple(raw.get("holds", ())),
+        tuple(raw.get("cells", ())),
+    )
 
 
 def _cells(
