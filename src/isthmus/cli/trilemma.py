@@ -202,7 +202,8 @@ def tradeoff_table(document: Mapping[str, Any], audited: Mapping[str, Audited]) 
         f"score: {'; '.join(rules)}. ± over seeds, population; the same seeds and partitions for all. Bytes of one "
         "whole run, evaluation not counted.",
         MEANING.format(rounds=document["audit_rounds"]),
-        "Not dominated: no other method has at least its score with at most its bytes and its largest recovered share.",
+        "Not dominated: no other method has at least its score with at most its bytes and its largest recovered share. "
+        "What was not tried counts as nothing recovered, so a method may be among them for want of an attack.",
     ]
     notes += equal_rows(document["methods"])
     if document["refused"]:
