@@ -328,20 +328,35 @@ def compare_methods(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]
 
 def ran_with(results: Sequence[Mapping[str, Any]]) -> str:
     """What ran, in words: preset and variant, profile, backbone, rounds; several where seeds chose differently."""
-    told = dict.fromkeys(_ran(result) for result in results)
-    return " | ".join(told)
+    rounds = sorted(int(result["rounds"]) for result in results if result.get("rounds") is not None)
+    told = " | ".join(dict.fromkeys(_ran(result) for result in results))
+    if not rounds:
+        return told
+    return f"{told}, {rounds[0]}{f' to {rounds[-1]}' if rounds[-1] > rounds[0] else ''} rounds"
 
 
 def _ran(result: Mapping[str, Any]) -> str:
     variant = result.get("variant")
     preset = f"{result.get('preset')}{f'/{variant}' if variant not in (None, 'none') else ''}"
-    profile = ", as the reference code" if result.get("profile") == "reference" else ""
+    profile = " as the reference code" if result.get("profile") == "reference" else ""
     try:
-        method = read_run(Path(result["run_dir"])).settings.get("method", {})
+        backbone = read_run(Path(result["run_dir"])).settings.get("method", {}).get("backbone")
     except (DataError, KeyError):
-        method = {}
-    known = [str(method[key]) for key in ("backbone",) if key in method]
-    return ", ".join([f"{preset}{profile}", *known, f"{result.get('rounds')} rounds"])
+        backbone = None
+    return f"{preset}{profile}{'' if backbone is None else f', {backbone}'}"
+
+
+def equal_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Methods that scored the same on every seed: what tells them apart did nothing here."""
+    groups: dict[tuple[float, ...], list[str]] = {}
+    for row in rows:
+        if row["seeds"] and all(score is not None for score in row["scores"]):
+            groups.setdefault((*row["seeds"], *row["scores"]), []).append(row["method"])
+    return [
+        f"{', '.join(names)} scored the same on every seed: what tells them apart did nothing here."
+        for names in groups.values()
+        if len(names) > 1
+    ]
 
 
 def _client_stds(results: Sequence[Mapping[str, Any]]) -> float | None:
@@ -491,4 +506,5 @@ def _table(document: Mapping[str, Any]) -> Table:
         )
     if gained:
         notes.append(gain_rules(gained))
+    notes += equal_rows(document["methods"])
     return Table(title, headings, tuple(lines), tuple(notes), frozenset({"score", paired, "test pooled"}))

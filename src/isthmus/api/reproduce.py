@@ -35,6 +35,7 @@ from isthmus.papers import (
 from isthmus.papers import tables as published_tables
 from isthmus.papers.counts import BEGIN, END, Counts, count, counts_table
 from isthmus.papers.earlier import Numbers, without_seed
+from isthmus.papers.figures import draw
 from isthmus.papers.judge import Earlier
 from isthmus.papers.page import difference_text, ours_text, paired_text, published_text, write_page
 from isthmus.papers.records import curve_of
@@ -284,7 +285,12 @@ class Reproduction:
             )
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(write_page(paper, tables, list(runs.values())))
+            figures = every.draw(tables, folder / FIGURES)
+            path.write_text(
+                write_page(
+                    paper, tables, list(runs.values()), {key: f"{FIGURES}/{file}" for key, file in figures.items()}
+                )
+            )
             if runs:
                 records = {name: record_of(name, each, curve_of(self.out / name)) for name, each in runs.items()}
                 if unused := sorted(self.records.keys() - records.keys()):  # the settings of their rows have changed
@@ -294,6 +300,24 @@ class Reproduction:
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}; choose another folder") from None
         return path
+
+    def draw(self, compared: Sequence[tuple[Table, Sequence[Comparison]]], folder: Path) -> dict[str, str]:
+        """Draw what can be drawn, one SVG per table; returns the files' names by table."""
+        drawn: dict[str, str] = {}
+        for table, rows in compared:
+            picture = draw(table, rows, self.with_curves)
+            if picture is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+                drawn[table.key] = f"{table.paper}-{table.key}.svg"
+                (folder / drawn[table.key]).write_text(picture)
+        return drawn
+
+    def with_curves(self, cell: Cell) -> dict[int, Mapping[str, Any]]:
+        """Results of a cell with their small curves."""
+        return {
+            seed: {**result, "curve": curve_of(self.out / Path(result["run_dir"]).name) or result.get("curve")}
+            for seed, result in self.results(cell).items()
+        }
 
     def raise_failure(self, comparisons: Sequence[Comparison]) -> None:
         """Exit 4 if a run failed, 3 if a folder is damaged or nothing could be run for lack of data, 2 if nothing here
@@ -325,6 +349,7 @@ def find_cell(paper: str, table: str, name: str) -> tuple[Table, Cell] | None:
 
 
 COUNTS = "counts.json"
+FIGURES = "figures"
 
 
 def write_counts(folder: Path, paper: str, found: Counts) -> None:

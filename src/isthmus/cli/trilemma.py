@@ -172,6 +172,7 @@ def undominated(rows: Sequence[Mapping[str, Any]], audited: Mapping[str, Audited
 
 def tradeoff_table(document: Mapping[str, Any], audited: Mapping[str, Audited]) -> Table:
     """Score, bytes and what each adversary recovered."""
+    from isthmus.api.compare import equal_rows
     from isthmus.api.progress import size
     from isthmus.api.table import Cell, Table, counted, scored
     from isthmus.cli.recovered_share import ADVERSARIES
@@ -201,8 +202,10 @@ def tradeoff_table(document: Mapping[str, Any], audited: Mapping[str, Audited]) 
         f"score: {'; '.join(rules)}. ± over seeds, population; the same seeds and partitions for all. Bytes of one "
         "whole run, evaluation not counted.",
         MEANING.format(rounds=document["audit_rounds"]),
-        "Not dominated: no other method has at least its score with at most its bytes and its largest recovered share.",
+        "Not dominated: no other method has at least its score with at most its bytes and its largest recovered share. "
+        "What was not tried counts as nothing recovered, so a method may be among them for want of an attack.",
     ]
+    notes += equal_rows(document["methods"])
     if document["refused"]:
         listed = "; ".join(f"{name} ({why})" for name, why in document["refused"].items())
         notes.append(f"Do not take this scenario: {listed}.")

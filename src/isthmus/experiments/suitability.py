@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from isthmus.data.node_data import NodeData
+from isthmus.methods.fedprox import FedProxConfig
 from isthmus.methods.registry import Method
 from isthmus.methods.training import drops_nothing
 
@@ -26,7 +27,13 @@ def idle_settings(config: Any, given: Collection[str], task: str) -> list[str]:
         ("structure_hidden", getattr(config, "form", "headed") == "direct", "form=direct has no head"),
         ("dropout", task == "node" and drops_nothing(config), "the model has no hidden layer that is dropped"),
     ]
-    return [f"{key} changes nothing here: {why}" for key, idle, why in rules if key in given and idle]
+    found = [f"{key} changes nothing here: {why}" for key, idle, why in rules if key in given and idle]
+    if isinstance(config, FedProxConfig) and config.local_epochs == 1 and task == "node":
+        found.append(
+            "with one local step from the common weights the proximal term is zero and fedprox is fedavg: set "
+            "local_epochs=2 or more"
+        )
+    return found
 
 
 def shortcomings(method: Method, parts: Mapping[str, Any], backbone: str | None = None) -> list[str]:

@@ -82,6 +82,7 @@ class Note:
         only: Words a cell must match, or several such texts of which it must match one; none = a remark on the whole
             table.
         finding: True for what our own runs showed, False for what is known of the published number.
+        memory: GB that a run of these cells took, where that is more than a usual machine has.
         cause: Why these cells lie off, where the finding says so: ``shown`` by runs that change one thing and close the
             gap, or ``guessed``.
         shown_by: Of a shown cause, the cell whose runs close the gap, ``TABLE / CELL`` with {row}, {column} and {part}
@@ -93,6 +94,7 @@ class Note:
     only: tuple[str, ...] = ()
     finding: bool = False
     printed: str | None = None
+    memory: float | None = None
     cause: Literal["", "shown", "guessed"] = ""
     shown_by: str = ""
 
@@ -117,7 +119,7 @@ class Cell:
         score: Key of ``result.json`` that is compared; ``facts.eps_p`` is a key of its ``facts``.
         unit: Of both numbers. Only accuracies are judged.
         skip: Why it is not run at all.
-        memory: GB a run of it took, where that is more than a usual machine has.
+        memory: GB that a run of it took, where a note says so.
         notes: Those that name this cell.
     """
 

@@ -316,7 +316,7 @@ def _paired(table: Table, cell: Cell, values: Callable[[Cell], Mapping[int, floa
 
 def _gain(table: Table, cell: Cell, values: Callable[[Cell], Mapping[int, float]]) -> float | None:
     """The bracketed number, ours."""
-    if table.gain is None:
+    if table.gain is None or cell.column in table.gain.without:
         return None
 
     names = [cell.row, table.gain.low]

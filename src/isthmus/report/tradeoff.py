@@ -29,7 +29,7 @@ class Point:
 
 
 def tradeoff_figure(points: Sequence[Point], adversary: str) -> Figure:
-    """Score against bytes; the darker a mark, the more this adversary recovers. Hollow marks were not attacked."""
+    """Score against bytes; the darker a mark, the more this adversary recovers. Diamonds were not attacked."""
     shares = [point.recovered.get(adversary) for point in points]
     hover = [
         f"<b>{label(point.method)}</b> ({label(point.ran, 80)})<br>{100 * point.score:.2f} %"
@@ -61,7 +61,7 @@ def tradeoff_figure(points: Sequence[Point], adversary: str) -> Figure:
             "cmax": 100,
             "colorscale": [[0, "@heat0"], [0.5, "@heat1"], [1, "@heat2"]],
             "line": {"color": "@ink", "width": 1},
-            "symbol": ["circle-open" if point.failed else "circle" for point in points],
+            "symbol": ["diamond" if point.failed else "circle" for point in points],
             "colorbar": {
                 "title": {"text": "recovered, %", "font": {"color": "@muted", "size": 12}},
                 "thickness": 10,
@@ -115,5 +115,5 @@ def write_tradeoff(
 def _caption(adversary: str) -> str:
     return (
         f"Every mark is a method: upwards more accurate, to the left fewer bytes, darker where the {adversary} "
-        "recovers more. Hover for the attack that recovers most. Rings were not attacked."
+        "recovers more. Hover for the attack that recovers most. Diamonds were not attacked."
     )
