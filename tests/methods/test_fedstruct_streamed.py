@@ -22,7 +22,7 @@ from isthmus.experiments.config import resolve
 from isthmus.experiments.run import SimulatedRun
 from isthmus.federation.interface import Failure, QuorumError
 from isthmus.federation.session import Session
-from isthmus.graph.determined import determined
+from isthmus.privacy.determined import determined
 from isthmus.graph.normalise import row_norm
 from isthmus.methods.fedstruct import streamed
 from isthmus.methods.fedstruct.streamed_client import KEPT_VALUES, StreamedClient
