@@ -29,13 +29,19 @@ from isthmus.methods.fedstruct.config import FedStructConfig
 from isthmus.methods.fedstruct.streamed import agree
 from isthmus.methods.fedstruct.streamed_client import StreamedClient
 from isthmus.methods.fedstruct.streamed_hops import Hop, Start
-from isthmus.privacy.attacks.hop_sums import SumsOfHops, edges_by_regression, labels_from_first_hop_back
+from isthmus.privacy.attacks.hop_sums import (
+    SumsOfHops,
+    edges_by_regression,
+    labels_from_first_hop_back,
+    single_residuals,
+)
 from isthmus.seeds import Stream
 
 ROUNDS = 8
 """Rounds that an attacker looks at: draws of dropout with the same model."""
 MOST_EXPOSED = 2000
 """Exposed nodes of one client up to which edges between them are fitted."""
+COUNTS = ("exposed", "neighbours", "claimed", "correct", "of", "labels", "right", "training", "slots", "slots right")
 Told = tuple[str, str, str, str, dict[str, float]]
 
 
@@ -58,7 +64,7 @@ def hop_sums(folder: RunFolder, settings: Settings, parts: Mapping[PartyId, Node
     played = _played(folder, settings, parts)
     if played is None:
         return
-    found = dict.fromkeys(("exposed", "neighbours", "claimed", "correct", "of", "labels", "right", "training"), 0)
+    found = dict.fromkeys(COUNTS, 0)
     for data in parts.values():
         _attack(data, parts, played, settings.secure, found)
     how = "sums over senders" if settings.secure else "sums of each sender"
@@ -86,8 +92,10 @@ def hop_sums(folder: RunFolder, settings: Settings, parts: Mapping[PartyId, Node
         "client",
         f"Backward, first hop: {how}",
         f"read: {found['labels']} labels of adjacent training nodes, {found['right']} of them right (of "
-        f"{found['training']})",
-        {"claimed": found["labels"], "correct": found["right"], "of": found["training"]},
+        f"{found['training']}); {found['slots']} sums look like one node's residual, and for {found['slots right']} of "
+        "them some foreign neighbour has that label",
+        {"claimed": found["labels"], "correct": found["right"], "of": found["training"]}
+        | {"slots": found["slots"], "slots_right": found["slots right"]},
     )
 
 
@@ -175,6 +183,10 @@ def _attack(
         alone, labels = labels_from_first_hop_back(sums, sums.edges @ played.start_back[sums.nodes])
         found["labels"] += int((labels.labels >= 0).sum())
         found["right"] += int(((labels.labels >= 0) & (labels.labels == classes[alone])).sum())
+        single = single_residuals(sums.edges @ played.start_back[sums.nodes])
+        around = (classes[sums.nodes][None, :] == single.labels[:, None]) & (sums.edges.toarray() > 0)
+        found["slots"] += int(single.certain.sum())
+        found["slots right"] += int((single.certain & around.any(axis=1)).sum())
 
 
 def _sums_of(data: NodeData, position: Mapping[int, int], *, outgoing: bool, by_sender: bool) -> list[SumsOfHops]:

@@ -98,9 +98,13 @@ def labels_from_first_hop_back(sums: SumsOfHops, first: Reals) -> tuple[NDArray[
     Args:
         first: (s, c), what the first hop of the way back brought.
     """
-    return sums.nodes[sums.exposed], labels_from_signs(_cleaned(sums.solved(first)))
+    values, noise = sums.solved(first), 1e-5 * float(np.abs(first).max(initial=0.0))
+    return sums.nodes[sums.exposed], labels_from_signs(np.where(np.abs(values) > noise, values, 0.0))
 
 
-def _cleaned(rows: Reals) -> Reals:
-    """Rounding of zeros away."""
-    return np.where(np.abs(rows) > 1e-6 * max(float(np.abs(rows).max(initial=0.0)), 1e-300), rows, 0.0)
+def single_residuals(first: Reals) -> Labels:
+    """Slots whose sum looks like one training node's residual: the label of one of the slot's foreign neighbours, of
+    which is not known.
+    """
+    noise = 1e-5 * float(np.abs(first).max(initial=0.0))
+    return labels_from_signs(np.where(np.abs(first) > noise, first, 0.0))
