@@ -16,17 +16,23 @@ from fedstruct_helpers import experiment as any_experiment
 from fedstruct_helpers import graph, states, walk
 from torch import Tensor
 
+import isthmus
+from isthmus.cli.recover_streamed import hop_sums
 from isthmus.data.scenario import Scenario
 from isthmus.errors import ConfigError, DataError, RunError
-from isthmus.experiments.config import resolve
+from isthmus.experiments.config import Settings, resolve, settings_from_toml
+from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.run import SimulatedRun
+from isthmus.experiments.scenarios import parts_for, scenario_of
+from isthmus.federation.audit import LABELS, NEIGHBOURS, SOLVING
 from isthmus.federation.interface import Failure, QuorumError
 from isthmus.federation.session import Session
-from isthmus.graph.determined import determined
 from isthmus.graph.normalise import row_norm
 from isthmus.methods.fedstruct import streamed
 from isthmus.methods.fedstruct.streamed_client import KEPT_VALUES, StreamedClient
 from isthmus.methods.fedstruct.streamed_hops import Hop, Start
+from isthmus.privacy.attacks.hop_sums import SumsOfHops, edges_by_regression
+from isthmus.privacy.determined import determined
 from isthmus.tensors import Weights
 from isthmus.testing import check_method
 
@@ -382,3 +388,67 @@ def test_determined_unknowns_by_peeling_and_by_rank() -> None:
     )
     assert determined(matrix).tolist() == [True, True, True, True, False, False]
     assert determined(sp.csr_matrix((0, 3))).tolist() == [False] * 3
+
+
+# -- what the sums tell
+# ----------------------------------------------------------------------------------------
+
+
+def trained(folder: Path, **settings: Any) -> tuple[Settings, dict[str, dict[str, float]]]:
+    """A small run on a generated graph, and what its clients could read, by attack."""
+    given = {"dataset": "csbm:nodes=120,classes=3,features=8,degree=3", "clients": 4, "rounds": 2, "split": "50/20/30"}
+    given |= {
+        "seed": 1,
+        "preset": "fedstruct",
+        "structure_hops": 4,
+        "nsf_dim": 8,
+        "structure_hidden": (6,),
+        "loss": "ce",
+    }
+    given |= {"dropout": 0.0, "precision": "float64", **settings}
+    isthmus.run("fedstruct", **given, out=folder)
+    settings_ = settings_from_toml(RunFolder(folder).config)
+    parts = parts_for(settings_, scenario_of(settings_))
+    return settings_, {told[0]: told[4] for told in hop_sums(RunFolder(folder), settings_, parts)}
+
+
+def test_single_values_edges_and_labels_that_sums_tell(tmp_path: Path) -> None:
+    masked = trained(tmp_path / "masked", secure_sum=True)[1]
+    plain = trained(tmp_path / "plain", execution="each")[1]
+    assert 0 < masked[SOLVING]["exposed"] < plain[SOLVING]["exposed"] <= plain[SOLVING]["of"]
+    assert masked[LABELS]["claimed"] == masked[LABELS]["correct"] > 0, "a residual is negative at its label alone"
+    assert masked[LABELS]["claimed"] < plain[LABELS]["claimed"] == plain[LABELS]["correct"]
+    assert masked[NEIGHBOURS]["recall"] <= plain[NEIGHBOURS]["recall"]
+    assert masked[LABELS]["slots"] >= masked[LABELS]["slots_right"] > 0
+
+
+def test_withheld_labels_cannot_be_read_at_single_nodes(tmp_path: Path) -> None:
+    settings, told = trained(tmp_path / "r", secure_sum=True, withhold_exposed=True)
+    assert told[SOLVING]["exposed"] > 0 and told[LABELS]["of"] > 0
+    assert told[LABELS]["claimed"] == 0
+    assert settings.method_config.withhold_exposed
+
+
+def test_regression_finds_edges_between_exposed_nodes() -> None:
+    """Five nodes whose values are all known: every edge, and no other."""
+    adjacency = np.array(
+        [[0, 1, 0, 0, 1], [1, 0, 1, 0, 0], [0, 1, 0, 1, 0], [0, 0, 1, 0, 0], [1, 0, 0, 0, 0]], dtype=float
+    )
+    walk_matrix = adjacency + np.eye(5)
+    walk_matrix /= walk_matrix.sum(1, keepdims=True)
+    rng = np.random.default_rng(0)
+    before, after = [], []
+    for _ in range(6):
+        value = rng.normal(size=(5, 3))
+        before.append(value)
+        after.append(walk_matrix @ value)
+    assert np.array_equal(edges_by_regression(after, before, before), adjacency > 0)
+
+
+def test_solved_values_are_the_true_ones() -> None:
+    rng = np.random.default_rng(1)
+    edges, values = sp.csr_matrix(rng.random((9, 12)) < 0.18, dtype=float), rng.normal(size=(12, 3))
+    sums = SumsOfHops(edges, np.arange(12))
+    exposed = sums.exposed
+    assert 0 < exposed.sum() < 12
+    np.testing.assert_allclose(sums.solved(edges @ values), values[exposed], atol=1e-10)

@@ -43,6 +43,7 @@ from isthmus.errors import ConfigError, unknown
 from isthmus.experiments.config import RunConfig, Settings
 from isthmus.experiments.config_values import coerce, read_toml
 from isthmus.experiments.scenarios import build
+from isthmus.methods.training import TrainConfig
 
 logger = logging.getLogger(__name__)
 
@@ -140,6 +141,10 @@ class SiteSettings:
         """Raise unless this organisation takes part in such a run; the error names what differs."""
         check_kind(settings)
         if self.share is None:
+            config = settings.method_config
+            why = config.why_not_unmasked() if isinstance(config, TrainConfig) and not settings.secure else ""
+            if why:
+                raise ConfigError(why)
             self.offer().check_data(settings, self.path.name)
 
     def trial_part(self) -> NodeData | GraphSetData:

@@ -112,6 +112,10 @@ class TrainConfig:
         """Why these settings cannot go with secure sums; empty where they can."""
         return ""
 
+    def why_not_unmasked(self) -> str:
+        """Why organisations do not run these settings without secure sums; empty where they may."""
+        return ""
+
     def check_clients(self, view: View) -> None:
         """Refuse settings that these clients cannot have."""
 

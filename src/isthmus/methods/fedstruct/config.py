@@ -122,6 +122,14 @@ class FedStructConfig(WeightedConfig):
     def streamed(self) -> bool:
         return self.protocol == "streamed"
 
+    def why_not_unmasked(self) -> str:
+        if not self.streamed:
+            return super().why_not_unmasked()
+        return (
+            "protocol=streamed sends sums of every hop, which sender by sender tell the values of most foreign "
+            "neighbours: set secure_sum=true (three clients or more)"
+        )
+
     @property
     def one_by_one(self) -> bool:
         return super().one_by_one or self.forward_noise > 0.0

@@ -16,7 +16,6 @@ from isthmus.data.node_data import NodeData
 from isthmus.errors import RunError
 from isthmus.federation.messages import PartyId
 from isthmus.federation.roles import Cohort, handler
-from isthmus.graph.determined import determined
 from isthmus.graph.powers import as_csr
 from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.fedstruct.algorithm import step_nsf, step_theta
@@ -49,6 +48,7 @@ from isthmus.nn.loss import Shifted, get_loss
 from isthmus.nn.optim import OptimizerState, fresh_state
 from isthmus.nn.sparse import Sparse, canonical
 from isthmus.nn.structure import Group, Pass, Reach
+from isthmus.privacy.determined import determined
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights, get_weights, scaled
 
