@@ -31,6 +31,7 @@ from isthmus.cli import (
     stop,
     submit,
     sweep,
+    watch,
 )
 from isthmus.errors import IsthmusError
 
@@ -69,6 +70,7 @@ for module in (
     reproduce,
     sweep,
     report,
+    watch,
     disclose,
     audit,
     link,
