@@ -144,7 +144,14 @@ class _Page:
             )
         notes = [f"Left out: <code>{esc(entry.path)}</code>: {esc(entry.reason)}." for entry in self.left_out]
         runs = [run for _, groups in self.sections for group in groups for run in group.runs]
-        notes += [f"Note: <code>{esc(run.path)}</code>: {esc('; '.join(run.notes))}." for run in runs if run.notes]
+        told: dict[str, list[Run]] = {}
+        for run in runs:
+            for note in run.notes:
+                told.setdefault(note.partition("; ")[0], []).append(run)
+        for note, about in told.items():  # what many runs have in common is said once
+            names = words.listing([str(run.path) for run in about], limit=3)
+            full = note if len(about) > 1 else next(one for one in about[0].notes if one.startswith(note))
+            notes.append(f"Note: <code>{esc(names)}</code>: {esc(full)}.")
         if notes:
             built.append('<ul class="notes">' + "".join(f"<li>{note}</li>" for note in notes) + "</ul>")
         built.append(
