@@ -31,8 +31,8 @@ def command(
     accounts: Annotated[int, typer.Option(help="Accounts in the sample.", min=300)] = 3000,
     rounds: Annotated[int, typer.Option(help="Rounds per method.", min=1)] = ROUNDS,
 ) -> None:
-    """Five banks look for money laundering: Local, FedAvg, the five systems and Central on the same accounts, splits and
-    score; table, report, and the predictions of one bank for its accounts.
+    """Five banks look for money laundering: Local, FedAvg, the five systems and Central on the same accounts, splits
+    and score; table, report, and the predictions of one bank for its accounts.
     """
     from isthmus.experiments.config import resolve
     from isthmus.experiments.run import start
@@ -56,7 +56,7 @@ def command(
     report = write_report(folders, target / "report.html")
     _predict(results, target)
     print(f"\nreport: {report.resolve()}")
-    print(f"time: {time.monotonic() - begun:.0f} s. Look closer: isthmus audit {target / 'fedggr-s0'}")
+    print(f"time: {time.monotonic() - begun:.0f} s. Look closer: isthmus audit {target}/fedggr-s0")
 
 
 def _scenario(target: Path, accounts: int) -> tuple[dict[str, Any], str]:
@@ -69,8 +69,8 @@ def _scenario(target: Path, accounts: int) -> tuple[dict[str, Any], str]:
     except DataError:
         name = GENERATED.replace("3000", str(accounts))
         told = (
-            f"Data: {name}, generated: five banks, {accounts} accounts, rings of launderers across them (AMLSim's files "
-            "are not here, see docs/data.md). What it shows holds for these data only."
+            f"Data: {name}, generated: five banks, {accounts} accounts, rings of launderers across them (AMLSim's "
+            "files are not here, see docs/data.md). What it shows holds for these data only."
         )
         return {"dataset": name, "clients": 5, "split": "stratified:40/20/40", "metric": "auprc"}, told
     import torch
@@ -81,8 +81,8 @@ def _scenario(target: Path, accounts: int) -> tuple[dict[str, Any], str]:
     fraud, arcs = int(data.y.sum()), data.edge_index.shape[1]
     told = (
         f"Data: a sample of AMLSim ({file}): {data.num_nodes} accounts ({fraud} in laundering rings), {arcs} pairs of "
-        "payer and payee.\nAMLSim names no banks: accounts are dealt to five at random, so most transfers cross. A ring "
-        "is in one part of the split only."
+        "payer and payee.\nAMLSim names no banks: accounts are dealt to five at random, so most transfers cross. A "
+        "ring is in one part of the split only."
     )
     name = str(file) if file.is_absolute() else f"./{file}"
     return {"dataset": name, "split": "group:ring:40/20/40", "metric": "auprc"}, told
@@ -145,7 +145,8 @@ def _predict(results: Mapping[str, Sequence[Mapping[str, Any]]], target: Path) -
     write_predictions({bank: found}, file)
     suspicion = found.probability[:, 1]
     order = suspicion.argsort(descending=True)[:5].tolist()
-    print(f"\nPredictions of {bank} for its {len(found)} test accounts ({file}), by {method}, best on validation, seed 0:")
+    print(f"\nPredictions of {bank} for its {len(found)} test accounts ({file})")
+    print(f"by {method}, the federated method that is best on validation, seed 0; the most suspicious five:")
     print_table(
         ("account", "suspicion", "in a ring"),
         [(str(found.id[at]), f"{float(suspicion[at]):.3f}", "yes" if int(found.label[at]) else "no") for at in order],

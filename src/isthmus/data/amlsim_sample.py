@@ -1,4 +1,4 @@
-"""A sample of AMLSim small enough for a demonstration: whole laundering rings, the accounts they deal with, five banks."""
+"""A sample of AMLSim small enough for a demonstration: whole laundering rings, accounts they deal with, five banks."""
 
 from __future__ import annotations
 
