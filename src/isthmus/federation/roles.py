@@ -174,8 +174,11 @@ class Cohort(Generic[ClientT]):
 
     It takes the clients' requests (one message, or a list of them) and returns a
     :class:`~isthmus.federation.interface.Stacked` message. While a cohort works, it owns the clients' state:
-    :meth:`load` takes it over, :meth:`store` gives it back.
+    :meth:`load` takes it over, :meth:`store` gives it back. Behind masks each row of the stack is masked by the client
+    it belongs to; handlers in ``only_totals`` make no rows that are anybody's own, so there they run at each client.
     """
+
+    only_totals: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, clients: Sequence[ClientT]) -> None:
         self.clients = clients

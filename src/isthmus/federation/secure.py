@@ -30,7 +30,7 @@ from torch import Tensor
 from isthmus.errors import IsthmusError, ProtocolError
 from isthmus.federation.messages import Ciphertext, Count, Identifier, Message, PartyId, Share, Structure
 from isthmus.federation.schema import Json, Sink, Source, schema
-from isthmus.privacy.flatten import Leaf, LeafTemplate, decode_leaves, template_of_leaves
+from isthmus.privacy.flatten import Leaf, LeafTemplate, WordRows, decode_leaves, template_of_leaves
 from isthmus.privacy.masks import CHECK_WORDS, SumParty, SumRoster, SumServer, SumTag
 from isthmus.privacy.sparse import announce, place, union_support
 
@@ -100,6 +100,11 @@ class MaskOrder:
     tag: SumTag
     supports: tuple[Tensor, ...] | None = None
 
+    def seen_by(self, party: PartyId) -> MaskOrder:
+        """The same order with no other keys than this party needs."""
+        roster = self.roster.seen_by(party)
+        return self if roster is self.roster else MaskOrder(roster, self.tag, self.supports)
+
 
 @dataclass(frozen=True)
 class MailOrder:
@@ -114,7 +119,7 @@ class MailOrder:
     orders: Mapping[PartyId, MaskOrder] | None = None
 
 
-def mask_reply(party: SumParty, reply: Message, order: MaskOrder) -> Masked:
+def mask_reply(party: SumParty, reply: Message, order: MaskOrder, rows: WordRows | None = None) -> Masked:
     """The numbers of a reply, masked. Texts, bytes and bools have no masked sum and are refused; so are sparse matrices
     without support.
     """
@@ -125,8 +130,8 @@ def mask_reply(party: SumParty, reply: Message, order: MaskOrder) -> Masked:
     leaves: list[Leaf] = [*tensors, *sink.floats, *sink.integers]
     counts = [len(tensors), len(sink.floats), len(sink.integers)]
     layout = {"tree": tree, "leaves": template_of_leaves(leaves).to_json(), "counts": counts}
-    words = party.mask(leaves, order.roster, order.tag)
-    return Masked(torch.from_numpy(words.view(np.int64).copy()), json.dumps(layout, separators=(",", ":")))
+    words = party.mask(leaves, order.roster, order.tag, rows=rows)
+    return Masked(torch.from_numpy(words.view(np.int64)), json.dumps(layout, separators=(",", ":")))
 
 
 def unmask(replies: Mapping[PartyId, Masked], order: MaskOrder, reply: type[Message]) -> Message:
