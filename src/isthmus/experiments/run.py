@@ -370,7 +370,7 @@ class SimulatedRun(RunDriver):
             settings.method_config,
             Stream(run.seed, ("party",)),
             wire=run.wire,
-            cohort=run.execution != "each" and not (run.wire or run.secure_sum or run.transcript),
+            cohort=run.execution != "each" and not (run.wire or run.transcript),
             **(engine_options if engine is not None else run.engine_options),
         )
         try:

@@ -176,7 +176,11 @@ class Cohort(Generic[ClientT]):
     :class:`~isthmus.federation.interface.Stacked` message. A method named like a handler that sends summed mail stands
     for the whole exchange, delivery included, and returns :class:`~isthmus.federation.interface.Exchanged`. While a
     cohort works, it owns the clients' state: :meth:`load` takes it over, :meth:`store` gives it back.
+    Behind masks each row of the stack is masked by the client it belongs to; handlers in ``only_totals`` make no rows
+    that are anybody's own, so there they run at each client.
     """
+
+    only_totals: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, clients: Sequence[ClientT]) -> None:
         self.clients = clients
