@@ -58,6 +58,7 @@ REFUSED = {
         "Report (embedding, model)": "hidden_from_server",
         "Evaluation (count, label statistic, metric)": 'scores = "together"',
     },
+    "fedsageplus": {"Generated (embedding)": "hidden_from_others"},
     "fedstruct-private": {
         "Queries (label statistic)": "hidden_from_others",
         "Sums (embedding)": "hidden_from_others",
@@ -167,7 +168,7 @@ def test_without_a_policy_nothing_is_refused(method: str) -> None:
         (
             {"hidden_from_server": ("structure",)},
             "fedstruct",
-            {"secure_sum": False},
+            {"secure_sum": False, "protocol": "hardened"},
             VIEW,
             "fedstruct shows the server Kept (structure) of single clients, which hidden_from_server forbids: set "
             "secure_sum = true",
@@ -177,7 +178,7 @@ def test_without_a_policy_nothing_is_refused(method: str) -> None:
             "fedstruct",
             {"secure_sum": True},
             VIEW,
-            "setup: fedstruct shows others EdgeList (structure) of single clients, which hidden_from_others forbids",
+            "setup: fedstruct shows others ArcList (structure) of single clients, which hidden_from_others forbids",
         ),
         ({"scores": "together"}, "local", {}, VIEW, "Evaluation (count, label statistic, metric) of single clients"),
         ({"methods": ("fedsgd",)}, "fedavg", {}, VIEW, "method 'fedavg' is not allowed by methods = ['fedsgd']"),
@@ -195,7 +196,7 @@ def test_every_key_of_the_sheet(
 def test_a_sum_needs_two_others_whatever_the_policy() -> None:
     two = replace(VIEW, clients=("client-0", "client-1"))
     assert refusals(NOTHING_ASKED, "fedavg", two, clients=2, secure_sum=True) == []
-    found = refusals(NOTHING_ASKED, "fedstruct", two, clients=2, secure_sum=True)
+    found = refusals(NOTHING_ASKED, "fedstruct", two, clients=2, secure_sum=True, protocol="hardened")
     assert any("sums Product over 2 clients" in text for text in found), "each would know the other's part"
 
 
