@@ -326,7 +326,9 @@ def test_nobody_fails_for_the_size_of_its_numbers(
         monkeypatch.setattr(
             secure,
             "_masked_words",
-            lambda party, leaves, order, context: party.mask([*leaves, 0], order.roster, order.tag, context=context),
+            lambda party, leaves, order, context, rows: party.mask(
+                [*leaves, 0], order.roster, order.tag, context=context
+            ),
         )
     server = started(tmp_path, weighting="nodes")
     large = {client: data.num_nodes >= 15 for client, data in server.parts.items()}

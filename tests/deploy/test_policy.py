@@ -58,6 +58,7 @@ REFUSED = {
         "Report (embedding, model)": "hidden_from_server",
         "Evaluation (count, label statistic, metric)": 'scores = "together"',
     },
+    "fedsageplus": {"Generated (embedding)": "hidden_from_others"},
     "fedstruct-private": {
         "Queries (label statistic)": "hidden_from_others",
         "Sums (embedding)": "hidden_from_others",

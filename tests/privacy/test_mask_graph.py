@@ -128,7 +128,7 @@ def read_by(colluders: Mapping[str, SumParty], roster: SumRoster, sent: Mapping[
 
 def _mask_between(party: SumParty, roster: SumRoster, other: str, size: int) -> NDArray[Any]:
     mask = np.zeros(size, np.uint64)
-    key = party._stream_key(roster.keys[other], frame(TAG.encoded, roster.fingerprint))
+    key = party._stream_key(roster.keys[other], frame(TAG.encoded, roster.fingerprint, b""))
     add_streams(mask, [key])
     return mask.astype(object) if other < party.name else -mask.astype(object)
 
