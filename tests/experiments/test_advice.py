@@ -191,7 +191,7 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "1. " in out and "a plain model" in out and "--set preset=general" in out
     assert main(["advise", *scenario, "--json"]) == 0
     plain = json.loads(capsys.readouterr().out)
-    assert plain["choices"][0]["settings"]["rounds"] == 100 and plain["facts"]["clients"] == 3
+    assert plain["choices"][0]["settings"]["preset"] == "general" and plain["facts"]["clients"] == 3
     assert main(["run", "auto", *scenario, "--rounds", "1", "--out", str(tmp_path / "auto")]) == 0
     assert "chosen on validation" in capsys.readouterr().out
     assert main(["advise"]) == 2 and "no data set given" in capsys.readouterr().err
