@@ -134,7 +134,7 @@ def test_a_cohort_that_forms_only_totals_is_not_asked_for_rows(
         raise AssertionError("rows of this stack are nobody's own")
 
     monkeypatch.setattr(FedStructCohort, "gradient", wrong)
-    experiment = play("fedstruct", scenario, execution="cohort", secure_sum=True, rounds=1)
+    experiment = play("fedstruct", scenario, execution="cohort", secure_sum=True, rounds=1, protocol="hardened")
     assert experiment.settings.run.execution == "cohort"
 
 
