@@ -16,8 +16,10 @@ from isthmus.errors import ProtocolError
 from isthmus.federation import codec
 from isthmus.federation.interface import Failure
 from isthmus.federation.party import Invocation, Turn
+from isthmus.federation.secure import MaskOrder
 from isthmus.methods.fedavg import Broadcast, FedAvgClient, Update
 from isthmus.methods.training import Deployed
+from isthmus.privacy.masks import SumRoster
 from isthmus.tensors import Weights
 
 VICTIM, OTHERS = "client-0", ("client-1", "client-2", "client-3")
@@ -267,3 +269,20 @@ def test_handlers_of_protocols_the_run_does_not_use_do_not_exist_in_it(
     outcome = server.party(party).invoke(call)
     assert isinstance(outcome, Failure) and outcome.kind == "protocol"
     assert str(outcome.cause) == f"{role}.{handler} is not in the contract of this run for phase {phase!r}"
+
+
+def test_a_mask_graph_thinner_than_the_number_of_parties_asks_for_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that may say how many neighbours there are leaves a victim with colluding ones only."""
+    server = HostileServer(tmp_path, hostile_settings())
+    server.engine.commit(0)
+    calls = server.calls("size", SETUP, dict.fromkeys(server.keys))
+    assert calls[0].mask is not None
+    thin = MaskOrder(SumRoster(server.keys, 1), calls[0].mask.tag)
+    with pytest.raises(Refused):
+        server.total([replace(call, mask=thin.seen_by(call.party)) for call in calls])
+    assert any("wrong number of neighbours" in line for line in caplog.messages)
+    server.without_contracts()
+    total = server.total([replace(call, mask=thin.seen_by(call.party)) for call in calls])
+    assert total.samples > 0, "without contracts they would mask with whomever they are told to"
