@@ -1,7 +1,7 @@
-"""Cost of the privacy core: field, Lagrange shares, pairwise masks and homomorphic sums, in one run on one thread.
+"""Cost of the privacy core: field, Lagrange shares and pairwise masks, in one run on one thread.
 
     python benchmarks/privacy.py [--numbers 100000,1000000,10000000] [--clients 3,10,100] [--budget SECONDS] [--skip
-    he,masks,...]
+    field,masks,...]
 
 Each protocol's sum is compared with the exact one. Times are wall seconds, the better of two where a run takes less
 than a second. `client` is what one client spends, `server` what the receiver spends on all clients' uploads; bytes are
@@ -23,7 +23,6 @@ from isthmus.errors import ConfigError
 from isthmus.privacy.field import P31, P61, Field
 from isthmus.privacy.fixedpoint import FixedPoint
 from isthmus.privacy.flatten import encode_all, error_bound, template_of_leaves
-from isthmus.privacy.homomorphic import CkksParameters, HomomorphicKeys
 from isthmus.privacy.lagrange import LagrangeCode
 from isthmus.privacy.masks import SumParty, SumRoster, SumServer, SumTag
 
@@ -128,33 +127,12 @@ def bench_masks(numbers: int, clients: int) -> None:
     )
 
 
-def bench_homomorphic(numbers: int, clients: int) -> None:
-    parameters = CkksParameters(error=1e-6, terms=clients, bound=16.0)
-    make, keys = timed(lambda: HomomorphicKeys(parameters))
-    adder = keys.adder()
-    x = np.clip(np.random.default_rng(0).normal(size=numbers), -8, 8)
-    encrypt, closed = timed(lambda: adder.encrypt(x))
-    add, total = timed(lambda: adder.add([closed] * min(3, clients)))
-    decrypt, opened = timed(lambda: keys.decrypt(total, numbers))
-    error = np.abs(opened - min(3, clients) * x).max()
-    assert error <= parameters.error, error
-    size = sum(map(len, closed))
-    line(
-        "homomorphic (CKKS)",
-        numbers,
-        clients,
-        f"keys {make:.3f} s  client: encrypt {encrypt:.3f} s, decrypt {decrypt:.3f} s  server: "
-        f"{add / min(3, clients):.3f} s per client  "
-        f"bytes {size:,} ({size / (4 * numbers):.1f} x float32)  error {error:.1e}",
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--numbers", default="100000,1000000,10000000")
     parser.add_argument("--clients", default="3,10,100")
     parser.add_argument("--budget", type=float, default=120.0, help="seconds after which larger sizes are left out")
-    parser.add_argument("--skip", default="", help="comma-separated: field, lagrange, masks, he")
+    parser.add_argument("--skip", default="", help="comma-separated: field, lagrange, masks")
     options = parser.parse_args()
     torch.set_num_threads(1)
     begin = time.perf_counter()
@@ -173,7 +151,6 @@ def main() -> None:
                 ("masks", (1e-8 + 6e-9) * numbers * clients, lambda n=numbers, c=clients: bench_masks(n, c))
                 for clients in counts
             ),
-            ("he", 4e-6 * numbers, lambda n=numbers: bench_homomorphic(n, max(counts))),
         ]
         for part, guess, job in jobs:
             if part in options.skip.split(","):

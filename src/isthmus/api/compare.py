@@ -16,12 +16,14 @@ from isthmus.api.batch import Runner, raise_failure, runner
 from isthmus.api.progress import say, size, watched
 from isthmus.api.result import Result, load
 from isthmus.api.table import Cell, Table, counted, scored
-from isthmus.errors import ConfigError, DataError
+from isthmus.errors import ConfigError, DataError, unknown
 from isthmus.experiments.batch import Job, Outcome
-from isthmus.experiments.config import Settings, resolve
+from isthmus.experiments.config import Settings, allowed_keys, resolve
 from isthmus.experiments.config_values import parse_override
 from isthmus.experiments.run import by_name
+from isthmus.methods.built_model import model_words
 from isthmus.metrics.gain import Gain, Scored, gains
+from isthmus.metrics.scores import at_score_round
 from isthmus.metrics.spread import client_stds, spread
 from isthmus.papers import folder_of
 from isthmus.report import write_report
@@ -136,7 +138,8 @@ def compared_settings(
     A method's own settings win over those for all. ``preset=own`` (for all, or of one method) is the preset of that
     method's paper where the data set is one of the paper's, else the general one; then all are scored alike.
     """
-    settings, refused = _resolved(methods, flags, overrides, config, runs)
+    common = _for_each(methods, overrides or {})
+    settings, refused = _resolved(common, flags, config, runs)
     _raise_refusals(methods, refused)
     given = (flags, overrides or {}, *(split_method(method)[1] for method in methods))
     presets = {each[0].run.preset for each in settings.values()}
@@ -146,11 +149,23 @@ def compared_settings(
             "for each method's own",
             ", ".join(sorted(presets)),
         )
-        settings, refused = _resolved(methods, {**flags, "preset": "general"}, overrides, config, runs)
+        settings, refused = _resolved(common, {**flags, "preset": "general"}, config, runs)
         _raise_refusals(methods, refused)
     check_same_scenario([each[0] for each in settings.values()])
     check_presets([each[0] for each in settings.values()])
     return settings
+
+
+def _for_each(methods: Sequence[str], overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The settings for all that each method has: one that only some have is left out for the others, and said."""
+    allowed = {method: allowed_keys(split_method(method)[0]) for method in methods}
+    for key in overrides:
+        without = [method for method, keys in allowed.items() if key not in keys]
+        if len(without) == len(methods):
+            raise unknown("key", key, {one for keys in allowed.values() for one in keys})
+        if without:
+            say(f"{key} is no setting of {', '.join(without)}, which {'runs' if len(without) == 1 else 'run'} without")
+    return {method: {key: value for key, value in overrides.items() if key in keys} for method, keys in allowed.items()}
 
 
 def _raise_refusals(methods: Sequence[str], refused: Mapping[str, ConfigError]) -> None:
@@ -170,21 +185,18 @@ OWN_SCORE = "pooled_selected"
 
 
 def _resolved(
-    methods: Sequence[str],
-    flags: Mapping[str, Any],
-    overrides: Mapping[str, Any] | None,
-    config: Path | None,
-    runs: int,
+    common: Mapping[str, Mapping[str, Any]], flags: Mapping[str, Any], config: Path | None, runs: int
 ) -> tuple[dict[str, list[Settings]], dict[str, ConfigError]]:
-    """Settings of every method, seed by seed, and the refusals of those that have none."""
+    """Settings of every method, seed by seed, and the refusals of those that have none. ``common``: by method, what is
+    set for all.
+    """
     settings: dict[str, list[Settings]] = {}
     refused: dict[str, ConfigError] = {}
-    common = overrides or {}
-    some_own = any({**common, **flags, **split_method(method)[1]}.get("preset") == OWN for method in methods)
-    for method in methods:
+    some_own = any({**each, **flags, **split_method(method)[1]}.get("preset") == OWN for method, each in common.items())
+    for method, each in common.items():
         name, own = split_method(method)
         named = {key: value for key, value in flags.items() if key not in own}
-        values = {**common, **own}
+        values = {**each, **own}
         if {**values, **{key: value for key, value in named.items() if value is not None}}.get("preset") == OWN:
             named.pop("preset", None)
             values.pop("preset", None)
@@ -206,7 +218,12 @@ def split_method(text: str) -> tuple[str, dict[str, Any]]:
     if name.endswith(".py") and colon and "=" not in own.partition(":")[0]:
         chosen, colon, own = own.partition(":")
         name = f"{name}:{chosen}"
-    parts = split_commas(own) if colon else []
+    parts: list[str] = []
+    for part in split_commas(own) if colon else []:
+        if "=" in part or not parts:
+            parts.append(part)
+        else:  # hidden=64,32
+            parts[-1] += f",{part}"
     if any("=" not in part for part in parts):
         raise ConfigError(f"{text}: settings of a method are key=value, e.g. {name}:backbone=mlp")
     return name, dict(parse_override(part) for part in parts)
@@ -277,7 +294,7 @@ def compare_methods(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]
         seeds = sorted(by_seed)
         common = [seed for seed in seeds if seed in first]
         score = spread([by_seed[seed]["score"] for seed in seeds])
-        test = spread([by_seed[seed]["test"] for seed in seeds])
+        test = spread([by_seed[seed][at_score_round(by_seed[seed])] for seed in seeds])
         known = all(by_seed[seed]["score"] is not None and first[seed]["score"] is not None for seed in common)
         paired = spread([by_seed[seed]["score"] - first[seed]["score"] for seed in common]) if known else None
         some = by_seed[seeds[0]] if seeds else {}
@@ -296,6 +313,8 @@ def compare_methods(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]
                 "scores": [by_seed[seed]["score"] for seed in seeds],
                 "score_rule": some.get("score_rule"),
                 "rounds": some.get("rounds"),
+                "preset": some.get("preset"),
+                "model": some.get("model"),
                 "parameters": some.get("parameters"),
                 "bytes": some.get("bytes"),
                 "seconds_per_round": statistics.median(times) if times else None,
@@ -414,6 +433,20 @@ def _summary(value: Any) -> dict[str, Any] | None:
     return None if value is None else {"mean": value.mean, "std": value.std, "runs": value.runs}
 
 
+def differences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What else than the method differs between rows, and may explain a difference."""
+    found = []
+    for key, told in (("preset", str), ("model", model_words)):
+        by_value: dict[str, list[str]] = {}
+        for row in rows:
+            if row.get(key) is not None:
+                by_value.setdefault(told(row[key]), []).append(row["method"])
+        if len(by_value) > 1:
+            each = "; ".join(f"{', '.join(names)}: {value}" for value, names in by_value.items())
+            found.append(f"not the same {key} for all: {each}")
+    return found
+
+
 def _table(document: Mapping[str, Any]) -> Table:
     first = document["methods"][0]["method"]
     gained = [Gain(**row["graph_gain"]) for row in document["methods"] if row["graph_gain"] is not None]
@@ -462,8 +495,9 @@ def _table(document: Mapping[str, Any]) -> Table:
     title = f"{scenario['dataset']}, {scenario['clients']} clients ({scenario['partition']}), split {scenario['split']}"
     rules = dict.fromkeys(row["score_rule"] for row in document["methods"] if row["score_rule"])
     notes = [
-        f"score: {'; '.join(rules)}. ± over seeds, population; the same seeds and partitions for all. Bytes of one "
-        "whole run."
+        f"score: {'; '.join(rules)}; test pooled is of the same round. ± over seeds, population; the same seeds and "
+        "partitions for all. Bytes of one whole run.",
+        *differences(document["methods"]),
     ]
     if apart:
         notes.append(

@@ -32,6 +32,7 @@ from isthmus.cli import (
     submit,
     sweep,
     trilemma,
+    watch,
 )
 from isthmus.errors import IsthmusError
 
@@ -71,6 +72,7 @@ for module in (
     reproduce,
     sweep,
     report,
+    watch,
     disclose,
     audit,
     link,

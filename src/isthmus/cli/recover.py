@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from isthmus.cli.recover_hifgl import shares_held, single_rows
+from isthmus.cli.recover_streamed import hop_sums
 from isthmus.cli.recover_structure import announced_positions, neighbour_lists, reach, summed_products
 from isthmus.errors import DataError
 from isthmus.experiments.config import Settings, settings_from_toml
@@ -72,6 +73,8 @@ def recover(folder: RunFolder) -> list[Recovered]:
         prune = config.prune if config.prunes and config.prune_mode == "row" else 0
         found += [Recovered(*each) for each in summed_products(parts, prune)]
         found += [Recovered(*each) for each in announced_positions(server, parts, sorted(parts))]
+    if isinstance(config, FedStructConfig) and config.streamed:
+        found += [Recovered(*each) for each in hop_sums(folder, settings, parts)]
     if isinstance(config, HiFGLConfig):
         found += [
             Recovered(*each) for each in (*single_rows(parts, config), *shares_held(folder.path, parts, config, table))

@@ -15,6 +15,7 @@ from isthmus.methods.training import drops_nothing
 
 def idle_settings(config: Any, given: Collection[str], task: str) -> list[str]:
     """Settings given by hand that change nothing in the model or training that is built, one sentence each."""
+    powers = ("prune", "prune_mode", "renormalise") if hasattr(config, "streamed") else ()
     rules = [
         ("batch_size", task == "node", "node tasks take the whole graph in every step"),
         ("lr_decay", getattr(config, "schedule", "decay") != "decay", "only schedule=decay uses it"),
@@ -25,6 +26,7 @@ def idle_settings(config: Any, given: Collection[str], task: str) -> list[str]:
         ("nsf_lr", getattr(config, "nsf", "hop2vec") != "hop2vec", "only nsf=hop2vec learns structure features"),
         ("nsf_dim", getattr(config, "form", "headed") == "direct", "form=direct has one column per class"),
         ("structure_hidden", getattr(config, "form", "headed") == "direct", "form=direct has no head"),
+        *((key, config.streamed, "protocol=streamed forms no powers and prunes nothing") for key in powers),
         ("dropout", task == "node" and drops_nothing(config), "the model has no hidden layer that is dropped"),
     ]
     found = [f"{key} changes nothing here: {why}" for key, idle, why in rules if key in given and idle]

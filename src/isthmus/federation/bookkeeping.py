@@ -88,6 +88,20 @@ class Bookkeeping:
                 protection = "sealed"
             self.batch(handler, protection, batch, declared)
 
+    def mail_to_all(self, handler: str, messages: Mapping[PartyId, Message]) -> None:
+        """Summed mail from every party to every other; of one size to the same receiver."""
+        found = {receiver: codec.measure(message) for receiver, message in sorted(messages.items())}
+        pairs = [(sender, receiver) for sender in found for receiver in found if sender != receiver]
+        if not pairs:
+            return
+        kinds: dict[str, int] = {}
+        for _, by_kind in found.values():
+            for kind, size in by_kind.items():
+                kinds[kind] = kinds.get(kind, 0) + size * (len(found) - 1)
+        senders, receivers = zip(*pairs, strict=True)
+        message = type(next(iter(messages.values())))
+        self._entry(message, handler, "summed", senders, receivers, [found[r][0] for _, r in pairs], kinds)
+
     def masked(
         self,
         handler: str,

@@ -145,7 +145,11 @@ class Party:
     def _masked(self, outcome: Outcome, call: Invocation) -> Message:
         if not isinstance(outcome, Message) or self._sums is None or call.mask is None:
             raise ProtocolError(f"{self.name}: {call.handler} gives nothing that could be masked")
-        return mask_reply(self._sums, outcome, call.mask)
+        return mask_reply(self._sums, outcome, call.mask, self._asked_so_far)
+
+    @property
+    def _asked_so_far(self) -> bytes:
+        return b"" if self.watch is None else self.watch.asked_so_far()
 
     def _hold(self, outcome: Outcome, call: Invocation) -> Message:
         if not isinstance(outcome, tuple) or self._sums is None:
@@ -161,7 +165,7 @@ class Party:
         if any(order.tag.receiver != receiver or receiver in order.roster.keys for receiver, order in orders.items()):
             raise ProtocolError(f"{self.name}: mail would be masked for somebody else than its receiver")
         return tuple(
-            Parcel(self.name, receiver, mask_reply(self._sums, mail[receiver], orders[receiver]))
+            Parcel(self.name, receiver, mask_reply(self._sums, mail[receiver], orders[receiver], self._asked_so_far))
             for receiver in sorted(mail)
         )
 
@@ -284,6 +288,8 @@ class Party:
 
     def commit(self, step: int) -> None:
         """Tag the present state; the last two tags are kept."""
+        if self.watch is not None:
+            self.watch.check_commit(step)
         self._tags[step] = self.client.state, self._selected, self._selected_round
         if self.store is not None:
             fields: dict[str, Any] = {

@@ -173,8 +173,9 @@ class Cohort(Generic[ClientT]):
     """Many clients of one process, trained together. A method named like a handler replaces it for the whole group.
 
     It takes the clients' requests (one message, or a list of them) and returns a
-    :class:`~isthmus.federation.interface.Stacked` message. While a cohort works, it owns the clients' state:
-    :meth:`load` takes it over, :meth:`store` gives it back.
+    :class:`~isthmus.federation.interface.Stacked` message. A method named like a handler that sends summed mail stands
+    for the whole exchange, delivery included, and returns :class:`~isthmus.federation.interface.Exchanged`. While a
+    cohort works, it owns the clients' state: :meth:`load` takes it over, :meth:`store` gives it back.
     """
 
     def __init__(self, clients: Sequence[ClientT]) -> None:

@@ -112,6 +112,10 @@ class TrainConfig:
         """Why these settings cannot go with secure sums; empty where they can."""
         return ""
 
+    def why_not_unmasked(self) -> str:
+        """Why organisations do not run these settings without secure sums; empty where they may."""
+        return ""
+
     def check_clients(self, view: View) -> None:
         """Refuse settings that these clients cannot have."""
 
@@ -178,8 +182,8 @@ class WeightedConfig(TrainConfig):
     """Training whose results are averaged over clients.
 
     Args:
-        weighting: What a client's weight n_k counts: ``train`` nodes, all ``nodes``, or every client the same
-            (``uniform``).
+        weighting: What a client's weight n_k counts: ``train`` (its training nodes), ``nodes`` (all its nodes) or
+            ``uniform`` (every client the same).
         dp_clip: L2 norm to which each client clips what it sends in training; 0 = no differential privacy.
         dp_noise: Standard deviation of the Gaussian noise each client adds, in units of ``dp_clip``.
         dp_delta: The delta for which the result states epsilon.

@@ -111,7 +111,8 @@ class Roster:
             raise ProtocolError(f"the signed key of {signed.party} is cut short or too long")
         if not signed_by(self.identities[signed.party], signed.signed(), signed.signature):
             raise ProtocolError(
-                f"{signed.party} did not sign this key: it was replaced, or the roster holds an old identity"
+                f"{signed.party} did not sign this key: it was replaced, the roster holds an old identity, or "
+                f"{signed.party} joined another run or contract"
             )
         return signed.key
 

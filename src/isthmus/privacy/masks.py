@@ -143,16 +143,27 @@ class SumParty:
         """To be published once per session, signed."""
         return self._key.public
 
-    def mask(self, values: Sequence[Leaf], roster: SumRoster, tag: SumTag, *, content: str | None = None) -> Words:
+    def mask(
+        self,
+        values: Sequence[Leaf],
+        roster: SumRoster,
+        tag: SumTag,
+        *,
+        content: str | None = None,
+        context: bytes = b"",
+    ) -> Words:
         """Numbers of a message, hidden: a vector of as many words, and :data:`CHECK_WORDS` more.
 
         Args:
             content: What is summed, for the guard; default that of the tag.
+            context: What the parties must have in common beside roster and tag for their masks to cancel.
         """
         words = encode_all(values, parties=max(1, len(roster)), fraction_bits=self.fraction_bits)
-        return self.mask_words(words, roster, tag, content=content)
+        return self.mask_words(words, roster, tag, content=content, context=context)
 
-    def mask_words(self, words: Words, roster: SumRoster, tag: SumTag, *, content: str | None = None) -> Words:
+    def mask_words(
+        self, words: Words, roster: SumRoster, tag: SumTag, *, content: str | None = None, context: bytes = b""
+    ) -> Words:
         """The same for words the caller encoded."""
         if roster.keys.get(self.name) != self.public_key:
             raise ProtocolError(
@@ -167,7 +178,7 @@ class SumParty:
         )
         self._used.add(tag.encoded())
         masked = np.concatenate([words, _check_words(words, roster, tag)])
-        purpose = frame(tag.encoded(), roster.fingerprint())
+        purpose = frame(tag.encoded(), roster.fingerprint(), context)
         for other, key in roster.keys.items():
             if other != self.name:
                 Keystream(self._stream_key(key, purpose)).add_to(masked, subtract=other < self.name)

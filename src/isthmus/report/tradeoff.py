@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,47 +38,40 @@ def tradeoff_figure(points: Sequence[Point], adversary: str) -> Figure:
         + label(f"{100 * share[0]:.1f} %: {share[1]}" if share else point.failed or "no attack applies", 160)
         for point, share in zip(points, shares, strict=True)
     ]
-    marks = {
-        "type": "scatter",
-        "mode": "markers+text",
-        "x": [max(NOTHING_SENT, point.sent / 1e6) for point in points],
-        "y": [100 * point.score for point in points],
-        "error_y": {
-            "type": "data",
-            "array": [100 * (point.spread or 0.0) for point in points],
-            "color": "@line",
-            "thickness": 1,
-            "width": 0,
-        },
-        "text": [label(point.method, 24) for point in points],
-        "textposition": "top center",
-        "textfont": {"size": 11, "color": "@muted"},
-        "hovertext": hover,
-        "hoverinfo": "text",
-        "marker": {
-            "size": 13,
-            "color": [100 * share[0] if share else 0.0 for share in shares],
-            "cmin": 0,
-            "cmax": 100,
-            "colorscale": [[0, "@heat0"], [0.5, "@heat1"], [1, "@heat2"]],
-            "line": {"color": "@ink", "width": 1},
-            "symbol": ["diamond" if point.failed else "circle" for point in points],
-            "colorbar": {
-                "title": {"text": "recovered, %", "font": {"color": "@muted", "size": 12}},
-                "thickness": 10,
-                "outlinewidth": 0,
-                "tickfont": {"color": "@muted", "size": 11},
+    places = [(math.log10(max(NOTHING_SENT, point.sent / 1e6)), 100 * point.score) for point in points]
+    marks = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [x],
+            "y": [y],
+            "hovertext": [text],
+            "hoverinfo": "text",
+            "marker": {
+                "size": 13,
+                "color": f"@heat2/{0.06 + 0.94 * (share[0] if share else 0.0):.2f}",
+                "line": {"color": "@ink", "width": 1},
+                "symbol": "diamond" if point.failed else "circle",
             },
-        },
-        "cliponaxis": False,
-    }
+        }
+        for point, share, text, (x, y) in zip(points, shares, hover, places, strict=True)
+    ]
+    powers = range(math.floor(min(x for x, _ in places)), math.ceil(max(x for x, _ in places)) + 1) if places else ()
     axes = base_layout(
         460,
-        x={"title": {"text": "MB of a whole run (logarithmic; 1 and below at the left)"}, "type": "log"},
+        x={
+            "title": {"text": "MB of a whole run (logarithmic; 1 and below at the left)"},
+            "tickvals": list(powers),
+            "ticktext": [f"{10**power:,}" for power in powers],
+            "range": [min(powers) - 0.1, max(powers) + 0.6] if powers else [0, 1],
+        },
         y={"title": {"text": "test accuracy, %"}},
         zoom=True,
     )
-    return {"data": [marks], "layout": axes}
+    axes["annotations"] = [
+        {"x": x, "y": y, "text": f"  {label(point.method, 24)}"} for point, (x, y) in zip(points, places, strict=True)
+    ]
+    return {"data": marks, "layout": axes}
 
 
 def write_tradeoff(
