@@ -57,6 +57,7 @@ REFUSED = {
         "Evaluation (count, label statistic, metric)": 'scores = "together"',
     },
     "fedlit": {"Centroids (embedding)": "hidden_from_server"},
+    "fedsageplus": {"Generated (embedding)": "hidden_from_others"},
     "fedpergnn": {"Boundary (embedding)": "hidden_from_server"},
     "fedspray-published": {
         "Census (label statistic)": "hidden_from_server",

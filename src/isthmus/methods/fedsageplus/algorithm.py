@@ -535,7 +535,7 @@ def script(config: FedSagePlusConfig, view: View) -> Script:
         **found,
         "setup": (total(client.size),),
         "train": (update_line(client.local_update, config, view, drawn=drawn),),
-        "evaluation": (ask(client.deploy),),
+        "evaluation": (ask(fedavg.scored(config, client)),),
     }
 
 
