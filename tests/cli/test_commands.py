@@ -88,7 +88,7 @@ def test_json_is_one_object_with_the_agreed_keys(tmp_path: Path, capsys: pytest.
         "selection",
         "model",
     }
-    assert set(output["bytes"]) - {"evaluation_up", "evaluation_down"} == {
+    assert set(output["bytes"]) - {f"evaluation_{way}" for way in ("up", "down", "peer", "device")} == {
         "setup_up",
         "setup_down",
         "up",

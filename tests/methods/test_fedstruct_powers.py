@@ -295,3 +295,20 @@ def test_a_graph_without_edges_has_the_identity_as_every_power() -> None:
 def test_settings_of_the_powers_are_checked(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve("fedstruct", {"dataset": "csbm", **settings})
+
+
+@pytest.mark.parametrize("protocol", ["published", "hardened"])
+def test_more_walk_steps_than_hops_leave_abar_as_it_is(protocol: str) -> None:
+    """FED* of the reference code: 50 steps whatever L_s is."""
+    where = graph(30, clients=3, directed=True)
+    given = {"structure_hops": 2, "prune": 0, "nsf": "walk", "protocol": protocol}
+    run = experiment(where, walk_steps=5, nsf_dim=8, rounds=1, **given)
+    run.loop.play()
+    np.testing.assert_allclose(rows_of(run, where), np.linalg.matrix_power(walk(where).toarray(), 2), atol=1e-12)
+    dense, power = walk(where).toarray(), np.eye(30)
+    for step in range(5):
+        power = power @ dense
+        for client, state in states(run).items():
+            wanted = np.diag(power)[where.parts[client].node_id.numpy()]
+            np.testing.assert_allclose(state.diagonal[:, step].numpy(), wanted, atol=1e-12)
+    assert next(iter(states(run).values())).nsf.shape[1] == 8

@@ -63,10 +63,12 @@ class Result(dict[str, Any]):
 
     def model(self, client: str) -> nn.Module:
         """A client's model as a plain module in evaluation mode: ``forward(x, edge_index)``, of graphs
-        ``forward(x, edge_index, batch)``; ``to_onnx(path)`` writes it as ONNX. Refused for methods whose models are
-        more than a graph neural network on the client's own graph.
+        ``forward(x, edge_index, batch)``; ``to_onnx(path)`` writes it as ONNX. Features are given as they were for
+        training, which scaled them: the module does so too. Edges are given as the model saw them: both ways where the
+        run used them so (``undirected``). Refused for methods whose models are more than a graph neural network on the
+        client's own graph.
         """
-        return self._package(client).plain_model()
+        return self._package(client).model_of_raw()
 
     def predict(
         self, client: str | None = None, *, part: str | None = None, data: Any = None

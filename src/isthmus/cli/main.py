@@ -31,6 +31,7 @@ from isthmus.cli import (
     stop,
     submit,
     sweep,
+    trilemma,
     watch,
 )
 from isthmus.errors import IsthmusError
@@ -67,6 +68,7 @@ for module in (
     resume,
     predict,
     compare,
+    trilemma,
     reproduce,
     sweep,
     report,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from isthmus.experiments.config import Settings
+if TYPE_CHECKING:  # a command that only shows its help does not wait for torch
+    from isthmus.experiments.config import Settings
 
 
 @dataclass(frozen=True)

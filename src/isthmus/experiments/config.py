@@ -153,8 +153,6 @@ class RunConfig:
             raise ConfigError(f"threads must be at most {MAX_THREADS}, got {self.threads}")
         if self.plugins and self.engine == "ray":
             raise ConfigError("own files and modules are not sent to ray's processes: use --engine local, or nvflare")
-        if self.execution == "cohort" and self.secure_sum:
-            raise ConfigError("secure_sum=true masks each client's message by itself: use it with execution=each")
         if self.execution == "cohort" and self.transcript:
             raise ConfigError("transcript=true keeps messages one by one: use it with execution=each")
         if self.execution == "cohort" and self.wire:
@@ -273,7 +271,7 @@ def resolve(
         entry, {allowed[key][0]: value for key, value in values.items() if key in keys_of(entry.config)}
     )
     if run.execution == "cohort" and isinstance(config, TrainConfig) and config.one_by_one:
-        raise ConfigError("with dp_clip each client clips and adds noise by itself: use it with execution=each")
+        raise ConfigError("with dp_clip or forward_noise each client adds noise by itself: use it with execution=each")
     if parse_metric(run.metric) is not None and not entry.configured(config).has_details:
         raise ConfigError(
             f"clients of {method} report only accuracy: leave --metric out, or add a `detail` handler to the method"

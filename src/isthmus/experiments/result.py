@@ -101,6 +101,8 @@ def form_result(
             "device": totals.setup["device"] + totals.training["device"],
             "evaluation_up": totals.evaluation["up"],
             "evaluation_down": totals.evaluation["down"],
+            "evaluation_peer": totals.evaluation["peer"],
+            "evaluation_device": totals.evaluation["device"],
         },
         "seconds": {name: round(value, 6) for name, value in seconds.items()},
         "seconds_per_round": statistics.median(round_seconds) if round_seconds else None,

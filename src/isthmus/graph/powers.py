@@ -199,3 +199,17 @@ def _mark_rows(indptr: Any, values: Any, count: int, kept: Any) -> None:
                 left -= 1
             elif not values[j] > threshold:
                 kept[j] = False
+
+
+def walk_diagonals(walk: sp.csr_matrix, steps: int, block: int = 256) -> NDArray[np.float64]:
+    """(Ah^l)_vv for l = 1 ... steps (n, steps), a block of columns at a time: memory grows with nodes x block."""
+    nodes = walk.shape[0]
+    found = np.zeros((nodes, steps))
+    for begin in range(0, nodes, block):
+        columns = np.arange(begin, min(begin + block, nodes))
+        reached = np.zeros((nodes, len(columns)))
+        reached[columns, np.arange(len(columns))] = 1.0
+        for step in range(steps):
+            reached = walk @ reached
+            found[columns, step] = reached[columns, np.arange(len(columns))]
+    return found

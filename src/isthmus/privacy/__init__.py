@@ -9,7 +9,6 @@
 ``secmp``           sums over neighbours of which the neighbours' parts stay hidden (HiFGL), with ``chacha`` (a stream
                     per
                     edge) and ``boxes`` (mail from nobody in particular)
-``homomorphic``     sums of ciphertexts (extra ``he``)
 ``dp``              clip and noise; ``accountant`` says what it is worth (extra ``dp``)
 ``attacks``         what a named party can compute from what it saw
 ==================  ====================================================================================================

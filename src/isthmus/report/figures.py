@@ -114,7 +114,7 @@ def learning_curve(groups: Sequence[Group], which: str) -> Figure | None:
             data.append(_marks(index, marks) | {"cliponaxis": False})
     if not data:
         return None
-    layout = _layout(320, x={"title": {"text": "round"}, "rangemode": "tozero"}, y={"ticksuffix": " %"}, zoom=True)
+    layout = base_layout(320, x={"title": {"text": "round"}, "rangemode": "tozero"}, y={"ticksuffix": " %"}, zoom=True)
     layout["hovermode"] = "x unified"
     return {"data": data, "layout": layout}
 
@@ -137,7 +137,7 @@ def loss_curve(groups: Sequence[Group], which: str) -> Figure | None:
         return None
     return {
         "data": data,
-        "layout": _layout(280, x={"title": {"text": "round"}, "rangemode": "tozero"}, y={}, zoom=True),
+        "layout": base_layout(280, x={"title": {"text": "round"}, "rangemode": "tozero"}, y={}, zoom=True),
     }
 
 
@@ -178,7 +178,7 @@ def score_against_cost(groups: Sequence[Group], cost: str) -> Figure | None:
         data.append(_line(index, group, points, hover))
     axis = {"title": {"text": COSTS[cost]}, "rangemode": "tozero"}
     axis |= {"tickformat": "~s", "ticksuffix": "B"} if cost == "sent" else {"ticksuffix": " s"}
-    return {"data": data, "layout": _layout(300, x=axis, y={"ticksuffix": " %"}, zoom=True)} if data else None
+    return {"data": data, "layout": base_layout(300, x=axis, y={"ticksuffix": " %"}, zoom=True)} if data else None
 
 
 def confusion_matrix(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> Figure:
@@ -269,7 +269,7 @@ def minority_path(groups: Sequence[Group]) -> Figure | None:
     if not data:
         return None
     axes = [{"title": {"text": text}, "ticksuffix": " %"} for text in ("all test nodes", "minority nodes")]
-    return {"data": data, "layout": _layout(380, x=axes[0], y=axes[1], zoom=True)}
+    return {"data": data, "layout": base_layout(380, x=axes[0], y=axes[1], zoom=True)}
 
 
 def client_scores(groups: Sequence[Group]) -> Figure | None:
@@ -325,7 +325,7 @@ def client_scores(groups: Sequence[Group]) -> Figure | None:
     if not data:
         return None
     y = {"ticksuffix": " %", "rangemode": "tozero"} if bars else {"ticksuffix": " %"}
-    layout = _layout(330, x=_client_axis(clients), y=y)
+    layout = base_layout(330, x=_client_axis(clients), y=y)
     layout |= {"barmode": "group", "bargap": 0.25, "bargroupgap": 0.04}
     return {"data": data, "layout": layout}
 
@@ -398,7 +398,7 @@ def bytes_by_kind(groups: Sequence[Group]) -> Figure | None:
         }
         for kind in order
     ]
-    layout = _layout(
+    layout = base_layout(
         int(90 + 34 * place),
         x={"tickformat": "~s", "ticksuffix": "B", "rangemode": "tozero", "nticks": 6, "showgrid": True},
         y={
@@ -457,7 +457,7 @@ def client_sizes(partition: Partition, run: Run) -> Figure:
         "hovertext": hover,
         "hoverinfo": "text",
     }
-    layout = _layout(
+    layout = base_layout(
         230,
         x=_client_axis(partition.clients),
         y={"title": {"text": partition.things}, "rangemode": "tozero", "nticks": 5},
@@ -632,11 +632,11 @@ def _heat_map(
         trace |= {"text": text, "texttemplate": "%{text}", "textfont": {"size": 10}}
     rows = dict(_client_axis(clients))
     rows["range"] = [len(clients) - 0.5, -0.5]  # first client on top
-    layout = _layout(360, x=dict(x), y=rows)
+    layout = base_layout(360, x=dict(x), y=rows)
     return {"data": [trace], "layout": layout}
 
 
-def _layout(height: int, *, x: Mapping[str, Any], y: Mapping[str, Any], zoom: bool = False) -> dict[str, Any]:
+def base_layout(height: int, *, x: Mapping[str, Any], y: Mapping[str, Any], zoom: bool = False) -> dict[str, Any]:
     """What all figures share: transparent ground, thin grid, room for labels."""
     axis = {
         "gridcolor": "@grid",

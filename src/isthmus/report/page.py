@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -55,11 +55,11 @@ def write_report(run_dirs: Sequence[Path], out: Path, *, now: datetime | None = 
     for entry in (*left_out, *repeated):
         logger.warning("left out of the report: %s: %s", entry.path, entry.reason)
     page = _Page(groups, [*left_out, *repeated], now or datetime.now(UTC)).html()
-    _write(out, page)
+    write_page(out, page)
     return out
 
 
-def _write(out: Path, page: str) -> None:
+def write_page(out: Path, page: str) -> None:
     """Written beside and renamed, so that a reader never meets half a page."""
     part = out.with_name(f".{out.name}.tmp")
     try:
@@ -72,6 +72,31 @@ def _write(out: Path, page: str) -> None:
         raise ConfigError(
             f"cannot write {out}: {error.strerror or error}; name a file in a folder you may write to"
         ) from error
+
+
+def page_text(title: str, body: str, figures: Mapping[str, Figure]) -> str:
+    """A complete page: the body, the figures it has places for, and the script that draws them."""
+    # Inside a script element only "</" and "<!--" end or change the text; as JSON escapes they are the same data.
+    data = (
+        json.dumps(figures, allow_nan=False, separators=(",", ":"))
+        .replace("<", "\\u003c")
+        .replace(">", "\\u003e")
+        .replace("&", "\\u0026")
+    )
+    policy = (
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'; "
+        f"script-src {_digest(SCRIPT)}"
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<meta name="color-scheme" '
+        'content="light dark">\n'
+        '<link rel="icon" '
+        f'href="data:,">\n<title>{esc(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n{body}\n'
+        f'<script type="application/json" id="figures">{data}</script>\n'
+        f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
+    )
 
 
 class _Page:
@@ -91,27 +116,7 @@ class _Page:
             + "</main>"
             + self._footer()
         )
-        # Inside a script element only "</" and "<!--" end or change the text; as JSON escapes they are the same data.
-        data = (
-            json.dumps(self.figures, allow_nan=False, separators=(",", ":"))
-            .replace("<", "\\u003c")
-            .replace(">", "\\u003e")
-            .replace("&", "\\u0026")
-        )
-        policy = (
-            "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'; "
-            f"script-src {_digest(SCRIPT)}"
-        )
-        return (
-            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n<meta name="color-scheme" '
-            'content="light dark">\n'
-            '<link rel="icon" '
-            f'href="data:,">\n<title>{esc(self._title())}</title>\n<style>{CSS}</style>\n</head>\n<body>\n{body}\n'
-            f'<script type="application/json" id="figures">{data}</script>\n'
-            f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
-        )
+        return page_text(self._title(), body, self.figures)
 
     # -- frame -------------------------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ class StructureClient(PublishedPowers, HardenedPowers, FeatureClient):
         config = self.config
         weights = first_weights(config, get_weights(self.learner.model), self.data.num_classes, self.common)
         optimizer = fresh_state(config.optimizer, weights) if config.algorithm == "fedavg" else NO_STEPS
-        diagonal = torch.zeros(self.data.num_nodes, config.structure_hops, dtype=config.dtype)
+        diagonal = torch.zeros(self.data.num_nodes, config.powers, dtype=config.dtype)
         secret = b"" if config.protocol == "published" else secrets.token_bytes(32)
         return FedStructState(weights, optimizer, diagonal, secret)
 

@@ -2,7 +2,8 @@
 how everybody's part comes together.
 
 degree    one-hot of the degree, clipped to the last of d places; of a directed graph round((in + out) / 2)
-walk      (Ah^l)_vv for l = 1 ... L_s, a by-product of the powers, and the degree in the other places (FED*)
+walk      (Ah^l)_vv for l = 1 ... r, by default L_s, a by-product of the powers, and the degree in the other places
+          (FED*)
 hop2vec   learned; N(0, 0.05^2) at the start
 
 Every client needs all of S (Prop. 1). Fixed features go from everybody to everybody once. HOP2VEC's S is kept by the
@@ -92,7 +93,7 @@ class FeatureClient(PowerClient):
         if config.nsf == "degree":
             values = degree_feature(degrees(data), config.nsf_dim)
         else:
-            values = walk_feature(self.state.diagonal, degrees(data), config.nsf_dim)
+            values = walk_feature(self.state.diagonal[:, : config.steps], degrees(data), config.nsf_dim)
         return dict.fromkeys(self._everybody, NsfBlock(self.state.columns, values.to(config.dtype)))
 
     @handler

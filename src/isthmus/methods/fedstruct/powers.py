@@ -230,7 +230,7 @@ class PowerClient(DirectoryClient):
         tensor = tensor_of(block.astype(config.numpy_dtype))
         self.state = replace(
             self.state,
-            power=tensor if power < config.structure_hops else None,
+            power=tensor if power < config.powers else None,
             diagonal=diagonal,
             combined=self._combined(power, tensor),
         )
@@ -240,6 +240,8 @@ class PowerClient(DirectoryClient):
     def _combined(self, power: int, tensor: Tensor) -> tuple[Tensor, ...]:
         """Abar^[i] += beta_l [Ah^l]^[i]; all powers apart where the betas are trained."""
         config, before = self.config, self.state.combined
+        if power > config.structure_hops:  # for return probabilities only
+            return before
         if config.train_betas:
             return (*(before or (self._identity(),)), tensor)
         if power == 1 and config.beta0:

@@ -105,7 +105,7 @@ def script(config: FedStructConfig, view: View) -> Script:
             ask(PublishedPowers.enrol_by_id),
             mail(PublishedPowers.list_edges_by_id, PublishedPowers.check_edges),
         ),
-        "powers": (ask(PublishedPowers.first_power), *((products,) if config.structure_hops > 1 else ())),
+        "powers": (ask(PublishedPowers.first_power), *((products,) if config.powers > 1 else ())),
     }
 
 
