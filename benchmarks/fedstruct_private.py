@@ -3,9 +3,9 @@
     python benchmarks/fedstruct_private.py --dataset cora --clients 10 --rounds 40
 
 Adversaries are honest but curious. *Rows of S*: all clients but the target together solve the answered queries for
-single rows (`isthmus.privacy.attacks.nsf.rows_from_queries`). *Labels by matching*: one client gives every training node of
-the others the label of its own training node with the most similar row of S; in the private variant nobody holds a
-foreign row, so there is nothing to match.
+single rows (`isthmus.privacy.attacks.nsf.rows_from_queries`). *Labels by matching*: one client gives every training
+node of the others the label of its own training node with the most similar row of S; in the private variant nobody
+holds a foreign row, so there is nothing to match.
 """
 
 from __future__ import annotations
