@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export ISTHMUS_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: setup demo test explore test-engines lint types check bench clean
+.PHONY: setup demo test docs first-steps browser explore test-engines lint types check bench clean
 
 setup: $(READY)
 
@@ -27,6 +27,20 @@ demo: setup
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
+# The documentation as a site in build/site, offline, with its links checked.
+docs: setup
+	$(BIN)/python tools/build_docs.py
+
+# Every command of README and the first pages as printed, in an empty folder; minutes.
+first-steps: setup
+	$(BIN)/python tools/first_steps.py
+
+# A browser for the tests of pages, where this machine can install one; without it they are skipped.
+browser:
+	command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get -qq update \
+	  && apt-get -qq install --yes --no-install-recommends chromium >/dev/null; } \
+	  || echo 'no chromium, and none can be installed here: tests in a browser will be skipped'
+
 # The tests with generated examples, with new ones each time; a failure prints how to repeat it.
 explore: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --hypothesis-profile=default $$(grep -rl 'hypothesis import given' tests)
@@ -42,8 +56,8 @@ test-engines: $(ENGINES)
 	OMP_NUM_THREADS=1 timeout --kill-after=60 1800 $(BIN)/python -m pytest tests/engines
 
 lint: setup
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples tools
+	$(BIN)/ruff format --check src tests benchmarks examples tools
 
 types: setup
 	$(BIN)/mypy

@@ -1,6 +1,6 @@
-"""FedStruct: rounds against a straightforward implementation, and memory of the powers.
+"""FedStruct: rounds against a straightforward implementation, memory of the powers, and hops in place of powers.
 
-    python benchmarks/fedstruct.py [rounds|pubmed|growth] [--nodes N,N,...] [--rounds N]
+    python benchmarks/fedstruct.py [rounds|pubmed|growth|streamed|large] [--nodes N,N,...] [--rounds N]
 
 ``rounds``: HOP2VEC on Cora (or a generated graph of its size), 10 clients, reference profile. The other side forms the
 powers at one place, and in every round runs the structure MLP on all nodes once per client under autograd, as the
@@ -9,6 +9,12 @@ times are CPU seconds per round with dropout, medians.
 
 ``pubmed``: peak memory of 20 hops with p = 30 on PubMed. ``growth``: the same and one training round on generated
 graphs of degree 10 with 5 hops, 25k to 200k nodes. Each size runs in a process of its own, so that its peak is its own.
+
+``streamed``: Cora, 10 clients, reference profile, hops against powers in one process: CPU seconds of a round taken in
+turn, medians; bytes of setup, of a round and of 40 rounds with an evaluation each, and with secure sums.
+
+``large``: rounds hop by hop on generated graphs of degree 10, 40 classes, 10 hops, random parts of 10 clients, 170k and
+1M nodes: CPU seconds per round, peak memory, bytes that would travel.
 """
 
 from __future__ import annotations
@@ -36,6 +42,10 @@ from isthmus.graph.powers import as_csr, keep_largest_by_owner
 
 SIZES = (25_000, 50_000, 100_000, 200_000)
 MEMORY_LIMITS = {"pubmed": 2048.0, "growth": 8192.0}
+LARGE = ((170_000, 4096.0, "headed"), (1_000_000, 8192.0, "direct"), (1_000_000, 8192.0, "headed"))
+"""Nodes, megabytes that they may take, and the form of HOP2VEC: a row of S has 256 values, or without head 40."""
+PROTOCOLS = {"hardened powers": "hardened", "streamed": "streamed"}
+"""Compared in one run; the reference profile's own is the published one."""
 
 
 class Straightforward:
@@ -95,23 +105,28 @@ class Straightforward:
         self.adam.step()
 
 
+def cora() -> Scenario:
+    """Cora, or a generated graph of its size."""
+    try:
+        return build_scenario(dataset="cora", clients=10, seed=0)
+    except DataError:
+        return build_scenario(dataset="csbm:nodes=2708,classes=7,features=1433,degree=4", clients=10, seed=0)
+
+
 def experiment(scenario: Scenario, **settings: Any) -> SimulatedRun:
     given = {
         "dataset": "cora",
         "clients": len(scenario.parts),
         "profile": "reference",
         "nsf": "hop2vec",
-        "prune": 30,
         "rounds": 10**6,
     }
+    given |= {"prune": 30} if settings.get("protocol") != "streamed" else {}
     return SimulatedRun(resolve("fedstruct", {**given, **settings}), scenario)
 
 
 def compare_rounds(rounds: int) -> dict[str, Any]:
-    try:
-        scenario = build_scenario(dataset="cora", clients=10, seed=0)
-    except DataError:
-        scenario = build_scenario(dataset="csbm:nodes=2708,classes=7,features=1433,degree=4", clients=10, seed=0)
+    scenario = cora()
     still = experiment(scenario, dropout=0.0)
     setup_steps = 2 + still.settings.method_config.structure_hops
     begun = time.process_time()
@@ -149,11 +164,78 @@ def compare_rounds(rounds: int) -> dict[str, Any]:
 
 def train(run: SimulatedRun, state: Any) -> Any:
     """One round of training, without evaluation."""
+    return train_counted(run, state)[0]
+
+
+def train_counted(run: SimulatedRun, state: Any) -> tuple[Any, int]:
+    """The same, and the bytes it sends."""
     clock, phase = run.loop.session.clock, run.settings.method.phases[-1]
     clock.begin("train", clock.turn.round + 1, clock.turn.step + 1)
     state, _ = phase.run_round(state, run.loop.session, run.settings.method_config)
-    run.loop.session.ledger.take()
-    return state
+    return state, sum(entry.total for entry in run.loop.session.ledger.take())
+
+
+def compare_protocols(rounds: int) -> None:
+    """Hops against powers, in one run."""
+    scenario = cora()
+    runs, states, times = {}, {}, {}
+    for name, protocol in PROTOCOLS.items():
+        run = runs[name] = experiment(scenario, protocol=protocol)
+        setup_steps = sum(run.settings.rounds_of(phase) for phase in run.settings.method.phases if phase.setup)
+        begun = time.process_time()
+        run.loop.play(until=setup_steps)
+        print(f"{name}: setup {time.process_time() - begun:.2f} s CPU")
+        states[name], times[name] = run.loop.state, list[float]()
+        train(run, states[name])  # compiled loops are loaded
+    for _ in range(rounds):
+        for name, run in runs.items():
+            begun = time.process_time()
+            states[name] = train(run, states[name])
+            times[name].append(time.process_time() - begun)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    for name, seconds in medians.items():
+        print(f"{name}: {1000 * seconds:.1f} ms CPU per round, {seconds / medians['hardened powers']:.2f} of powers'")
+    for secure in (False, True):
+        totals = {name: sent(scenario, protocol, secure) for name, protocol in PROTOCOLS.items()}
+        for name, (setup, each, scored) in totals.items():
+            whole = setup + 40 * (each + scored)
+            print(
+                f"{name}, {'masked' if secure else 'plain'}: setup {setup / 1e6:.1f} MB, a round {each / 1e6:.1f} MB, "
+                f"its evaluation {scored / 1e6:.1f} MB, 40 rounds {whole / 1e6:.0f} MB"
+            )
+
+
+def sent(scenario: Scenario, protocol: str, secure: bool) -> tuple[int, int, int]:
+    """Bytes of setup, of a training round and of an evaluation."""
+    run = experiment(scenario, protocol=protocol, secure_sum=secure, rounds=1)
+    run.loop.play()
+    totals = run.loop.totals
+    return sum(totals.setup.values()), sum(totals.training.values()), sum(totals.evaluation.values())
+
+
+def measure_large(nodes: int, rounds: int, form: str) -> dict[str, Any]:
+    """In this process: setup and rounds hop by hop, without evaluation."""
+    dataset = f"csbm:nodes={nodes},classes=40,features=16,degree=10"
+    scenario = build_scenario(dataset=dataset, clients=10, seed=0)
+    before = _peak()
+    given = {"structure_hops": 10, "protocol": "streamed", "form": form}
+    run = experiment(scenario, dataset=dataset, **given)
+    begun = time.process_time()
+    run.loop.play(until=1)
+    setup, state, seconds = time.process_time() - begun, run.loop.state, []
+    peer = 0
+    for _ in range(rounds):
+        begun = time.process_time()
+        state, peer = train_counted(run, state)
+        seconds.append(time.process_time() - begun)
+    return {
+        "nodes": nodes,
+        "setup_seconds": setup,
+        "round_seconds": min(seconds),
+        "data_mb": before,
+        "peak_mb": _peak(),
+        "round_gb": peer / 1e9,
+    }
 
 
 def measure(dataset: str, hops: int, clients: int, rounds: int) -> dict[str, Any]:
@@ -198,12 +280,16 @@ def measured_apart(dataset: str, hops: int, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["measure_large"]:
+        torch.set_num_threads(1)
+        print(json.dumps(measure_large(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])))
+        return
     if sys.argv[1:2] == ["measure"]:
         dataset, hops, clients, rounds = sys.argv[2:6]
         print(json.dumps(measure(dataset, int(hops), int(clients), int(rounds))))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="?", choices=("rounds", "pubmed", "growth"))
+    parser.add_argument("part", nargs="?", choices=("rounds", "pubmed", "growth", "streamed", "large"))
     parser.add_argument("--nodes", default=",".join(map(str, SIZES)))
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
@@ -235,6 +321,25 @@ def main() -> None:
                 f"{last['peak_mb'] / first['peak_mb']:.1f} times the memory and "
                 f"{last['power_seconds'] / first['power_seconds']:.1f} "
                 "times the CPU time"
+            )
+    if options.part in (None, "streamed"):
+        compare_protocols(options.rounds)
+    if options.part in (None, "large"):
+        for nodes, limit, form in LARGE:
+            if (
+                options.part == "large"
+                and options.nodes != parser.get_default("nodes")
+                and str(nodes) not in options.nodes
+            ):
+                continue
+            command = [sys.executable, __file__, "measure_large", str(nodes), "2", form]
+            shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+            row = json.loads(shown)
+            verdict = "below" if row["peak_mb"] < limit else "ABOVE"
+            print(
+                f"{nodes:,} nodes hop by hop, {form}: {row['round_seconds']:.1f} s CPU per round, setup "
+                f"{row['setup_seconds']:.1f} s, peak {row['peak_mb']:.0f} MB, {verdict} {limit:.0f} MB (data alone "
+                f"{row['data_mb']:.0f} MB), {row['round_gb']:.1f} GB per round between owners"
             )
 
 

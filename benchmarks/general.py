@@ -3,6 +3,7 @@
     python benchmarks/general.py DIR aml [--draws 3]         AMLSim's fan-in and cycle sample, random split
     python benchmarks/general.py DIR rings [--draws 3]       the same, a laundering ring in one part only
     python benchmarks/general.py DIR twitch --draws 1        one data set by name, the general preset alone
+    python benchmarks/general.py DIR cora --presets general paper --methods fedstruct    beside its paper's preset
     python benchmarks/general.py DIR others                  Cora, Chameleon, Tolokers, Twitch, both presets
     python benchmarks/general.py DIR ... --print             what is finished, without running anything
 
@@ -30,10 +31,19 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "rings": {**AML, "split": "group:ring:40/20/40"},
     "cora": {"dataset": "cora", "partition": "random", "clients": 10, "split": "10/10/80"},
     "chameleon": {"dataset": "chameleon", "partition": "random", "clients": 10, "split": "10/10/80"},
+    "pubmed": {"dataset": "pubmed", "partition": "louvain", "clients": 10, "split": "40/30/30"},
+    "chem": {"dataset": "chem"},
     "tolokers": {"dataset": "tolokers", "partition": "louvain", "clients": 5, "split": "40/20/40", "metric": "auroc"},
     "twitch": {"dataset": "twitch", "split": "40/20/40", "metric": "auroc"},
 }
-PAPER = {"fedgcn": "fedstruct", "fedstruct": "fedstruct", "hifgl": "hifgl", "fedggr": "fedggr", "fedspray": "fedspray"}
+PAPER = {
+    "fedgcn": "fedstruct",
+    "fedstruct": "fedstruct",
+    "hifgl": "hifgl",
+    "fedggr": "fedggr",
+    "fedspray": "fedspray",
+    "fedstar": "fedstar",
+}
 OTHERS = ("cora", "chameleon", "tolokers", "twitch")
 
 
@@ -43,10 +53,11 @@ def main() -> None:
     parser.add_argument("table", choices=(*SCENARIOS, "others"))
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--methods", nargs="*", default=METHODS)
+    parser.add_argument("--presets", nargs="*", choices=("general", "paper"))
     parser.add_argument("--print", action="store_true")
     given = parser.parse_args()
     scenarios = OTHERS if given.table == "others" else (given.table,)
-    presets = ("general", "paper") if given.table == "others" else ("general",)
+    presets = given.presets or (("general", "paper") if given.table == "others" else ("general",))
     for seed in range(given.draws):
         for scenario in scenarios:
             for method in given.methods:

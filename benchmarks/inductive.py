@@ -3,7 +3,7 @@ on the rest, then the nodes and their edges are added and predicted from the mod
 Beside it a transductive run that has all nodes and edges in training (never the labels of the held-out nodes).
 
     python benchmarks/inductive.py cora --rounds 60
-    python benchmarks/inductive.py amlsim-cycle --rounds 30 --systems fedspray,fedstar
+    python benchmarks/inductive.py amlsim-cycle --rounds 150 --preset general --metric auprc --split stratified:40/20/40
 
 Held-out nodes are drawn from the test part, so that no run trains on their labels. Prints one JSON object per system.
 """
@@ -29,6 +29,7 @@ from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.models import load_models
 from isthmus.experiments.run import SimulatedRun
 from isthmus.experiments.scenarios import scenario_of
+from isthmus.experiments.variants import first_variant
 from isthmus.methods.evaluation import detail
 from isthmus.metrics.registry import METRICS
 from isthmus.seeds import Stream
@@ -90,8 +91,9 @@ def trained(settings: Any, scenario: Any, folder: Path) -> None:
         run.play(RunFolder.create(folder, run.settings.to_toml(), {}), resumed=False)
 
 
-def compare(system: str, dataset: str, rounds: int, seed: int) -> dict[str, Any]:
-    settings = resolve(system, {"dataset": dataset, "rounds": rounds, "seed": seed, **MORE.get(system, {})})
+def compare(system: str, dataset: str, rounds: int, seed: int, more: Mapping[str, Any]) -> dict[str, Any]:
+    given = {"dataset": dataset, "rounds": rounds, "seed": seed, **more, **MORE.get(system, {})}
+    settings = first_variant(resolve(system, given))
     scenario: Any = scenario_of(settings)
     gone = held_out(scenario.parts, seed)
     begun = time.perf_counter()
@@ -114,10 +116,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--systems", default=",".join(SYSTEMS))
+    for name in ("preset", "metric", "split", "mode"):
+        parser.add_argument(f"--{name}", help="a setting of the runs" + (", of hifgl" if name == "mode" else ""))
     given = parser.parse_args()
     torch.set_num_threads(1)
     for system in given.systems.split(","):
-        print(json.dumps(compare(system, given.dataset, given.rounds, given.seed)), flush=True)
+        names = ("preset", "metric", "split", *(("mode",) if system == "hifgl" else ()))
+        more = {name: value for name in names if (value := getattr(given, name)) is not None}
+        print(json.dumps(compare(system, given.dataset, given.rounds, given.seed, more)), flush=True)
 
 
 if __name__ == "__main__":

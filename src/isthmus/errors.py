@@ -41,6 +41,7 @@ class ProtocolError(RunError):
 def unknown(what: str, given: str, allowed: Iterable[str], *, error: type[IsthmusError] = ConfigError) -> IsthmusError:
     """The error for an unknown name: quotes it, names the nearest valid one, lists what is allowed."""
     names = sorted(allowed)
-    near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
+    near = [name for name in names if len(given) > 1 and name.startswith(given)]
+    near = near or difflib.get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return error(f"unknown {what} {given!r}: {hint}allowed: {', '.join(names) or '(none)'}")

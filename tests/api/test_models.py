@@ -11,8 +11,10 @@ import torch
 from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
+from torch_geometric.utils import to_undirected
 
 import isthmus
+from isthmus.data.scenario import build_scenario
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.scenarios import parts_for, scenario_of
@@ -45,6 +47,25 @@ def test_a_plain_model_gives_the_scores_of_the_run(method: str, tmp_path: Path) 
         right += int((predicted == data.y)[data.test].sum())
         total += int(data.test.sum())
     assert right / total == result["test_last"]
+
+
+@pytest.mark.parametrize("scale", ["standard", "row"])
+def test_a_plain_model_takes_features_as_they_were_given(scale: str, tmp_path: Path) -> None:
+    """A run that scaled them leaves a module that does so itself, as ONNX too."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.rand(60, 3, generator=generator) * torch.tensor([1.0, 100.0, 0.01]) + 2.0
+    arcs = to_undirected(torch.randint(0, 60, (2, 100), generator=generator))
+    data = Data(x=x, edge_index=arcs, y=(x[:, 1] > 50.0).long(), owner=torch.arange(60) % 2)
+    settings = {"scale": scale, "rounds": 4, "patience": 0, "hidden": 8}
+    result = isthmus.run("fedavg", dataset=data, preset="general", set=settings, split="40/20/40", out=tmp_path / "r")
+    mine = data.subgraph(data.owner == 0)
+    model, wanted = result.model("client-0"), result.predict("client-0").probability
+    found = torch.softmax(model(mine.x, mine.edge_index), 1)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(str(model.to_onnx(tmp_path / "m.onnx")), providers=["CPUExecutionProvider"])
+    (logits,) = session.run(None, {"x": mine.x.numpy(), "edge_index": mine.edge_index.numpy()})
+    torch.testing.assert_close(torch.softmax(torch.from_numpy(logits), 1), wanted, rtol=0, atol=1e-4)
 
 
 def test_graph_models_too(tmp_path: Path) -> None:
@@ -90,6 +111,12 @@ def test_a_model_of_the_users_own(tmp_path: Path) -> None:
     isthmus.register_backbone("mine", Net)
     result = isthmus.run("fedavg", **{**SMALL, "backbone": "mine"}, out=tmp_path / "run")
     assert isinstance(result.model("client-0"), Net)
+    scaled = {**SMALL, "backbone": "mine", "scale": "standard"}
+    result = isthmus.run("fedavg", **scaled, out=tmp_path / "scaled")
+    raw = build_scenario(dataset=SMALL["dataset"], clients=3).parts["client-0"]
+    x, wanted = raw.x.to_dense(), result.predict("client-0").probability
+    found = torch.softmax(result.model("client-0")(x, raw.edge_index), 1)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("norm", [False, True])

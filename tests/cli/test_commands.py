@@ -79,8 +79,16 @@ def test_json_is_one_object_with_the_agreed_keys(tmp_path: Path, capsys: pytest.
     out, err = capsys.readouterr()
     output = json.loads(out)
     assert out.count("\n") == 1 and output == json.loads((tmp_path / "r" / "result.json").read_text())
-    assert set(output) == KEYS | {"source", "finished", "groups", "test_minority_last"}
-    assert set(output["bytes"]) - {"evaluation_up", "evaluation_down"} == {
+    assert set(output) == KEYS | {
+        "source",
+        "finished",
+        "groups",
+        "test_minority_last",
+        "score_round",
+        "selection",
+        "model",
+    }
+    assert set(output["bytes"]) - {f"evaluation_{way}" for way in ("up", "down", "peer", "device")} == {
         "setup_up",
         "setup_down",
         "up",

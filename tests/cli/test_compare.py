@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.api.compare import check_presets, check_same_scenario, compare_methods
+from isthmus.api.compare import check_presets, check_same_scenario, compare_methods, compared_settings
 from isthmus.cli.main import main
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import resolve
@@ -187,10 +187,28 @@ def settings(**run: Any) -> Any:
 
 def test_presets_that_bring_different_scenarios_are_refused() -> None:
     check_same_scenario([settings(), settings(method="b")])
-    with pytest.raises(
-        ConfigError, match=r"a would run with split 10/10/80 and b with split client:40/30/30.*give --split"
-    ):
+    with pytest.raises(ConfigError, match=r"split would be 10/10/80 for a, client:40/30/30 for b; give --split, or"):
         check_same_scenario([settings(), settings(method="b", split="client:40/30/30")])
+
+
+def test_everything_that_differs_is_said_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"clients would be .*; split would be .*give --clients, --split, or"):
+        check_same_scenario([settings(), settings(method="b", clients=3), settings(method="c", split="60/20/20")])
+    flags = {"dataset": "csbm:nodes=60,features=6", "preset": "general"}
+    with pytest.raises(ConfigError, match=r"2 of 3 methods cannot run .*local: unknown .*fedgcn: unknown"):
+        compared_settings(["local", "fedprox", "fedgcn"], flags, {"mu": 0.1}, None, 1)
+
+
+def test_own_settings_win_over_flags_and_own_presets_are_scored_alike(tmp_path: Path) -> None:
+    flags = {"dataset": "cora", "partition": "random", "clients": 10, "split": "10/10/80", "preset": "own", "rounds": 7}
+    found = compared_settings(["fedavg", "fedstruct", "fedspray:rounds=9"], flags, None, None, 1)
+    got = {name: (each.run.preset, each.run.rounds, each.run.selection, each.score) for name, (each,) in found.items()}
+    same = ("best_val_acc", "pooled_selected")
+    assert got == {
+        "fedavg": ("general", 7, *same),
+        "fedstruct": ("fedstruct", 7, *same),
+        "fedspray:rounds=9": ("general", 9, *same),
+    }
 
 
 def test_scores_by_different_rules_are_refused_and_different_presets_are_named(
@@ -198,7 +216,7 @@ def test_scores_by_different_rules_are_refused_and_different_presets_are_named(
 ) -> None:
     one, other = (resolve("fedavg", {"dataset": "csbm", "preset": preset}) for preset in ("fedstruct", "fedspray"))
     assert one.score != other.score
-    with pytest.raises(ConfigError, match="cannot be compared: give --preset"):
+    with pytest.raises(ConfigError, match=r"cannot be compared: fedavg .*give --preset"):
         check_presets([one, other])
     check_presets([one, one])
     assert capsys.readouterr().err == ""

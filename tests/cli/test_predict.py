@@ -83,6 +83,30 @@ def test_one_owner_with_accounts_that_came_later(
     capsys.readouterr()
 
 
+def test_a_wrong_row_is_named_where_it_stands(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the file with further rows, not in the table that Isthmus makes of both; no further rows are no mistake."""
+    tables, package = trained / "banks" / "bank-a", trained / "fedavg-models" / "bank-a"
+    header, *accounts = csv.reader((tables / "accounts.csv").open())
+    good = ["NEW-1", *accounts[0][1:]]
+    bad = [
+        "NEW-2" if name == header[0] else "XX" if name == "country" else cell
+        for name, cell in zip(header, good, strict=True)
+    ]
+    common = ["predict", str(package), "--tables", str(tables), "--nodes", str(tmp_path / "new.csv")]
+    for lines, code, said in (
+        ([header, good, bad], 3, "new.csv, line 3, column country: is none of"),
+        ([header, good, good], 3, "new.csv, line 3, column account: is the id of an earlier row"),
+        ([header], 0, ""),
+    ):
+        with (tmp_path / "new.csv").open("w", newline="") as file:
+            csv.writer(file).writerows(lines)
+        assert main([*common, "--out", str(tmp_path / "scores.csv")]) == code
+        assert said in capsys.readouterr().err
+    assert len(rows(tmp_path / "scores.csv")) == len(accounts)
+
+
 def test_another_schema_is_named_by_column(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(trained / "banks" / "bank-a", tmp_path / "bank")
     schema = tmp_path / "bank" / "schema.toml"

@@ -85,7 +85,7 @@ def test_ours_beside_theirs(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["runs"] == {"done": 8}
     got = cells(found)
     assert got["Local / Blocks / 2 clients"]["verdict"] == "within 1"
-    assert got["FedAvg / Blocks / 2 clients"]["verdict"] == "explained"
+    assert got["FedAvg / Blocks / 2 clients"]["cause"] == "not reproduced"
     assert got["FedAvg / Blocks / 3 clients"]["verdict"] == "above"
     assert got["FedFuture / Blocks / 2 clients"]["reason"] == "method fedfuture is not here yet"
     fedavg, local = got["FedAvg / Blocks / 3 clients"], got["Local / Blocks / 3 clients"]
@@ -120,6 +120,7 @@ def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert "FedAvg / Blocks / 2 clients" in out
     assert "± unknown" in out  # one seed
     assert "finding: Our number is higher for a reason." in out
+    assert "not reproduced: FedAvg / Blocks / 2 clients" in out
     assert "FedFuture: method fedfuture is not here yet" in out
     assert "not run: Local, FedAvg:" in out and "lickr" in out  # no data: named, and the rest is rendered
 
@@ -176,7 +177,11 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"fedstruct/10.1", "fedggr/8.2", "hifgl/9.4", "fedspray/8.5", "fedstar/8.10"} <= names
     assert main(["reproduce", "mini", "--list", "--json"]) == 0
     first = document(capsys)["tables"][0]
-    assert (first["cells"], first["runnable"], first["missing"]) == (11, 8, ["method fedfuture is not here yet"])
+    assert (first["cells"], first["runnable"]) == (11, 4), "flickr is not here"
+    assert first["missing"] == [
+        "data set flickr is not here (isthmus data get flickr)",
+        "method fedfuture is not here yet",
+    ]
     assert main(["reproduce", "mini/1.1", "--only", "fedavg blocks 3", "--list"]) == 0
     out = capsys.readouterr().out
     assert "2+-.1" in out

@@ -48,8 +48,11 @@ class CallsByHand:
         _distribute_keys(self.run, joined, self.transport, self.contract.hash)
         self.keys = {party: keys.sums for one in joined.values() for party, keys in (one.keys or {}).items()}
         places = {site: tuple(one.clients or {}) for site, one in joined.items()}
-        self.engine = SitesEngine(places, self.settings.method.table, self.transport, self.run)
+        self.engine = self.open_engine(places)
         self.session = self.open_session(0)
+
+    def open_engine(self, places: Mapping[Site, tuple[str, ...]]) -> SitesEngine:
+        return SitesEngine(places, self.settings.method.table, self.transport, self.run)
 
     def open_session(self, incarnation: int) -> Session:
         """An honest server's verbs; it does not check its own calls."""
@@ -98,9 +101,11 @@ class CallsByHand:
         return unmask(masked, calls[0].mask, reply)
 
 
-def join(transport: Transport, run: str, settings: Settings, attempt: int = 0) -> dict[Site, JoinReply]:
+def join(
+    transport: Transport, run: str, settings: Settings, attempt: int = 0, mark: bytes = b"0" * 16
+) -> dict[Site, JoinReply]:
     """What the sites say when a run is begun."""
-    request = pack((codec.encode(BeginRun(run, b"0" * 16, attempt, settings.to_toml(), versions())),))
+    request = pack((codec.encode(BeginRun(run, mark, attempt, settings.to_toml(), versions())),))
     replies = transport.request(run, BEGIN, dict.fromkeys(transport.sites, request), None)
     return {site: codec.decode(unpack(_bytes(reply))[0], JoinReply) for site, reply in replies.items()}
 

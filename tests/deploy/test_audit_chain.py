@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -210,3 +212,46 @@ def test_no_chain_yet(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="this site has joined no run yet"):
         verify(tmp_path)
     assert AuditChain(tmp_path).open().head == Head()
+
+
+NEARLY_FULL = """
+import resource, signal, sys
+from pathlib import Path
+from isthmus.deploy.audit_chain import AuditChain
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+chain = AuditChain(Path(sys.argv[1])).open()
+size = chain.path.stat().st_size
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + 40, size + 40))
+chain.append("order", name="rollback", step=3)
+"""
+
+
+def test_a_line_that_fits_only_in_part_is_not_written(tmp_path: Path) -> None:
+    """A disk that is nearly full takes the beginning of a line without an error."""
+    filled(tmp_path)
+    before = (tmp_path / AUDIT).read_bytes()
+    done = subprocess.run([sys.executable, "-c", NEARLY_FULL, str(tmp_path)], capture_output=True, text=True)
+    assert "cannot be written (No space left on device)" in done.stderr
+    assert (tmp_path / AUDIT).read_bytes() == before
+    assert verify(tmp_path).number == 7
+
+
+APPENDS = """
+import sys
+from pathlib import Path
+from isthmus.deploy.audit_chain import AuditChain
+chain = AuditChain(Path(sys.argv[1])).open()
+for number in range(200):
+    chain.append("order", name=sys.argv[2], step=number)
+"""
+
+
+def test_two_processes_append_at_the_same_time(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "state").symlink_to(tmp_path / "kept")  # a state folder may be a link
+    state = tmp_path / "state"
+    both = [subprocess.Popen([sys.executable, "-c", APPENDS, str(state), name]) for name in ("a", "b")]
+    assert [process.wait(120) for process in both] == [0, 0]
+    assert verify(state).number == 400
+    found = [(record["name"], record["step"]) for record in AuditChain(state).open().read()]
+    assert sorted(found) == [(name, step) for name in ("a", "b") for step in range(200)]

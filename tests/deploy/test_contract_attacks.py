@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hostile_server import HostileServer, Refused, hostile_settings
 
-from isthmus.errors import ProtocolError
-from isthmus.federation import codec
+from isthmus.errors import ProtocolError, RunError
+from isthmus.federation import codec, secure
 from isthmus.federation.interface import Failure
 from isthmus.federation.party import Invocation, Turn
 from isthmus.methods.fedavg import Broadcast, FedAvgClient, Update
@@ -267,3 +267,78 @@ def test_handlers_of_protocols_the_run_does_not_use_do_not_exist_in_it(
     outcome = server.party(party).invoke(call)
     assert isinstance(outcome, Failure) and outcome.kind == "protocol"
     assert str(outcome.cause) == f"{role}.{handler} is not in the contract of this run for phase {phase!r}"
+
+
+# -- states and noise --------------------------------------------------------------------------------
+
+
+def test_a_fresh_state_is_not_kept_as_a_checkpoint(server: HostileServer, caplog: pytest.LogCaptureFixture) -> None:
+    """Begun again, kept as step 0 and gone back to, a party would draw the secret of its noise anew: as often as the
+    server likes.
+    """
+    server.total(
+        server.calls("local_update", TRAIN, dict.fromkeys(server.parts, Broadcast(first_weights(server), 96.0)))
+    )
+    server.begin()
+    for step in (0, 1, 2):
+        with pytest.raises(ProtocolError, match=f"the state of step 0 is not that of step {step}"):
+            server.engine.commit(step)
+    server.engine.rollback(1)
+    with pytest.raises(ProtocolError, match="the state of step 1 is not that of step 2"):
+        server.engine.commit(2)
+    server.engine.commit(1)
+    assert "not that of step" in caplog.text
+
+
+def test_a_run_with_a_promise_of_privacy_allows_no_other_replay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other numbers get other noise: a release that epsilon does not count."""
+    pytest.importorskip("dp_accounting", reason="the accountant is an extra")
+    server = started(tmp_path, dp_clip=1.0, dp_noise=1.0, weighting="uniform")
+    weights = first_weights(server)
+    server.total(server.calls("local_update", TRAIN, dict.fromkeys(server.parts, Broadcast(weights, 4.0))))
+    server.engine.rollback(1)
+    again = dict.fromkeys(server.parts, Broadcast(weights, 5.0))
+    with pytest.raises(Refused):
+        server.total(server.calls("local_update", replace(TRAIN, incarnation=1), again))
+    assert "asks for something else; 0 such changes are allowed in a run" in caplog.text
+
+
+# -- numbers that cannot be summed -------------------------------------------------------------------
+
+
+def told_apart(server: HostileServer) -> dict[str, bool]:
+    """Whether each client fails under a request whose total makes the parts of clients of 15 nodes or more too large
+    for a masked sum.
+    """
+    weights = {name: tensor * 0.0 + 2.0**21 for name, tensor in first_weights(server).items()}
+    calls = server.calls("local_update", TRAIN, dict.fromkeys(server.parts, Broadcast(weights, 14.5)))
+    return {party: isinstance(one, Failure) for party, one in server.ask(calls).items()}
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["each party tells", "the total tells"])
+def test_nobody_fails_for_the_size_of_its_numbers(
+    hidden: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise every round would tell a bit of every client, e.g. by halving its exact number of nodes."""
+    if not hidden:
+        monkeypatch.setattr(
+            secure,
+            "_masked_words",
+            lambda party, leaves, order, context, rows: party.mask(
+                [*leaves, 0], order.roster, order.tag, context=context
+            ),
+        )
+    server = started(tmp_path, weighting="nodes")
+    large = {client: data.num_nodes >= 15 for client, data in server.parts.items()}
+    assert len(set(large.values())) == 2
+    assert told_apart(server) == (dict.fromkeys(large, False) if hidden else large)
+
+
+def test_the_total_tells_that_somebody_could_not_take_part(tmp_path: Path) -> None:
+    server = started(tmp_path, weighting="nodes")
+    weights = {name: tensor * 0.0 + 2.0**21 for name, tensor in first_weights(server).items()}
+    calls = server.calls("local_update", TRAIN, dict.fromkeys(server.parts, Broadcast(weights, 14.5)))
+    with pytest.raises(RunError, match="1 of the 4 parties of a secure sum hold numbers that are too large"):
+        server.total(calls)

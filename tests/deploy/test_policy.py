@@ -8,16 +8,19 @@ from typing import Any
 
 import pytest
 
+from isthmus.data.own_dataset import SITE_TABLES
 from isthmus.deploy.audit_chain import JOIN, AuditChain
 from isthmus.deploy.kit_files import client_toml
 from isthmus.deploy.policy import NOTHING_ASKED, STRICT, Policy
-from isthmus.deploy.site_contract import privacy_of
+from isthmus.deploy.site_contract import DerivedContract, privacy_of, summary
 from isthmus.deploy.site_settings import SiteSettings
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import Settings, resolve
 from isthmus.experiments.contract import contract_of
+from isthmus.federation.contract import Line
 from isthmus.federation.interface import View
 from isthmus.federation.messages import Kind
+from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.registry import all_methods, get_method
 
 NODES, GRAPHS = "csbm:nodes=60,classes=3,features=5", "mutag"
@@ -42,7 +45,11 @@ JOINS = (
 )
 REFUSED = {
     "fedgcn": {"FarSums (embedding)": "hidden_from_others"},
-    "fedggr": {"Uploaded (embedding)": "hidden_from_server", "Returned (gradient)": "hidden_from_server"},
+    "fedggr": {
+        "Uploaded (embedding)": "hidden_from_server",
+        "Returned (gradient)": "hidden_from_server",
+        "Evaluation of clients that are asked different things": "secure_sum = true",
+    },
     "fedgta": {
         "Report (label statistic, model)": "hidden_from_server",
         "Evaluation (count, label statistic, metric)": 'scores = "together"',
@@ -51,6 +58,7 @@ REFUSED = {
         "Report (embedding, model)": "hidden_from_server",
         "Evaluation (count, label statistic, metric)": 'scores = "together"',
     },
+    "fedsageplus": {"Generated (embedding)": "hidden_from_others"},
     "fedstruct-private": {
         "Queries (label statistic)": "hidden_from_others",
         "Sums (embedding)": "hidden_from_others",
@@ -64,8 +72,15 @@ REFUSED = {
         "LocalModel (model)": "hidden_from_server",
         "Evaluation (count, label statistic, metric)": 'scores = "together"',
     },
-    "fedlit": {"Centroids (embedding)": "hidden_from_server"},
-    "fedpergnn": {"Boundary (embedding)": "hidden_from_server"},
+    "fedlit": {
+        "Centroids (embedding)": "hidden_from_server",
+        "Update of clients that are asked different things": "secure_sum = true",
+    },
+    "fedpergnn": {
+        "Boundary (embedding)": "hidden_from_server",
+        "Update of clients that are asked different things": "secure_sum = true",
+        "Evaluation of clients that are asked different things": "secure_sum = true",
+    },
     "fedspray-published": {
         "Census (label statistic)": "hidden_from_server",
         "Upload (embedding, model)": "hidden_from_server",
@@ -94,7 +109,7 @@ def test_who_joins_under_the_strict_defaults(method: str) -> None:
     wanted = REFUSED.get(method, {})
     assert len({text.partition(": ")[2] for text in found}) == len(wanted)
     for what, key in wanted.items():
-        assert any(f"{method} shows" in text and what in text and f"which {key} forbids" in text for text in found)
+        assert any(what in text and f"which {key} forbids" in text for text in found if f": {method} s" in text)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +168,7 @@ def test_without_a_policy_nothing_is_refused(method: str) -> None:
         (
             {"hidden_from_server": ("structure",)},
             "fedstruct",
-            {"secure_sum": False},
+            {"secure_sum": False, "protocol": "hardened"},
             VIEW,
             "fedstruct shows the server Kept (structure) of single clients, which hidden_from_server forbids: set "
             "secure_sum = true",
@@ -163,7 +178,7 @@ def test_without_a_policy_nothing_is_refused(method: str) -> None:
             "fedstruct",
             {"secure_sum": True},
             VIEW,
-            "setup: fedstruct shows others EdgeList (structure) of single clients, which hidden_from_others forbids",
+            "setup: fedstruct shows others ArcList (structure) of single clients, which hidden_from_others forbids",
         ),
         ({"scores": "together"}, "local", {}, VIEW, "Evaluation (count, label statistic, metric) of single clients"),
         ({"methods": ("fedsgd",)}, "fedavg", {}, VIEW, "method 'fedavg' is not allowed by methods = ['fedsgd']"),
@@ -182,7 +197,7 @@ def test_a_sum_needs_two_others_whatever_the_policy() -> None:
     two = replace(VIEW, clients=("client-0", "client-1"))
     assert refusals(NOTHING_ASKED, "fedavg", two, clients=2, secure_sum=True) == []
     found = refusals(NOTHING_ASKED, "fedstruct", two, clients=2, secure_sum=True)
-    assert any("sums Product over 2 clients" in text for text in found), "each would know the other's part"
+    assert any("sums Forward over 2 clients" in text for text in found), "each would know the other's part"
 
 
 def test_a_policy_that_refuses_everything() -> None:
@@ -329,3 +344,20 @@ def test_a_new_kit_is_strict(tmp_path: Path) -> None:
     uncommented = client_toml("bank-a", "identity.key").replace("\n# ", "\n")
     full = read(tmp_path, uncommented).policy
     assert full == replace(STRICT, methods=("fedavg",), runs=10, epsilon=8.0, delta=1e-5, max_ids=100000)
+
+
+@pytest.mark.parametrize(("dataset", "said"), [(SITE_TABLES, True), (NODES, False)])
+def test_the_contract_in_words_says_what_a_promise_does_not_cover(tmp_path: Path, dataset: str, said: bool) -> None:
+    pytest.importorskip("dp_accounting", reason="the accountant is an extra")
+    derived = DerivedContract.of(settings_of(dataset=dataset, **PRIVATE), VIEW)
+    words = " ".join(summary(derived, STRICT, AuditChain(tmp_path)))
+    assert ("sums by which features are scaled" in words) == said and "counts and losses of evaluation" in words
+
+
+def test_scores_that_clients_show_each_other_are_not_exempt() -> None:
+    """Only the server, and a silo of its own devices, may be told scores."""
+    settings = settings_of(secure_sum=True)
+    contract = contract_of(settings, VIEW)
+    told = Line("evaluation", "client", "tell", "send", reply=Evaluation, to=("client",))
+    found = list(STRICT.refusals(settings, replace(contract, lines=(*contract.lines, told))))
+    assert len(found) == 1 and "shows others Evaluation (label statistic)" in found[0]

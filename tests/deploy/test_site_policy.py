@@ -13,20 +13,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile_server import HostileServer, Refused, hostile_settings
+from hostile_server import HostileServer, Refused, hostile_settings, join
 from in_process_sites import InProcessTransport, federation, run_in_process, settings_of
 from typer.testing import CliRunner
 
 from isthmus.cli.main import app, main
 from isthmus.deploy.approval import Approvals
 from isthmus.deploy.audit_chain import AUDIT, CALL, END, INDEX, JOIN, MEET, ORDER, REFUSED, AuditChain, verify
-from isthmus.deploy.handshake import SignedHead
-from isthmus.deploy.roster import read_identity
-from isthmus.deploy.server_run import HEADS
-from isthmus.errors import ConfigError, DataError, RunError
+from isthmus.deploy.handshake import KEYS, PeerKeys, SignedHead
+from isthmus.deploy.roster import OrganisationKeys, read_identity
+from isthmus.deploy.server_run import HEADS, SitesEngine
+from isthmus.deploy.site_settings import SiteSettings
+from isthmus.errors import ConfigError, DataError, ProtocolError, RunError
 from isthmus.experiments.config import Settings
+from isthmus.federation import codec
+from isthmus.federation.host import Answer
 from isthmus.federation.interface import Failure, QuorumError
 from isthmus.federation.party import Turn
+from isthmus.federation.watch import AdmittedCall
+from isthmus.federation.wire import pack, unpack
 from isthmus.methods.fedavg import Broadcast
 from isthmus.privacy.keys import signed_by
 
@@ -154,7 +159,7 @@ def test_a_restarted_site_still_knows_whom_it_summed_with(tmp_path: Path) -> Non
     mark = records(tmp_path)[0]["mark"]
     from isthmus.deploy.audit_chain import RunLog
 
-    calls = RunLog(again.chain, "r", mark).calls()
+    calls = [call for call in RunLog(again.chain, "r", mark).calls() if isinstance(call, AdmittedCall)]
     assert len(calls) == len(log) > 0 and any(call.rosters for call in calls)
 
 
@@ -390,3 +395,76 @@ def test_identity_writes_a_strict_client_toml_once(tmp_path: Path, capsys: pytes
     (tmp_path / "client.toml").write_text("mine")
     assert main(["client", "identity", "bank-a", "--client", "bank-a", "--out", str(out)]) == 0
     assert (tmp_path / "client.toml").read_text() == "mine" and "is kept" in capsys.readouterr().err
+
+
+# -- what a run leaves at a site -----------------------------------------------------------------------
+
+
+def test_models_are_not_replaced_by_a_run_of_the_same_name(tmp_path: Path) -> None:
+    transport = strict(tmp_path)
+    run_in_process(tmp_path, transport, secure())
+    kept = models(tmp_path)
+    shutil.rmtree(tmp_path / "runs")  # another run of that name, with an id of its own
+    with pytest.raises(ConfigError, match="holds models of another run called r, which would be replaced"):
+        run_in_process(tmp_path, transport.restarted(), secure(method="fedsgd"))
+    assert models(tmp_path) == kept
+
+
+def test_a_state_that_is_not_of_the_run_is_not_kept_as_its_model(tmp_path: Path) -> None:
+    """The run is over and begun again; a fresh state would take the place of the trained model."""
+    transport = strict(tmp_path)
+    run_in_process(tmp_path, transport, secure())
+    kept = models(tmp_path)
+    (tmp_path / "runs" / "r" / "result.json").unlink()
+    again, settings = transport.restarted(), secure()
+    joined = join(again, "r", settings, 1, bytes.fromhex(records(tmp_path)[0]["mark"]))
+    places = {site: tuple(one.clients or {}) for site, one in joined.items()}
+    engine = SitesEngine(places, settings.method.table, again, "r")
+    with pytest.raises(ProtocolError, match="have not exchanged keys yet"):
+        engine.commit(0)
+    keys = {party: pair for one in joined.values() for party, pair in (one.keys or {}).items()}
+    request = pack((codec.encode(PeerKeys(keys)),))
+    again.request("r", KEYS, dict.fromkeys(again.sites, request), None)
+    with pytest.raises(ProtocolError, match="its state is not that of the run"):
+        list(engine.export(False))
+    assert models(tmp_path) == kept and len(kept) == 3
+
+
+@pytest.mark.parametrize(
+    "name", ["../bank", "a/devices", "server", "..", "", "bank\n", "bank?", "\uff42ank", " bank", "x" * 101]
+)
+def test_names_of_clients_are_names(tmp_path: Path, name: str) -> None:
+    text = f'client = {json.dumps(name)}\n[data]\ndataset = "cora"\nclients = 3\n'
+    (tmp_path / "client.toml").write_text(text)
+    with pytest.raises(ConfigError, match="a client cannot be called"):
+        SiteSettings.read(tmp_path / "client.toml")
+    (tmp_path / "roster.toml").write_text(f'[a]\nclient = {json.dumps(name)}\nkey = "{"00" * 32}"\n')
+    with pytest.raises(ConfigError, match="a client cannot be called"):
+        OrganisationKeys.read(tmp_path / "roster.toml")
+
+
+@pytest.mark.parametrize("run", ["../x", "a/b", "contracts", "Contracts", "", "ﬁ", "x" * 101])
+def test_names_of_runs_are_names(tmp_path: Path, run: str) -> None:
+    transport = strict(tmp_path)
+    reply = transport.runtimes["bank-0"].handle(run, "begin", b"")
+    assert "a run cannot be called" in codec.decode(unpack(reply)[0], Answer).text
+    assert not (tmp_path / "bank-0" / "state").exists()
+
+
+def test_only_one_job_of_a_site_answers_for_a_run(tmp_path: Path) -> None:
+    """Several jobs of one run at the same time would each know only what was asked before they began."""
+    server = HostileServer(tmp_path, hostile_settings(), STRICT)
+    first, second = server.engine, server.transport.restarted()
+    keys, everybody = dict(server.keys), dict.fromkeys(server.parts)
+    first.commit(0)
+    server.transport = second
+    server.begin()
+    server.total(server.calls("size", replace(SETUP, incarnation=1), everybody))
+    mine, server.engine, server.keys = server.engine, first, keys
+    with pytest.raises(Refused):
+        server.total(server.calls("size", SETUP, everybody))
+    for order in (lambda: first.commit(0), lambda: first.rollback(0), lambda: list(first.export(False))):
+        with pytest.raises(ProtocolError, match="r was begun again in another job of this site: this one is over"):
+            order()
+    mine.commit(1)
+    assert "was begun again in another job" in records(tmp_path)[-1]["text"]

@@ -99,7 +99,11 @@ def test_sites_end_with_the_bits_of_one_process(method: str, more: dict[str, obj
 
 @pytest.mark.parametrize(
     ("method", "more"),
-    [("fedavg", {}), ("fedavg", {"secure_sum": True}), ("fedstruct", {"structure_hops": 2, "nsf_dim": 8})],
+    [
+        ("fedavg", {}),
+        ("fedavg", {"secure_sum": True}),
+        ("fedstruct", {"structure_hops": 2, "nsf_dim": 8, "secure_sum": True}),
+    ],
 )
 def test_each_bank_gets_predictions_of_its_accounts(method: str, more: dict[str, object], tmp_path: Path) -> None:
     """By the bank's own names, right as often as the training scored, and at the bank only."""
@@ -213,3 +217,11 @@ def test_a_site_opens_no_file_of_another_owner(tmp_path: Path) -> None:
     opened = [path for path in json.loads(done.stdout) if str(tables) in path]
     assert any(path.startswith(str(tables / "bank-a")) for path in opened)
     assert not any(path.startswith(str(tables / name)) for path in opened for name in ("bank-b", "bank-c"))
+
+
+def test_banks_refuse_hops_without_masks(tmp_path: Path) -> None:
+    """Sender by sender, the sums of a hop tell most values: organisations stream behind masks only."""
+    transport = sites(tmp_path, write_banks(tmp_path / "tables"))
+    settings = settings_of("fedstruct", "tables", engine="nvflare", structure_hops=2, nsf_dim=8)
+    with pytest.raises(ConfigError, match="set secure_sum=true"):
+        run_in_process(tmp_path, transport, settings)

@@ -182,6 +182,60 @@ def test_own_data_from_python(tmp_path: Path) -> None:
         models.predict("client-0", data=Data(x=torch.randn(5, 4), edge_index=new.edge_index))
     with pytest.raises(ConfigError, match="say whose they are"):
         models.predict(data=new)
+    with pytest.raises(DataError, match="class 4, and the model of client-0 knows classes 0 to 1"):
+        models.predict("client-0", data=Data(x=torch.randn(5, 3), edge_index=new.edge_index, y=torch.arange(5)))
+
+
+def directed_graph(seed: int = 0, count: int = 45) -> Data:
+    """Arcs of one direction and features that need a scale: general settings change both before they train."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 3, generator=generator) * torch.tensor([1.0, 100.0, 0.01]) + torch.tensor([0.0, 5.0, 3.0])
+    arcs = torch.randint(0, count, (2, 3 * count), generator=generator)
+    return Data(x=x, edge_index=arcs[:, arcs[0] != arcs[1]], y=(x[:, 1] > 5.0).long(), owner=torch.arange(count) % 3)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "adafgl", "fedgcn", "fedggr", "fedstruct", "hifgl", "central"])
+def test_own_data_given_again_are_prepared_as_in_training(method: str, tmp_path: Path) -> None:
+    """Features on the scale of the training, arcs both ways, owners as they were: the predictions of the run."""
+    data = directed_graph()
+    settings = {"rounds": 3, "patience": 0, **({"secmp": "plain"} if method == "hifgl" else {})}
+    variant = {"variant": "near"} if method == "fedstruct" else {"variant": "own"} if method == "hifgl" else {}
+    isthmus.run(method, dataset=data, preset="general", set=settings | variant, split="40/20/40", out=tmp_path / "r")
+    models = isthmus.load_models(tmp_path / "r")
+    wanted, found = models.predict(), models.predict(data=data)
+    assert wanted.keys() == found.keys()
+    for client, one in wanted.items():
+        torch.testing.assert_close(found[client].probability, one.probability, rtol=0, atol=1e-6)
+    if method not in ("fedavg", "adafgl"):
+        return
+    first = data.subgraph(data.owner == 0)  # one owner's nodes alone, without a partner's
+    alone = models.predict("client-0", data=Data(x=first.x, edge_index=first.edge_index))["client-0"]
+    torch.testing.assert_close(alone.probability, wanted["client-0"].probability, rtol=0, atol=1e-6)
+    assert (
+        len(models.predict("client-0", data=Data(x=first.x[:0], edge_index=first.edge_index[:, :0]))["client-0"]) == 0
+    )
+
+
+def test_one_graph_of_all_with_nodes_that_came_later(tmp_path: Path) -> None:
+    data = directed_graph()
+    settings = {"rounds": 2, "variant": "near", "patience": 0}
+    isthmus.run("fedstruct", dataset=data, preset="general", set=settings, split="40/20/40", out=tmp_path / "r")
+    models, more = isthmus.load_models(tmp_path / "r"), directed_graph(1, 48)
+    more.x[:45], more.edge_index = data.x, torch.cat([data.edge_index, torch.tensor([[45, 46], [3, 45]])], 1)
+    found = models.predict(data=Data(x=more.x, edge_index=more.edge_index, owner=more.owner))
+    assert [len(found[client]) for client in models.clients] == [16, 16, 16] and found["client-0"].labelled == 0
+    with pytest.raises(ConfigError, match="says whose each node is"):
+        models.predict("client-0", data=Data(x=more.x, edge_index=more.edge_index))
+    with pytest.raises(DataError, match="owner names z; the models are of client-0"):
+        models.predict(data=Data(x=more.x, edge_index=more.edge_index, owner=["z"] * 48))
+
+
+def test_new_graphs_need_no_label(tmp_path: Path) -> None:
+    isthmus.run("fedavg", dataset="motifs:graphs=30", clients=2, rounds=1, hidden="4,4", out=tmp_path / "r")
+    models = isthmus.load_models(tmp_path / "r")
+    width = models.packages["client-0"].num_features
+    new = [Data(x=torch.rand(n, width), edge_index=torch.tensor([[0], [1]])) for n in (2, 5)]
+    assert len(models.predict("client-0", data=new)["client-0"]) == 2
 
 
 def test_messages_need_everybody(tmp_path: Path) -> None:
@@ -201,3 +255,12 @@ def test_a_prediction_is_declared(tmp_path: Path) -> None:
     models.predict()
     assert {entry.phase for entry in models.entries} == {"prediction"}
     assert not {"DeviceGradients", "Update", "Evaluation"} & {entry.message for entry in models.entries}
+
+
+def test_the_page_says_how_every_method_predicts() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "predict.md").read_text()
+    rows = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| ")]
+    ways = ("alone", "messages", "no")
+    said = {name.strip(): how.strip() for names, how in rows for name in names.split(",") if how.strip() in ways}
+    for method in all_methods():
+        assert said.get(method.name) == method.predicts, method.name

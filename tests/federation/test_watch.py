@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from isthmus.data.own_dataset import SITE_TABLES
 from isthmus.errors import ConfigError, ProtocolError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.contract import contract_of
@@ -18,8 +19,9 @@ from isthmus.federation.interface import View
 from isthmus.federation.party import Invocation, Turn
 from isthmus.federation.script import ask, mail, total
 from isthmus.federation.secure import MaskOrder
-from isthmus.federation.watch import AdmittedCall, MemoryLog, Watch, WatchRules
+from isthmus.federation.watch import AdmittedCall, MemoryLog, RolledBack, Watch, WatchRules
 from isthmus.methods.fedavg import METHOD, FedAvgClient
+from isthmus.privacy.mask_graph import choices_for
 from isthmus.privacy.masks import SumRoster, SumTag
 
 CLIENTS = tuple(f"client-{number}" for number in range(4))
@@ -104,6 +106,30 @@ def test_the_minimum_of_a_sum_is_the_sites_own() -> None:
     admit(watch, call(1))
 
 
+def test_a_sparse_mask_graph_is_the_right_one() -> None:
+    """As many neighbours as the number of parties asks for, and only where the server does not choose the roster."""
+    clients = tuple(f"client-{number:02d}" for number in range(24))
+    keys = {client: bytes([number]) * 32 for number, client in enumerate(clients)}
+    line = Line("train", "client", "size", "total", summed=True)
+
+    def check(chosen: int, roster: tuple[str, ...] = clients, **changes: Any) -> None:
+        agreed = Contract((replace(line, **changes),), in_order([("train", 3, 1)]), clients, ("client",), True, "test")
+        order = MaskOrder(SumRoster({name: keys[name] for name in roster}, chosen), SumTag("", "train", 1, 1, "size"))
+        asked = Invocation(clients[0], "client", "size", Turn(0, "train", 1, 1), 1, mask=order)
+        Watch(agreed, clients[0], "client", full=True).check(asked)
+
+    right = choices_for(24)
+    check(right)
+    check(0)  # more masks than needed
+    for wrong in (1, right - 1, right + 1):
+        with pytest.raises(ProtocolError, match="wrong number of neighbours"):
+            check(wrong)
+    check(right, some=True)
+    check(0, clients[:22], some=True)
+    with pytest.raises(ProtocolError, match="wrong number of neighbours"):
+        check(choices_for(22), clients[:22], some=True)
+
+
 @pytest.mark.parametrize(
     ("script", "message"),
     [
@@ -157,3 +183,49 @@ def test_the_hash_differs_with_every_setting_and_with_the_clients() -> None:
     hashes += [contract_of(resolve("fedprox", {"dataset": "csbm", "clients": 4}), VIEW).hash]
     assert len(set(hashes)) == len(hashes)
     assert contract_of(settings[0], VIEW).hash == hashes[0]
+
+
+# -- what everybody was asked --------------------------------------------------------------------------
+
+
+def prepared_watch(*calls: AdmittedCall | RolledBack) -> bytes:
+    """What a site's watch over a run of tables knows of the time before."""
+    settings = resolve("fedavg", {"dataset": SITE_TABLES, "clients": 4, "secure_sum": True, "engine": "nvflare"})
+    watch = Watch(contract_of(settings, VIEW), "client-0", "client", full=True)
+    watch.restore(calls)
+    return watch.asked_so_far()
+
+
+def asked(phase: str, step: int, handler: str, request: str, attempt: int = 0) -> AdmittedCall:
+    return AdmittedCall("client-0", phase, 1, step, attempt, 1, handler, 1, request)
+
+
+def test_sums_are_tied_to_all_that_everybody_was_asked() -> None:
+    """A server that told the others another scale has made their features vanish: no total with them."""
+    scaled, trained = asked("scaling", 1, "settle", "a"), asked("train", 2, "local_update", "w")
+    known = prepared_watch(scaled, trained)
+    assert known == prepared_watch(scaled, trained) and len(known) == 32
+    different = [
+        prepared_watch(replace(scaled, request="b"), trained),
+        prepared_watch(trained),
+        prepared_watch(scaled, replace(trained, request="v")),
+        prepared_watch(scaled, replace(trained, step=3)),
+    ]
+    assert len({known, *different}) == 5
+
+
+def test_what_only_some_get_does_not_tie_sums() -> None:
+    """The first owner draws the key of links; mail is everybody's own."""
+    scaled = asked("scaling", 1, "settle", "a")
+    drawn, taken = asked("linking", 2, "share_key", "p"), asked("linking", 2, "take_key", "")
+    assert prepared_watch(scaled, drawn, taken) == prepared_watch(scaled)
+
+
+def test_what_was_undone_does_not_tie_sums() -> None:
+    scaled, first = asked("scaling", 1, "settle", "a"), asked("train", 2, "local_update", "w")
+    lost, again = asked("train", 3, "local_update", "x"), asked("train", 3, "local_update", "y")
+    known = prepared_watch(scaled, first, again)
+    assert prepared_watch(scaled, first, lost, RolledBack(2), again) == known, "also under the same attempt"
+    assert prepared_watch(scaled, first, lost, replace(again, attempt=1)) == known
+    assert prepared_watch(replace(scaled, request="b"), replace(scaled, attempt=1), first, again) == known
+    assert prepared_watch(scaled, first, lost, again) != known

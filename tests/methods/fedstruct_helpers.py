@@ -76,10 +76,11 @@ def opaque_ids(where: Scenario) -> Scenario:
 
 
 def experiment(where: Scenario, method: str = "fedstruct", **settings: Any) -> SimulatedRun:
+    """A small run; of FedStruct with powers unless told otherwise."""
     given = {"dataset": "csbm", "preset": "fedstruct", "clients": len(where.parts), "rounds": 2, "execution": "each"}
     given |= {**SMALL, **settings}
     if method == "fedstruct":
-        return SimulatedRun(resolve(method, given), opaque_ids(where))
+        return SimulatedRun(resolve(method, {"protocol": "hardened", **given}), opaque_ids(where))
     given = {key: value for key, value in given.items() if key not in ("structure_hidden", "nsf_dim")}
     return SimulatedRun(resolve(method, given), where)
 

@@ -44,7 +44,7 @@ SKIP = {
 @pytest.mark.parametrize(
     "settings",
     [
-        {"nsf": "hop2vec"},
+        {"nsf": "hop2vec", "protocol": "hardened"},
         {
             "nsf_at": "clients",
             "protocol": "published",
@@ -52,7 +52,7 @@ SKIP = {
             "loss": "double_softmax",
             "weighting": "nodes",
         },
-        {"nsf": "walk", "backbone": "sage", "train_betas": True},
+        {"nsf": "walk", "backbone": "sage", "train_betas": True, "protocol": "hardened"},
     ],
     ids=["hardened", "published", "fixed"],
 )
@@ -65,6 +65,7 @@ def test_general_properties(settings: dict[str, Any], monkeypatch: pytest.Monkey
 def test_fedavg_has_the_general_properties_too(monkeypatch: pytest.MonkeyPatch) -> None:
     same_secrets(monkeypatch)
     small = {"nsf_dim": 8, "structure_hidden": (6,), "structure_hops": 2, "algorithm": "fedavg", "local_epochs": 2}
+    small |= {"protocol": "hardened"}
     ran = check_method(
         "fedstruct", settings=small, skip={**SKIP, "cohort_equals_each": "fedavg steps each client by itself"}
     )
@@ -374,7 +375,7 @@ def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
 
 
 def test_every_protocol_of_the_settings_is_there() -> None:
-    assert get_args(get_type_hints(FedStructConfig)["protocol"]) == tuple(PROTOCOLS)
+    assert get_args(get_type_hints(FedStructConfig)["protocol"]) == ("streamed", *PROTOCOLS)
 
 
 @pytest.mark.parametrize(
@@ -398,7 +399,7 @@ def test_presets_are_the_papers_table(dataset: str, hops: int, hidden: tuple[int
         "dgcn",
     )
     assert (config.prune, config.nsf_dim, config.loss, config.weighting) == (30, 256, "ce", "train")
-    assert (config.protocol, config.prune_mode) == ("hardened", "row")
+    assert (config.protocol, config.prune_mode) == ("streamed", "row")
     reference = resolve("fedstruct", {"dataset": dataset, "profile": "reference"}).method_config
     assert (reference.protocol, reference.prune_mode) == ("published", "global")
     assert (reference.loss, reference.weighting) == ("double_softmax", "nodes")

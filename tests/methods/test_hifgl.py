@@ -22,6 +22,8 @@ from hifgl_helpers import (
     small,
     with_edges,
 )
+from safetensors.torch import load_file
+from torch_geometric.data import Data
 
 import isthmus
 from isthmus.cli.main import main
@@ -637,6 +639,25 @@ def test_values_that_are_not_numbers_and_values_beyond_the_bound() -> None:
 def test_a_graph_beyond_the_format_is_refused() -> None:
     with pytest.raises(DataError, match="raise max_degree"):
         experiment_of(small(), max_degree=2)
+
+
+def test_a_device_with_very_many_neighbours_is_no_reason_to_stop(tmp_path: Path) -> None:
+    """A hub of 1,500 edges, most of them to other owners: the protected sums are those in the clear."""
+    leaves = torch.arange(1, 1501)
+    arcs = torch.stack([torch.zeros_like(leaves), leaves])
+    generator = torch.Generator().manual_seed(0)
+    data = Data(
+        x=torch.randn(1501, 3, generator=generator),
+        edge_index=torch.cat([arcs, arcs.flip(0)], 1),
+        y=torch.arange(1501) % 2,
+    )
+    weights = []
+    for secmp in ("hardened", "plain"):
+        settings = {"secmp": secmp, "mode": "cross-silo", "rounds": 2, "variant": "own", "hidden": 4}
+        owner = torch.arange(1501) % 3
+        isthmus.run("hifgl", dataset=data, partition=owner, set=settings, seed=1, out=tmp_path / secmp)
+        weights.append(load_file(tmp_path / secmp / "models" / "client-0" / "weights.safetensors"))
+    assert max_difference(*weights) < 1e-4
 
 
 def test_edges_known_to_one_end_only_are_refused() -> None:

@@ -5,12 +5,14 @@ hand.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from isthmus.errors import DataError
-from isthmus.papers.judge import Comparison, compare_table
+from isthmus.papers.counts import Counts, count, counts_table
+from isthmus.papers.judge import Comparison, Earlier, compare_table
 from isthmus.papers.page import ours_text, published_text, write_page
 from isthmus.papers.tables import Paper, Table, read_paper
 
@@ -117,19 +119,85 @@ def test_one_seed_has_no_spread_and_says_so() -> None:
     assert one([0.71], mid="70.0").verdict == "no spread"
 
 
-def test_a_note_explains_what_is_far_off_but_not_what_fits() -> None:
-    note = '[[table.note]]\nonly = "mid"\nfinding = "why"'
-    assert one([0.9, 0.9], note=note).verdict == "explained"
-    assert one([0.7, 0.7], note=note).verdict == "within 1"
-    assert one([0.9, 0.9], note='[[table.note]]\nnote = "a remark on the whole table"').verdict == "above"
-    assert (
-        one([0.9, 0.9], note='[[table.note]]\nonly = "mid"\nnote = "what is known of it explains nothing"').verdict
-        == "above"
+def test_a_finding_excuses_nothing_and_a_guess_is_called_one() -> None:
+    def found(note: str, score: float = 0.9) -> tuple[str, str]:
+        row = one([score, score], note=f"[[table.note]]\n{note}")
+        return row.verdict, row.cause
+
+    assert found('only = "mid"\nfinding = "an observation"') == ("above", "not reproduced")
+    assert found('only = "mid"\nfinding = "why"\ncause = "guessed"') == ("above", "cause guessed")
+    assert found('only = "mid"\nfinding = "why"\ncause = "guessed"', 0.7) == ("within 1", "")
+    assert found('note = "a remark on the whole table"') == ("above", "not reproduced")
+    assert found('only = "mid"\nprinted = "9.0"\nnote = "a misprint"') == ("above", "not reproduced")
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        'only = "mid"\nfinding = "why"\ncause = "known"',
+        'only = "mid"\nfinding = "why"\ncause = "shown"',  # by what?
+        'finding = "why"\ncause = "guessed"',  # of which cells?
+        'only = "mid"\nnote = "why"\ncause = "guessed"',  # nothing of ours
+        'only = "x"\nfinding = "why"\ncause = "guessed"',  # a whole column
+    ],
+)
+def test_a_cause_must_name_its_cells_and_its_proof(note: str) -> None:
+    with pytest.raises(DataError, match="cause"):
+        paper(note=f"[[table.note]]\n{note}")
+
+
+def test_a_cause_is_shown_only_by_runs_that_close_the_gap() -> None:
+    note = (
+        '[[table.note]]\nonly = "mid"\nfinding = "why"\ncause = "shown"\nshown_by = "2 / {row}, changed / {column}"\n'
     )
-    assert (
-        one([0.9, 0.9], note='[[table.note]]\nonly = "mid"\nprinted = "9.0"\nnote = "a misprint does"').verdict
-        == "explained"
+    second = (
+        '[[table]]\nkey = "2"\ntitle = "c"\nours = true\ncolumns = ["X"]\nrows = [["mid, changed", "70.0+-2.0"]]\n'
+        '[table.label]\n"mid, changed" = { method = "fedavg", lr = 0.5 }\n'
     )
+    book = paper(mid="70.0+-2.0", note=note + second)
+
+    def cause(changed: list[float]) -> str:
+        given = {"mid": [0.9, 0.9], "mid, changed": changed}
+        results = {row: {seed: result(seed, score) for seed, score in enumerate(each)} for row, each in given.items()}
+        rows = compare_table(
+            book.tables[0],
+            book.tables[0].cells,
+            lambda cell: results.get(cell.row, {}),
+            find=lambda table, name: (book.tables[1], book.tables[1].cells[0]) if name == "mid, changed / X" else None,
+        )
+        return next(row.cause for row in rows if row.cell.row == "mid")
+
+    assert cause([0.71, 0.73]) == "cause shown"
+    assert cause([0.85, 0.85]) == "cause guessed"  # the change does not close the gap
+    assert cause([]) == "cause guessed"
+
+
+def test_numbers_from_before_records_stand_until_as_many_seeds_are_recorded() -> None:
+    table = paper().tables[0]
+
+    def row(scores: list[float]) -> Comparison:
+        results = {seed: result(seed, score) for seed, score in enumerate(scores)}
+        rows = compare_table(
+            table,
+            table.cells,
+            lambda cell: results if cell.row == "mid" else {},
+            earlier=lambda cell: Earlier(60.0, 1.5, 2, 7, 3, 1.0) if cell.row == "mid" else None,
+        )
+        return next(row for row in rows if row.cell.row == "mid")
+
+    assert (row([0.7]).mean, row([0.7]).seeds, row([]).verdict) == (60.0, 2, "below")
+    assert (row([0.7, 0.72]).mean, row([0.7, 0.72]).earlier_seeds) == (pytest.approx(71.0), 0)
+    page = write_page(paper(), [(table, [row([])])], [])
+    assert "| 60.00 ± 1.50 | 2† |" in page and "before records were kept" in page
+
+
+def test_counts_add_up() -> None:
+    table = paper().tables[0]
+    rows = list(judge(table, {"low": [0.6], "mid": [0.9, 0.9], "time": [0.1]}).values())
+    found = count([(table, rows), (replace(table, ours=True), rows)])
+    assert (found.cells, found.printed, found.filled, found.one_seed) == (5, 5, 3, 2)
+    assert (found.within_1, found.not_reproduced, found.not_judged) == (1, 1, 1)
+    assert "| a | 5 | 0 → 3 |" in counts_table({"a": Counts(cells=5, printed=5)}, {"a": found})
 
 
 def test_a_note_for_several_cells_names_them_all() -> None:
@@ -236,22 +304,20 @@ def test_the_page_shows_what_was_run_and_why_the_rest_was_not() -> None:
     )
     page = write_page(book, [(book.tables[0], rows)], [result(0, 0.6), result(1, 0.6)])
     assert "2 runs, the newest of 2020-01-02; seeds 0, 1" in page
-    assert (
-        "| mid / X | 70.00 ± 2.00 (50.00) | 90.00 ± 0.00 | 2 | +20.00 | explained | +30.00 ± 0.00 | 10 (4) | 3.0 |"
-        in page
-    )
+    line = "| mid / X | 70.00 ± 2.00 (50.00) | 90.00 ± 0.00 | 2 | +20.00 | above, not reproduced | +30.00 ± 0.00 |"
+    assert line in page
     assert "It needs more rounds." in page
     assert "[printed 6.0]" in published_text(rows[0])
     assert "3 of 5 cells not run: method x is not here yet" in page
     assert page == write_page(book, [(book.tables[0], rows)], [result(0, 0.6), result(1, 0.6)])
 
 
-def test_the_page_does_not_hide_what_nobody_explained() -> None:
+def test_the_page_does_not_hide_what_was_not_reproduced() -> None:
     book = paper()
     page = write_page(
         book, [(book.tables[0], list(judge(book.tables[0], {"mid": [0.9, 0.9]}).values()))], [result(0, 0.9)]
     )
-    assert "**Not explained:** 1: mid / X 90.00 ± 0.00 (published 70.00 ± 2.00 (50.00))." in page
+    assert "**Not reproduced, cause not known:** 1: mid / X 90.00 ± 0.00 (published 70.00 ± 2.00 (50.00))." in page
 
 
 def test_a_page_without_runs() -> None:

@@ -11,9 +11,23 @@ from isthmus.papers.cells import Cell, Published, parse_cell
 from isthmus.papers.tables import Table, find_tables, load_paper, matching, paper_names, read_paper, select
 
 TABLES = {
-    "fedstruct": ["10.1", "10.2", "10.3", "6.4a", "6.4b", "6.4c", "6.4d", "6.4e", "6.4f", "check.chameleon"],
+    "fedstruct": [
+        "10.1",
+        "10.2",
+        "10.3",
+        "6.4a",
+        "6.4b",
+        "6.4c",
+        "6.4d",
+        "6.4e",
+        "6.4f",
+        "check.chameleon",
+        "check.profiles",
+    ],
     "fedggr": [
         "8.2",
+        "check.printed",
+        "check.decay",
         "9.1",
         "4.controls",
         "10.encoders",
@@ -25,7 +39,7 @@ TABLES = {
         "4.widths",
     ],
     "fedtad": ["10.1", "check.rows"],
-    "hifgl": ["9.1", "9.2", "9.3", "9.4", "9.5", "9.6", "check.protocols"],
+    "hifgl": ["9.1", "9.2", "9.3", "9.4", "9.5", "9.6", "9.7", "check.pubmed", "check.protocols"],
     "fedspray": ["8.2", "8.3", "8.5", "4.lambda1", "4.ds", "4.motivation", "check.teacher", "check.last"],
     "fedstar": ["8.1", "8.2", "8.3", "8.4", "8.10", "4.clients", "check.fedper", "check.splits"],
 }

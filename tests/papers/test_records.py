@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from isthmus.papers import read_records, record_of, write_records
 from isthmus.papers.cells import measured
+from isthmus.papers.records import curve_of
 
 RESULT = {
     "seed": 3,
@@ -34,6 +36,20 @@ def test_a_record_keeps_every_score_and_no_place_or_long_list(tmp_path: Path) ->
         "learned_graph": {"cross_share": 0.25},
         "clusters": [["client-0", "client-1"], ["client-2"]],
     }
+
+
+def test_a_small_curve_is_kept(tmp_path: Path) -> None:
+    lines = [
+        {"round": n, "val": n / 100, "test": n / 200, "per_client": {"a": {"test": [n, 100]}, "b": {"test": [0, 0]}}}
+        for n in range(1, 51)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    curve = curve_of(tmp_path)
+    assert curve is not None and len(curve["round"]) <= 21 and curve["round"][-1] == 50
+    assert curve["test"][-1] == 0.25 and curve["clients"] == {"a": [n / 100 for n in curve["round"]], "b": [None] * 18}
+    record = record_of("run-s3", RESULT, curve)
+    assert record["curve"] == curve == record_of("run-s3", record)["curve"], "a record of a record is the same"
+    assert curve_of(tmp_path / "nowhere") is None
 
 
 def test_no_file_is_no_records(tmp_path: Path) -> None:

@@ -54,3 +54,8 @@ def test_facts_have_a_table_of_their_own_and_are_escaped(tmp_path: Path) -> None
     assert title in text and "&lt;b&gt;noise" in text and "<i>" not in text
     odd = write_run(tmp_path / "odd", "fedper", result={"facts": "none of your business"})
     assert title not in write_report([odd], tmp_path / "c.html").read_text()
+
+
+def test_names_of_classes_are_not_averaged() -> None:
+    assert fact_rows([{"majority_class": 0}, {"majority_class": 1}]) == [("majority_class", "0; 1")]
+    assert fact_rows([{"classes_seen": 1}, {"classes_seen": 2}]) == [("classes_seen", "1.5 ± 0.5")]

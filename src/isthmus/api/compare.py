@@ -7,6 +7,7 @@ import logging
 import os
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ from isthmus.api.batch import Runner, raise_failure, runner
 from isthmus.api.progress import say, size, watched
 from isthmus.api.result import Result, load
 from isthmus.api.table import Cell, Table, counted, scored
-from isthmus.errors import ConfigError, DataError
+from isthmus.errors import ConfigError, DataError, unknown
 from isthmus.experiments.batch import Job, Outcome
-from isthmus.experiments.config import Settings, resolve
+from isthmus.experiments.config import Settings, allowed_keys, resolve
 from isthmus.experiments.config_values import parse_override
 from isthmus.experiments.run import by_name
+from isthmus.methods.built_model import model_words
 from isthmus.metrics.gain import Gain, Scored, gains
+from isthmus.metrics.scores import at_score_round
 from isthmus.metrics.spread import client_stds, spread
 from isthmus.papers import folder_of
 from isthmus.report import write_report
@@ -98,17 +101,7 @@ def compare_outcomes(
         raise ConfigError('name the methods to compare, e.g. ["local", "fedavg"]')
     if twice := sorted({method for method in methods if methods.count(method) > 1}):
         raise ConfigError(f"{', '.join(twice)} is given twice: name each method once")
-    settings = _resolved(methods, flags, overrides, config, runs)
-    given = (flags, overrides or {}, *(split_method(method)[1] for method in methods))
-    presets = {each[0].run.preset for each in settings.values()}
-    if len(presets) > 1 and config is None and not any(one.get("preset") or one.get("profile") for one in given):
-        logger.warning(
-            "presets would differ (%s): all run with the general one; give preset=PAPER for one paper's",
-            ", ".join(sorted(presets)),
-        )
-        settings = _resolved(methods, {**flags, "preset": "general"}, overrides, config, runs)
-    check_same_scenario([each[0] for each in settings.values()])
-    check_presets([each[0] for each in settings.values()])
+    settings = compared_settings(methods, flags, overrides, config, runs)
     target = out if out is not None else Path("runs/compare") / _slug(settings[methods[0]][0])
     by_method = {
         method: [Job(each, folder_of(each, target)) for each in each_seed] for method, each_seed in settings.items()
@@ -133,21 +126,89 @@ def compare_outcomes(
     return found, outcomes
 
 
-def _resolved(
+def compared_settings(
     methods: Sequence[str],
     flags: Mapping[str, Any],
     overrides: Mapping[str, Any] | None,
     config: Path | None,
     runs: int,
 ) -> dict[str, list[Settings]]:
-    """Settings of every method, seed by seed."""
-    settings: dict[str, list[Settings]] = {}
-    for method in methods:
-        name, own = split_method(method)
-        settings[method] = [
-            resolve(name, {**flags, "seed": seed}, {**(overrides or {}), **own}, config) for seed in range(runs)
-        ]
+    """Settings of every method, seed by seed, on one scenario and with one rule for the score.
+
+    A method's own settings win over those for all. ``preset=own`` (for all, or of one method) is the preset of that
+    method's paper where the data set is one of the paper's, else the general one; then all are scored alike.
+    """
+    common = _for_each(methods, overrides or {})
+    settings, refused = _resolved(common, flags, config, runs)
+    _raise_refusals(methods, refused)
+    given = (flags, overrides or {}, *(split_method(method)[1] for method in methods))
+    presets = {each[0].run.preset for each in settings.values()}
+    if len(presets) > 1 and config is None and not any(one.get("preset") or one.get("profile") for one in given):
+        logger.warning(
+            "presets would differ (%s): all run with the general one; give preset=PAPER for one paper's, preset=own "
+            "for each method's own",
+            ", ".join(sorted(presets)),
+        )
+        settings, refused = _resolved(common, {**flags, "preset": "general"}, config, runs)
+        _raise_refusals(methods, refused)
+    check_same_scenario([each[0] for each in settings.values()])
+    check_presets([each[0] for each in settings.values()])
     return settings
+
+
+def _for_each(methods: Sequence[str], overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The settings for all that each method has: one that only some have is left out for the others, and said."""
+    allowed = {method: allowed_keys(split_method(method)[0]) for method in methods}
+    for key in overrides:
+        without = [method for method, keys in allowed.items() if key not in keys]
+        if len(without) == len(methods):
+            raise unknown("key", key, {one for keys in allowed.values() for one in keys})
+        if without:
+            say(f"{key} is no setting of {', '.join(without)}, which {'runs' if len(without) == 1 else 'run'} without")
+    return {method: {key: value for key, value in overrides.items() if key in keys} for method, keys in allowed.items()}
+
+
+def _raise_refusals(methods: Sequence[str], refused: Mapping[str, ConfigError]) -> None:
+    """One error for all methods that cannot run so; that of a single method as it is."""
+    if not refused:
+        return
+    if len(methods) == 1 or len({str(error) for error in refused.values()}) == 1:
+        raise next(iter(refused.values()))
+    told = "; ".join(f"{method}: {error}" for method, error in refused.items())
+    raise ConfigError(f"{len(refused)} of {len(methods)} methods cannot run with these settings: {told}")
+
+
+OWN = "own"
+"""The preset that stands for each method's own."""
+OWN_SCORE = "pooled_selected"
+"""How methods with presets of their own are scored, whatever rules their papers have."""
+
+
+def _resolved(
+    common: Mapping[str, Mapping[str, Any]], flags: Mapping[str, Any], config: Path | None, runs: int
+) -> tuple[dict[str, list[Settings]], dict[str, ConfigError]]:
+    """Settings of every method, seed by seed, and the refusals of those that have none. ``common``: by method, what is
+    set for all.
+    """
+    settings: dict[str, list[Settings]] = {}
+    refused: dict[str, ConfigError] = {}
+    some_own = any({**each, **flags, **split_method(method)[1]}.get("preset") == OWN for method, each in common.items())
+    for method, each in common.items():
+        name, own = split_method(method)
+        named = {key: value for key, value in flags.items() if key not in own}
+        values = {**each, **own}
+        if {**values, **{key: value for key, value in named.items() if value is not None}}.get("preset") == OWN:
+            named.pop("preset", None)
+            values.pop("preset", None)
+        if some_own and not any("selection" in each for each in (named, values)):
+            values["selection"] = "best_val_acc"  # which round is scored belongs to the comparison, not to a method
+        try:
+            found = [resolve(name, {**named, "seed": seed}, values, config) for seed in range(runs)]
+        except ConfigError as error:
+            refused[method] = error
+        else:
+            settings[method] = [replace(each, score=OWN_SCORE) for each in found] if some_own else found
+    return settings, refused
 
 
 def split_method(text: str) -> tuple[str, dict[str, Any]]:
@@ -157,7 +218,12 @@ def split_method(text: str) -> tuple[str, dict[str, Any]]:
     if name.endswith(".py") and colon and "=" not in own.partition(":")[0]:
         chosen, colon, own = own.partition(":")
         name = f"{name}:{chosen}"
-    parts = split_commas(own) if colon else []
+    parts: list[str] = []
+    for part in split_commas(own) if colon else []:
+        if "=" in part or not parts:
+            parts.append(part)
+        else:  # hidden=64,32
+            parts[-1] += f",{part}"
     if any("=" not in part for part in parts):
         raise ConfigError(f"{text}: settings of a method are key=value, e.g. {name}:backbone=mlp")
     return name, dict(parse_override(part) for part in parts)
@@ -180,33 +246,35 @@ SCENARIO = ("dataset", "partition", "clients", "split", "metric")
 
 def check_same_scenario(settings: Sequence[Settings]) -> None:
     """Presets of different papers may set different scenarios, whose scores cannot be compared: the error says which
-    option to give.
+    options to give.
     """
-    first = settings[0].run
-    for other in (each.run for each in settings[1:]):
-        for key in SCENARIO:
-            mine, theirs = getattr(first, key), getattr(other, key)
-            if mine != theirs:
-                raise ConfigError(
-                    f"{first.method} would run with {key} {mine or 'of its data'} and {other.method} with {key} "
-                    f"{theirs or 'of its data'}, "
-                    f"and scores of different scenarios cannot be compared: give --{key}, or --preset PAPER for one "
-                    "paper's settings"
-                )
+    differing = {
+        key: {each.run.method: getattr(each.run, key) for each in settings}
+        for key in SCENARIO
+        if len({getattr(each.run, key) for each in settings}) > 1
+    }
+    if differing:
+        told = "; ".join(
+            f"{key} would be " + ", ".join(f"{value or 'of its data'} for {method}" for method, value in values.items())
+            for key, values in differing.items()
+        )
+        flags = ", ".join(f"--{key}" for key in differing)
+        raise ConfigError(
+            f"scores of different scenarios cannot be compared: {told}; give {flags}, or --preset PAPER for one "
+            "paper's settings"
+        )
 
 
 def check_presets(settings: Sequence[Settings]) -> None:
     """Refuse scores by different rules, which cannot be compared, and print presets that differ: their settings may
     explain a difference.
     """
-    first = settings[0]
-    for other in settings[1:]:
-        if other.score != first.score:
-            raise ConfigError(
-                f"the score of {first.run.method} is {first.score} (preset {first.run.preset}), "
-                f"that of {other.run.method} {other.score} (preset {other.run.preset}), which cannot be compared: "
-                "give --preset PAPER to run all with one paper's settings"
-            )
+    if len({each.score for each in settings}) > 1:
+        told = ", ".join(f"{each.run.method} {each.score} (preset {each.run.preset})" for each in settings)
+        raise ConfigError(
+            f"scores by different rules cannot be compared: {told}; give --preset PAPER to run all with one paper's "
+            "settings, or --preset own to score all alike"
+        )
     presets = dict.fromkeys(f"{each.run.method} {each.run.preset}" for each in settings)
     if len({each.run.preset for each in settings}) > 1:
         say(f"settings come from different presets ({', '.join(presets)}): --preset PAPER takes one paper's for all")
@@ -226,7 +294,7 @@ def compare_methods(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]
         seeds = sorted(by_seed)
         common = [seed for seed in seeds if seed in first]
         score = spread([by_seed[seed]["score"] for seed in seeds])
-        test = spread([by_seed[seed]["test"] for seed in seeds])
+        test = spread([by_seed[seed][at_score_round(by_seed[seed])] for seed in seeds])
         known = all(by_seed[seed]["score"] is not None and first[seed]["score"] is not None for seed in common)
         paired = spread([by_seed[seed]["score"] - first[seed]["score"] for seed in common]) if known else None
         some = by_seed[seeds[0]] if seeds else {}
@@ -236,6 +304,7 @@ def compare_methods(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]
         rows.append(
             {
                 "method": method,
+                "ran": ran_with([by_seed[seed] for seed in seeds]),
                 "seeds": seeds,
                 "score": _summary(score),
                 "test": _summary(test),
@@ -244,6 +313,8 @@ def compare_methods(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]
                 "scores": [by_seed[seed]["score"] for seed in seeds],
                 "score_rule": some.get("score_rule"),
                 "rounds": some.get("rounds"),
+                "preset": some.get("preset"),
+                "model": some.get("model"),
                 "parameters": some.get("parameters"),
                 "bytes": some.get("bytes"),
                 "seconds_per_round": statistics.median(times) if times else None,
@@ -253,6 +324,39 @@ def compare_methods(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]
             }
         )
     return {"methods": rows}
+
+
+def ran_with(results: Sequence[Mapping[str, Any]]) -> str:
+    """What ran, in words: preset and variant, profile, backbone, rounds; several where seeds chose differently."""
+    rounds = sorted(int(result["rounds"]) for result in results if result.get("rounds") is not None)
+    told = " | ".join(dict.fromkeys(_ran(result) for result in results))
+    if not rounds:
+        return told
+    return f"{told}, {rounds[0]}{f' to {rounds[-1]}' if rounds[-1] > rounds[0] else ''} rounds"
+
+
+def _ran(result: Mapping[str, Any]) -> str:
+    variant = result.get("variant")
+    preset = f"{result.get('preset')}{f'/{variant}' if variant not in (None, 'none') else ''}"
+    profile = " as the reference code" if result.get("profile") == "reference" else ""
+    try:
+        backbone = read_run(Path(result["run_dir"])).settings.get("method", {}).get("backbone")
+    except (DataError, KeyError):
+        backbone = None
+    return f"{preset}{profile}{'' if backbone is None else f', {backbone}'}"
+
+
+def equal_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Methods that scored the same on every seed: what tells them apart did nothing here."""
+    groups: dict[tuple[float, ...], list[str]] = {}
+    for row in rows:
+        if row["seeds"] and all(score is not None for score in row["scores"]):
+            groups.setdefault((*row["seeds"], *row["scores"]), []).append(row["method"])
+    return [
+        f"{', '.join(names)} scored the same on every seed: what tells them apart did nothing here."
+        for names in groups.values()
+        if len(names) > 1
+    ]
 
 
 def _client_stds(results: Sequence[Mapping[str, Any]]) -> float | None:
@@ -329,6 +433,20 @@ def _summary(value: Any) -> dict[str, Any] | None:
     return None if value is None else {"mean": value.mean, "std": value.std, "runs": value.runs}
 
 
+def differences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What else than the method differs between rows, and may explain a difference."""
+    found = []
+    for key, told in (("preset", str), ("model", model_words)):
+        by_value: dict[str, list[str]] = {}
+        for row in rows:
+            if row.get(key) is not None:
+                by_value.setdefault(told(row[key]), []).append(row["method"])
+        if len(by_value) > 1:
+            each = "; ".join(f"{', '.join(names)}: {value}" for value, names in by_value.items())
+            found.append(f"not the same {key} for all: {each}")
+    return found
+
+
 def _table(document: Mapping[str, Any]) -> Table:
     first = document["methods"][0]["method"]
     gained = [Gain(**row["graph_gain"]) for row in document["methods"] if row["graph_gain"] is not None]
@@ -342,6 +460,7 @@ def _table(document: Mapping[str, Any]) -> Table:
         lines.append(
             (
                 Cell(row["method"]),
+                Cell(row["ran"]),
                 scored(row["score"]),
                 *([Cell("-") if stds is None else Cell(f"{100 * stds:.2f}", stds)] if apart else []),
                 Cell("") if row["method"] == first else scored(row["difference"], sign=True),
@@ -364,6 +483,7 @@ def _table(document: Mapping[str, Any]) -> Table:
     paired = f"to {first}, paired"
     headings = (
         "method",
+        "ran with",
         "score",
         *(("client stds",) if apart else ()),
         paired,
@@ -375,8 +495,9 @@ def _table(document: Mapping[str, Any]) -> Table:
     title = f"{scenario['dataset']}, {scenario['clients']} clients ({scenario['partition']}), split {scenario['split']}"
     rules = dict.fromkeys(row["score_rule"] for row in document["methods"] if row["score_rule"])
     notes = [
-        f"score: {'; '.join(rules)}. ± over seeds, population; the same seeds and partitions for all. Bytes of one "
-        "whole run."
+        f"score: {'; '.join(rules)}; test pooled is of the same round. ± over seeds, population; the same seeds and "
+        "partitions for all. Bytes of one whole run.",
+        *differences(document["methods"]),
     ]
     if apart:
         notes.append(
@@ -385,4 +506,5 @@ def _table(document: Mapping[str, Any]) -> Table:
         )
     if gained:
         notes.append(gain_rules(gained))
+    notes += equal_rows(document["methods"])
     return Table(title, headings, tuple(lines), tuple(notes), frozenset({"score", paired, "test pooled"}))

@@ -6,7 +6,7 @@ import html
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
@@ -14,7 +14,9 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from isthmus.experiments.callbacks import Callback, Progress
-from isthmus.experiments.config import Settings
+
+if TYPE_CHECKING:
+    from isthmus.experiments.config import Settings
 
 
 def size(count: float) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -30,8 +32,16 @@ from isthmus.papers import (
     why_not,
     write_records,
 )
+from isthmus.papers import tables as published_tables
+from isthmus.papers.counts import BEGIN, END, Counts, count, counts_table
+from isthmus.papers.earlier import Numbers, without_seed
+from isthmus.papers.figures import draw
+from isthmus.papers.judge import Earlier
 from isthmus.papers.page import difference_text, ours_text, paired_text, published_text, write_page
+from isthmus.papers.records import curve_of
 from isthmus.papers.tables import SPREADS
+
+logger = logging.getLogger(__name__)
 
 OUT = Path("runs/reproduce")
 
@@ -79,6 +89,11 @@ def reproduce(
     return work.reproduced(paper.name, comparisons)
 
 
+def earlier_file(folder: Path, paper: Paper) -> Path:
+    """Where numbers from before records are kept."""
+    return folder / f"{paper.name}-earlier.jsonl"
+
+
 def records_file(folder: Path, paper: Paper) -> Path:
     """Where records of a paper's runs are kept."""
     return folder / f"{paper.name}.jsonl"
@@ -89,6 +104,7 @@ class Reproduction:
 
     Args:
         records: Finished runs whose folders may be gone, by the name of the folder.
+        earlier: Numbers of runs that were not recorded.
     """
 
     def __init__(
@@ -98,7 +114,9 @@ class Reproduction:
         runs: int | None,
         out: Path,
         records: Mapping[str, Mapping[str, Any]],
+        earlier: Numbers | None = None,
     ) -> None:
+        self.earlier = earlier or {}
         self.tables, self.cells, self.out = tables, cells, out
         self.runs = {table.key: table.runs if runs is None else runs for table in tables}
         self.why_not = {id(cell): why_not(cell) for cell in cells}
@@ -134,10 +152,12 @@ class Reproduction:
             self.why_not[id(cell)] = why_not(cell)
         if self.why_not[id(cell)] is not None:
             return {}
-        table = next(table for table in self.tables if table.key == cell.table)
-        asked = self.runs[cell.table]
+        asked = self.runs.get(cell.table)
+        published = next(
+            (table.runs for table in published_tables.load_paper(cell.paper).tables if table.key == cell.table), 0
+        )
         found = {}
-        for seed, job in enumerate(self.jobs_of(cell, asked or table.runs)):
+        for seed, job in enumerate(self.jobs_of(cell, asked or published)):
             outcome = self.outcomes.get(job.folder) or existing_outcome(job)
             if outcome is not None and outcome.result is not None:
                 found[seed] = outcome.result
@@ -151,7 +171,7 @@ class Reproduction:
             return missing
         outcomes = [
             self.outcomes[job.folder]
-            for job in self.jobs_of(cell, self.runs[cell.table])
+            for job in self.jobs_of(cell, self.runs.get(cell.table, 0))
             if job.folder in self.outcomes
         ]
         reasons = dict.fromkeys(outcome.reason for outcome in outcomes if outcome.result is None)
@@ -162,9 +182,21 @@ class Reproduction:
             row
             for table in self.tables
             for row in compare_table(
-                table, [cell for cell in cells if cell.table == table.key], self.results, self.reason
+                table,
+                [cell for cell in cells if cell.table == table.key],
+                self.results,
+                self.reason,
+                earlier=self.number_before,
+                find=functools.partial(find_cell, table.paper),
             )
         ]
+
+    def number_before(self, cell: Cell) -> Earlier | None:
+        """The number of a cell from before records; None if there is none with its settings."""
+        if not self.earlier or self.why_not.setdefault(id(cell), why_not(cell)) is not None:
+            return None
+        (job,) = self.jobs_of(cell, 1)
+        return self.earlier.get((without_seed(job.folder.name), cell.score))
 
     def document(self, paper: str, comparisons: Sequence[Comparison]) -> dict[str, Any]:
         tables = [
@@ -182,6 +214,10 @@ class Reproduction:
         counts: dict[str, int] = {}
         for row in comparisons:
             counts[row.verdict] = counts.get(row.verdict, 0) + 1
+        causes: dict[str, int] = {}
+        for row in comparisons:
+            if row.cause:
+                causes[row.cause] = causes.get(row.cause, 0) + 1
         states: dict[str, int] = {}
         for outcome in self.outcomes.values():
             states[outcome.status] = states.get(outcome.status, 0) + 1
@@ -192,6 +228,7 @@ class Reproduction:
             "seconds": seconds,
             "runs": states,
             "verdicts": counts,
+            "causes": causes,
             "tables": tables,
         }
 
@@ -209,6 +246,10 @@ class Reproduction:
         notes = [
             f"±: {SPREADS[table.spread]}; the same seeds and partitions for every row",
             *(f"note: {note.text}" for note in table.notes if not note.only),
+            *(
+                f"{cause}: {', '.join(row.cell.name for row in rows if row.cause == cause)}"
+                for cause in dict.fromkeys(row.cause for row in rows if row.cause)
+            ),
             *remarks,
         ]
         return _table(table, rows, notes)
@@ -232,7 +273,7 @@ class Reproduction:
 
     def write_docs(self, paper: Paper, folder: Path) -> Path:
         """The results page of the whole paper, and the records it can be written from again."""
-        every = Reproduction(paper.tables, (), None, self.out, self.records)
+        every = Reproduction(paper.tables, (), None, self.out, self.records, self.earlier)
         tables = [(table, every.compare(table.cells)) for table in paper.tables]
         results = [result for table in paper.tables for cell in table.cells for result in every.results(cell).values()]
         runs = {Path(result["run_dir"]).name: result for result in results}
@@ -244,14 +285,39 @@ class Reproduction:
             )
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(write_page(paper, tables, list(runs.values())))
-            if runs:
-                write_records(
-                    records_file(folder, paper), {name: record_of(name, result) for name, result in runs.items()}
+            figures = every.draw(tables, folder / FIGURES)
+            path.write_text(
+                write_page(
+                    paper, tables, list(runs.values()), {key: f"{FIGURES}/{file}" for key, file in figures.items()}
                 )
+            )
+            if runs:
+                records = {name: record_of(name, each, curve_of(self.out / name)) for name, each in runs.items()}
+                if unused := sorted(self.records.keys() - records.keys()):  # the settings of their rows have changed
+                    logger.warning("%d records belong to no cell and are kept, e.g. %s", len(unused), unused[0])
+                write_records(records_file(folder, paper), {**self.records, **records})
+            write_counts(folder, paper.name, count(tables))
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}; choose another folder") from None
         return path
+
+    def draw(self, compared: Sequence[tuple[Table, Sequence[Comparison]]], folder: Path) -> dict[str, str]:
+        """Draw what can be drawn, one SVG per table; returns the files' names by table."""
+        drawn: dict[str, str] = {}
+        for table, rows in compared:
+            picture = draw(table, rows, self.with_curves)
+            if picture is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+                drawn[table.key] = f"{table.paper}-{table.key}.svg"
+                (folder / drawn[table.key]).write_text(picture)
+        return drawn
+
+    def with_curves(self, cell: Cell) -> dict[int, Mapping[str, Any]]:
+        """Results of a cell with their small curves."""
+        return {
+            seed: {**result, "curve": curve_of(self.out / Path(result["run_dir"]).name) or result.get("curve")}
+            for seed, result in self.results(cell).items()
+        }
 
     def raise_failure(self, comparisons: Sequence[Comparison]) -> None:
         """Exit 4 if a run failed, 3 if a folder is damaged or nothing could be run for lack of data, 2 if nothing here
@@ -274,6 +340,32 @@ class Reproduction:
             raise ConfigError(f"none of these cells has a result: {'; '.join(list(reasons)[:5])}")
 
 
+def find_cell(paper: str, table: str, name: str) -> tuple[Table, Cell] | None:
+    """A cell of a paper by its table and name."""
+    for each in published_tables.load_paper(paper).tables:
+        if each.key == table:
+            return next(((each, cell) for cell in each.cells if cell.name == name), None)
+    return None
+
+
+COUNTS = "counts.json"
+FIGURES = "figures"
+
+
+def write_counts(folder: Path, paper: str, found: Counts) -> None:
+    """Keep the counts of a paper in ``counts.json``, and write all papers' into the table at the top of ``README.md``
+    where that has the place for it. What was there when counting began stays as ``before``."""
+    path, readme = folder / COUNTS, folder / "README.md"
+    kept: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {"before": {}, "now": {}}
+    kept["now"][paper] = found.to_json()
+    path.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+    text = readme.read_text() if readme.exists() else ""
+    if BEGIN in text and END in text:
+        before, now = ({name: Counts(**kept[when][name]) for name in sorted(kept[when])} for when in ("before", "now"))
+        head, tail = text.partition(BEGIN)[0], text.partition(END)[2]
+        readme.write_text(f"{head}{BEGIN}\n\n{counts_table(before, now)}\n\n{END}{tail}")
+
+
 def _table(table: Table, rows: Sequence[Comparison], notes: Sequence[str]) -> ResultTable:
     paired = any(row.paired for row in rows)
     headings = [
@@ -293,7 +385,7 @@ def _table(table: Table, rows: Sequence[Comparison], notes: Sequence[str]) -> Re
             TableCell(row.cell.name),
             TableCell(published_text(row), row.cell.published.mean, row.cell.published.spread),
             TableCell(ours_text(row), row.mean, row.spread),
-            TableCell(_seeds(sorted(row.values))),
+            TableCell(_seeds(sorted(row.values)) if row.values else f"{row.earlier_seeds} unrecorded"),
             TableCell(difference_text(row), row.difference),
             TableCell(row.verdict),
             *([TableCell(paired_text(row), None if row.paired is None else row.paired.mean)] if paired else []),

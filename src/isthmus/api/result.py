@@ -20,6 +20,7 @@ from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.model_package import MODELS, ModelPackage, read_package, read_packages
 from isthmus.experiments.models import Models, Predictions, explained_model
 from isthmus.experiments.scenarios import parts_for, scenario_of
+from isthmus.methods.built_model import model_words
 from isthmus.methods.explain import Explanation, explain
 from isthmus.report import write_report
 
@@ -62,10 +63,12 @@ class Result(dict[str, Any]):
 
     def model(self, client: str) -> nn.Module:
         """A client's model as a plain module in evaluation mode: ``forward(x, edge_index)``, of graphs
-        ``forward(x, edge_index, batch)``; ``to_onnx(path)`` writes it as ONNX. Refused for methods whose models are
-        more than a graph neural network on the client's own graph.
+        ``forward(x, edge_index, batch)``; ``to_onnx(path)`` writes it as ONNX. Features are given as they were for
+        training, which scaled them: the module does so too. Edges are given as the model saw them: both ways where the
+        run used them so (``undirected``). Refused for methods whose models are more than a graph neural network on the
+        client's own graph.
         """
-        return self._package(client).plain_model()
+        return self._package(client).model_of_raw()
 
     def predict(
         self, client: str | None = None, *, part: str | None = None, data: Any = None
@@ -139,9 +142,12 @@ class Result(dict[str, Any]):
         """A small table and the curves, for notebooks."""
         rows = {
             "score": f"{_percent(self['score'])} ({self['score_rule']})",
-            "test, pooled": f"{_percent(self['test'])} at round {self['selected_round']}, picked by validation; "
-            f"{_percent(self['test_last'])} at the last of {self['rounds']}",
-            "test, client mean": _percent(self["test_client_mean"]),
+            "settings": f"preset {self['preset']}, split {self['split']}, selection {self.get('selection', '-')}",
+            "model": model_words(self.get("model")),
+            f"round {self['rounds']}, the last": f"test, pooled {_percent(self['test_last'])}; mean over clients "
+            f"{_percent(self['test_client_mean_last'])}",
+            f"round {self['selected_round']}, picked": f"test, pooled {_percent(self['test'])}; mean over "
+            f"clients {_percent(self['test_client_mean'])}",
             "folder": self["run_dir"],
         }
         cells = "".join(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from isthmus.api.result import Result
 from isthmus.metrics.spread import spread
+
+if TYPE_CHECKING:
+    from isthmus.api.result import Result
 
 SCORES = ("score", "test", "test_last", "test_client_mean", "val")
 """Numbers of which mean and spread are formed."""

@@ -10,6 +10,8 @@ from rich.table import Table
 
 from isthmus.api.progress import percent, size
 from isthmus.api.several import percent_spread
+from isthmus.methods.built_model import model_words
+from isthmus.metrics.scores import at_score_round
 
 
 def stdout() -> Console:
@@ -49,44 +51,78 @@ def _from_bins(result: Mapping[str, Any]) -> str:
 
 def print_result(result: Mapping[str, Any]) -> None:
     """Print a run's result as a table."""
-    sent, seconds, picked = result["bytes"], result["seconds"], result["selected_round"]
+    sent, seconds = result["bytes"], result["seconds"]
     up, down = size(sent["setup_up"] + sent["up"]), size(sent["setup_down"] + sent["down"])
-    mean, mean_last = percent(result["test_client_mean"]), percent(result["test_client_mean_last"])
     rows = [
+        ("data", f"{result['dataset']} ({result['source']}), {result['clients']} clients ({result['partition']})"),
+        ("split", f"{result['split']}, seed {result['seed']}"),
+        ("settings", _settings(result)),
+        ("model", _model(result)),
         ("score", f"{percent(result['score'])}  ({result['score_rule']})"),
-        (
-            "test, pooled",
-            f"{percent(result['test'])} at round {picked} (picked by validation), {percent(result['test_last'])} at "
-            "the last",
-        ),
-        ("test, client mean", f"{mean} at round {picked}, {mean_last} at the last{_from_bins(result)}"),
+        *_rounds(result),
         ("parameters", f"{result['parameters']['trainable']:,} trainable, {result['parameters']['shared']:,} shared"),
         ("sent", f"up {up}, down {down}, between clients {size(sent['peer'])}"),
         (
             "time",
             f"setup {seconds['setup']:.1f} s, training {seconds['train']:.1f} s, evaluation {seconds['eval']:.1f} s",
         ),
-        ("data", result["source"]),
         ("folder", result["run_dir"]),
     ]
     if summary := result.get("facts", {}).get("summary"):
-        rows.insert(-2, (result["method"], summary))
+        rows.insert(-1, (result["method"], summary))
     if "privacy" in result:
-        rows.insert(-2, ("privacy", _privacy(result["privacy"])))
-    title = (
-        f"{result['method']} on {result['dataset']}, {result['clients']} clients ({result['partition']}), seed "
-        f"{result['seed']}"
+        rows.insert(-1, ("privacy", _privacy(result["privacy"])))
+    print_table(("", ""), rows, f"{result['method']} on {result['dataset']}")
+
+
+def _model(result: Mapping[str, Any]) -> str:
+    """The model that was built, and whether the method trains more than it."""
+    model = result.get("model")
+    own = (model or {}).get("parameters")
+    more = own is not None and result["parameters"]["trainable"] > own
+    return model_words(model) + (f"; of the trainable numbers {own:,} are its" if more else "")
+
+
+def _settings(result: Mapping[str, Any]) -> str:
+    """Whose settings, and which round they keep."""
+    variant = "" if result.get("variant") in (None, "none") else f", variant {result['variant']}"
+    profile = "" if result.get("profile") in (None, "paper") else f", profile {result['profile']}"
+    kept = {"last": "the last round's model is kept"}.get(
+        result.get("selection", "last"), f"the round that validation picks is kept ({result.get('selection')})"
     )
-    print_table(("", ""), rows, title)
+    return f"preset {result['preset']}{variant}{profile}; {kept}"
+
+
+def _rounds(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Test scores, one round in each row."""
+    picked, last = result["selected_round"], result["rounds"]
+    rows = [
+        (f"round {last}, the last", result["test_last"], result["test_client_mean_last"]),
+        (f"round {picked}, picked", result["test"], result["test_client_mean"]),
+    ]
+    if picked == last:
+        rows = [(f"round {last}, the last", result["test"], result["test_client_mean"])]
+    elif result.get("score_round", picked) == picked:
+        rows.reverse()
+    return [
+        (name, f"test, pooled {percent(pooled)}; test, mean over clients {percent(mean)}{_from_bins(result)}")
+        for name, pooled, mean in rows
+    ]
 
 
 def print_results(results: Mapping[str, Any]) -> None:
     """Print several seeds' results, and mean and spread."""
+    column = at_score_round(results["results"][0])
     rows = [
-        (str(each["seed"]), percent(each["score"]), percent(each["test"]), percent(each["val"]), each["run_dir"])
+        (str(each["seed"]), percent(each["score"]), percent(each[column]), percent(each["val"]), each["run_dir"])
         for each in results["results"]
     ]
-    mean = [percent_spread(results[key]) for key in ("score", "test", "val")]
-    title = f"{results['method']} on {results['dataset']}, {results['clients']} clients ({results['partition']})"
-    print_table(("seed", "score", "test, pooled", "val", "folder"), [*rows, ("mean", *mean, "")], title)
-    print(f"score: {results['score_rule']}. ± over seeds, population.")
+    mean = [percent_spread(results[key]) for key in ("score", column, "val")]
+    one = results["results"][0]
+    title = (
+        f"{results['method']} on {results['dataset']}, {results['clients']} clients ({results['partition']}), split "
+        f"{results['split']}, {_settings(one)}"
+    )
+    print_table(("seed", "score", "test, pooled", "val, picked", "folder"), [*rows, ("mean", *mean, "")], title)
+    print(f"model: {model_words(one.get('model'))}")
+    print(f"score: {results['score_rule']}; test, pooled is of the same round. ± over seeds, population.")

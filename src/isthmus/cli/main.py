@@ -31,6 +31,8 @@ from isthmus.cli import (
     stop,
     submit,
     sweep,
+    trilemma,
+    watch,
 )
 from isthmus.errors import IsthmusError
 
@@ -66,9 +68,11 @@ for module in (
     resume,
     predict,
     compare,
+    trilemma,
     reproduce,
     sweep,
     report,
+    watch,
     disclose,
     audit,
     link,

@@ -23,7 +23,9 @@ def command(
     ] = None,
     nodes: Annotated[Path | None, typer.Option(help="Further rows of the owner's table of nodes.")] = None,
     edges: Annotated[Path | None, typer.Option(help="Further rows of the owner's table of edges.")] = None,
-    data: Annotated[Path | None, typer.Option(help="A saved torch_geometric Data (.pt) of one client.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="A saved torch_geometric Data (.pt): one client's, or of all with owner.")
+    ] = None,
     id_: Annotated[
         list[str] | None, typer.Option("--id", help="Only this node (or graph); repeat it for several.")
     ] = None,
@@ -42,7 +44,7 @@ def command(
 
     check_ending(out)
     models = load_models(package)
-    given = read_pt(data) if data is not None else None
+    given = read_pt(data, labelled=False) if data is not None else None
     found = models.predict(
         client,
         part=part,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from isthmus.cli.recover_hifgl import shares_held, single_rows
+from isthmus.cli.recover_streamed import hop_sums
 from isthmus.cli.recover_structure import announced_positions, neighbour_lists, reach, summed_products
 from isthmus.errors import DataError
 from isthmus.experiments.config import Settings, settings_from_toml
@@ -22,7 +23,7 @@ from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.messages import SERVER, Kind, Message, PartyId, kinds_of
 from isthmus.federation.secure import Masked, as_if_unmasked
 from isthmus.federation.transcript import Line, received
-from isthmus.methods.fedavg import Broadcast, Update
+from isthmus.methods.fedavg import Update
 from isthmus.methods.fedstruct.config import FedStructConfig
 from isthmus.methods.hifgl.config import HiFGLConfig
 from isthmus.methods.training import ModelClient, TrainConfig
@@ -72,6 +73,8 @@ def recover(folder: RunFolder) -> list[Recovered]:
         prune = config.prune if config.prunes and config.prune_mode == "row" else 0
         found += [Recovered(*each) for each in summed_products(parts, prune)]
         found += [Recovered(*each) for each in announced_positions(server, parts, sorted(parts))]
+    if isinstance(config, FedStructConfig) and config.streamed:
+        found += [Recovered(*each) for each in hop_sums(folder, settings, parts)]
     if isinstance(config, HiFGLConfig):
         found += [
             Recovered(*each) for each in (*single_rows(parts, config), *shares_held(folder.path, parts, config, table))
@@ -94,21 +97,30 @@ def _gradients(server: Seen) -> Iterator[tuple[Line, Weights]]:
 
 
 def _updates(server: Seen, folder: RunFolder, settings: Settings) -> Iterator[tuple[Line, Weights, Weights]]:
-    """For every update of a single client that the server received: w_t, and w_t - w."""
-    sent: dict[tuple[str, int, int], Broadcast] = {}
+    """For every update of a single client that the server received: w_t, and w_t - w. w_t is what the client was sent
+    last before it; an update whose w_t the server never sent (models that stay at home) tells no change.
+    """
+    sent: dict[tuple[PartyId, str, int, int], Weights] = {}
+    looked: set[PartyId] = set()
     for line, message in server:
-        if not isinstance(message, Update) or message.share <= 0.0:
+        weights = _model_in(message)
+        share = message.share if isinstance(message, Update) else 1.0  # of an Update the weights come times the share
+        if weights is None or share <= 0.0 or not _is_client(line):
             continue
-        place = line.phase, line.round, line.attempt
-        if place not in sent:  # the same for all clients that replied
-            messages = received(folder.path, line.sender, settings.method.table)
-            sent |= {
-                (at.phase, at.round, at.attempt): broadcast
-                for at, broadcast in messages
-                if isinstance(broadcast, Broadcast)
-            }
-        before = sent[place].weights
-        yield line, before, {name: before[name] - tensor / message.share for name, tensor in message.weights.items()}
+        if line.sender not in looked:
+            looked.add(line.sender)
+            for at, told in received(folder.path, line.sender, settings.method.table):
+                if (given := _model_in(told)) is not None:
+                    sent[line.sender, at.phase, at.round, at.attempt] = given
+        before = sent.get((line.sender, line.phase, line.round, line.attempt))
+        if before is not None and weights.keys() <= before.keys():
+            yield line, before, {name: before[name] - tensor / share for name, tensor in weights.items()}
+
+
+def _model_in(message: Message) -> Weights | None:
+    """The weights of a model that a message carries, whatever its type."""
+    value = getattr(message, "weights", None) if kinds_of(type(message)).get("weights") is Kind.MODEL else None
+    return value if isinstance(value, Mapping) and value else None
 
 
 def _one_step(server: Seen, folder: RunFolder, settings: Settings) -> Iterator[tuple[Line, Weights]]:
@@ -168,6 +180,8 @@ def _classes(
             if line.sender not in clients:
                 continue
             learner: Any = clients[line.sender].learner
+            if learner.model is None:
+                continue
             output = [name for name, _ in learner.model.named_parameters() if name.endswith(".bias")][-1:]
             if output and output[0] in gradient:  # it may be personal and never be sent
                 truth = set(learner.y[learner.masks["train"]].tolist())
@@ -255,12 +269,7 @@ def _members(folder: RunFolder, clients: Mapping[PartyId, ModelClient[Any]]) -> 
     the small number of records: only the rest was learnt by training.
     """
     final = {name: weights for name in clients if (weights := _final_model(folder, name)) is not None}
-    # A model that needs more than its learner (FedStruct: Abar and S) cannot be evaluated on records here.
-    alone = (
-        clients[name].state.weights.keys() == dict(clients[name].learner.model.named_parameters()).keys()
-        for name in final
-    )
-    if not final or not all(alone):
+    if not final or not all(_alone(clients[name], weights) for name, weights in final.items()):
         return
     try:
         trained = _membership({name: (clients[name].learner, weights) for name, weights in final.items()})
@@ -286,6 +295,14 @@ def _members(folder: RunFolder, clients: Mapping[PartyId, ModelClient[Any]]) -> 
         "others": others,
     }
     yield Recovered(MEMBERSHIP, "whoever holds the model", "final models", outcome, numbers)
+
+
+def _alone(client: ModelClient[Any], weights: Weights) -> bool:
+    """Whether a model can be evaluated on records here: one that needs more than its learner (FedStruct: Abar and S,
+    AdaFGL: heads, FedLit: types of edges) cannot.
+    """
+    model: Any = client.learner.model
+    return model is not None and weights.keys() == client.state.weights.keys() == dict(model.named_parameters()).keys()
 
 
 def _final_model(folder: RunFolder, name: PartyId) -> Weights | None:

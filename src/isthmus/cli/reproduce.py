@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,14 +47,17 @@ def command(
             )
         ),
     ] = None,
+    plot: Annotated[
+        bool, typer.Option("--plot", help="Also draw the tables' figures as SVG, into the folder of the runs.")
+    ] = False,
     table: TableFile = None,
     json_: Json = False,
 ) -> None:
     """Run the cells of a published table and print our results beside the paper's."""
-    from isthmus.api.reproduce import Reproduction, records_file
+    from isthmus.api.reproduce import Reproduction, earlier_file, records_file
     from isthmus.api.table import check_table_file, write_table
     from isthmus.errors import ConfigError
-    from isthmus.papers import find_tables, paper_names, read_records, select
+    from isthmus.papers import find_tables, paper_names, read_earlier, read_records, select
 
     if target is None:
         if not list_:
@@ -73,7 +76,10 @@ def command(
             _list_tables(tables, json_)
         return
     check_table_file(table)
-    work = Reproduction(tables, cells, runs, out, {} if docs is None else read_records(records_file(docs, paper)))
+    records = {} if docs is None else read_records(records_file(docs, paper))
+    work = Reproduction(
+        tables, cells, runs, out, records, None if docs is None else read_earlier(earlier_file(docs, paper))
+    )
     work.run(interruptible(jobs))
     comparisons = work.compare(cells)
     found = work.reproduced(paper.name, comparisons)
@@ -82,6 +88,13 @@ def command(
     else:
         _show(work, comparisons)
     work.write(paper.name)
+    if plot:
+        shown = [(each, work.compare(each.cells)) for each in tables]
+        drawn = work.draw(shown, out / "figures")
+        if not drawn:
+            raise ConfigError(f"nothing of {target} can be drawn: no such figure, or none of its cells was run")
+        for key, file in drawn.items():
+            print(f"figure of {key}: {out / 'figures' / file}", file=sys.stderr)
     if docs is not None:
         print(f"page: {work.write_docs(paper, docs)}", file=sys.stderr)
     if table is not None:
@@ -117,8 +130,9 @@ def _list_tables(tables: Sequence[Table], as_json: bool) -> None:
     from isthmus.papers import why_not
 
     entries: list[dict[str, Any]] = []
+    lacking = _lacking(tables)
     for table in tables:
-        missing = [why_not(cell) for cell in table.cells]
+        missing = [why_not(cell) or lacking(cell) for cell in table.cells]
         entries.append(
             {
                 "table": table.name,
@@ -138,6 +152,26 @@ def _list_tables(tables: Sequence[Table], as_json: bool) -> None:
         for e in entries
     ]
     print_table(("table", "also", "what", "cells", "runnable now", "seeds"), rows)
+
+
+def _lacking(tables: Sequence[Table]) -> Callable[[Cell], str | None]:
+    """Why a cell that Isthmus can run cannot be run on this machine: data that are not here, too little memory."""
+    import os
+
+    from isthmus.data.catalogue import list_datasets
+
+    absent = {entry.name for entry in list_datasets() if entry.where is None and entry.kind != "generator"}
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+
+    def why(cell: Cell) -> str | None:
+        dataset = str(cell.run.get("dataset", ""))
+        if dataset in absent:
+            return f"data set {dataset} is not here (isthmus data get {dataset})"
+        if cell.memory is not None and memory < 1.5 * cell.memory:
+            return f"a run took more than {cell.memory:g} GB, and this machine has {memory:.0f}"
+        return None
+
+    return why
 
 
 def _list_cells(cells: Sequence[Cell], as_json: bool) -> None:

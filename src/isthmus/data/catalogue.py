@@ -11,7 +11,7 @@ from typing import Any
 from isthmus.data import cache_format, store
 from isthmus.data.datasets import NODE_SETS, find, load_nodes
 from isthmus.data.generators import GENERATORS, GRAPH_GENERATORS
-from isthmus.data.graphscenario import task_of
+from isthmus.data.graphscenario import dataset_name, task_of
 from isthmus.data.graphset_partition import GRAPH_PARTITIONS
 from isthmus.data.graphset_split import GRAPH_SPLITS
 from isthmus.data.graphsets import GRAPH_SETS, SETTINGS, find_graphs, load_graphs
@@ -64,6 +64,7 @@ def get(name: str) -> list[tuple[str, str]]:
     """Make a data set (or all of a setting) usable offline: fetch it if need be, verify, convert. Returns (name,
     source) of each.
     """
+    dataset_name(name)  # an unknown one is answered with all there are
     if task_of(name) == "node":
         item = find(name)
         return [(item.name, load_nodes(item.name, Stream(0)).source)]
@@ -125,6 +126,7 @@ def _raws() -> dict[str, tuple[store.RawFiles, ...]]:
 
 
 def _names(name: str) -> tuple[str, ...]:
+    dataset_name(name)
     if task_of(name) == "node":
         return (find(name).name,)
     return SETTINGS.get(name.lower()) or (find_graphs(name).name,)

@@ -47,8 +47,10 @@ def content_hash(own: Loaded | OwnGraphs) -> str:
     return given.digest(data.x, data.edge_index, data.y, data.num_classes, *masks, own.owner, own.owner_names, *columns)
 
 
-def read_pt(path: Path) -> Loaded | OwnGraphs:
-    """A saved ``Data``, or a dict of lists of ``Data``. Only tensors and PyG's own containers are loaded, no code."""
+def read_pt(path: Path, *, labelled: bool = True) -> Loaded | OwnGraphs:
+    """A saved ``Data``, or a dict of lists of ``Data``. Only tensors and PyG's own containers are loaded, no code.
+    ``labelled`` as in `from_pyg`.
+    """
     try:
         with _pyg_allowed():
             thing = torch.load(path, weights_only=True, map_location="cpu")
@@ -64,7 +66,7 @@ def read_pt(path: Path) -> Loaded | OwnGraphs:
         raise DataError(
             f"{path.name} is no file that torch.save wrote ({type(error).__name__}): save it again"
         ) from None
-    return from_pyg(thing, source=path.name)
+    return from_pyg(thing, source=path.name, labelled=labelled)
 
 
 @contextlib.contextmanager
@@ -80,10 +82,10 @@ def _pyg_allowed() -> Iterator[None]:
 
 def from_pyg(thing: object, source: str = "own data", *, labelled: bool = True) -> Loaded | OwnGraphs:
     """A ``Data`` with x, edge_index and y (optional: train/val/test_mask, owner), or ``{owner: [Data, ...]}``. With
-    ``labelled=False`` nodes may all be without a label, and y may be missing.
+    ``labelled=False`` nodes (or graphs) may all be without a label, and y may be missing.
     """
     if isinstance(thing, Mapping) and not hasattr(thing, "edge_index"):
-        return _graphs(thing, source)
+        return _graphs(thing, source, labelled)
     x, edge_index = _features(thing, "the data"), _edges(thing, "the data")
     given = getattr(thing, "y", None)
     if not labelled and (given is None or not bool((given >= 0).any())):
@@ -198,7 +200,7 @@ def owners_of(owner: object, count: int | None = None) -> tuple[Tensor, tuple[st
     return index, names
 
 
-def _graphs(thing: Mapping[Any, Any], source: str) -> OwnGraphs:
+def _graphs(thing: Mapping[Any, Any], source: str, labelled: bool) -> OwnGraphs:
     if not thing:
         raise DataError("sets of graphs are {owner: [Data, ...]}: the dict is empty")
     parts = {}
@@ -206,20 +208,22 @@ def _graphs(thing: Mapping[Any, Any], source: str) -> OwnGraphs:
         graphs = thing[owner]
         if not isinstance(owner, str) or not isinstance(graphs, Sequence) or not graphs:
             raise DataError("sets of graphs are {owner: [Data, ...]} with names of owners and at least one graph each")
-        parts[owner] = _graph_set(owner, graphs)
+        parts[owner] = _graph_set(owner, graphs, labelled)
     return OwnGraphs(parts, source)
 
 
-def _graph_set(owner: str, graphs: Sequence[Any]) -> GraphSetData:
+def _graph_set(owner: str, graphs: Sequence[Any], labelled: bool) -> GraphSetData:
     xs = [_features(graph, f"graph {number} of {owner}").to_dense() for number, graph in enumerate(graphs)]
     if len({x.shape[1] for x in xs}) > 1:
         raise DataError(f"the graphs of {owner} have different numbers of features")
     edges = [_edges(graph, f"graph {number} of {owner}") for number, graph in enumerate(graphs)]
     labels = [label.flatten() for graph in graphs if isinstance(label := getattr(graph, "y", None), Tensor)]
+    if not labels and not labelled:
+        labels = [torch.full((1,), -1)] * len(graphs)
     if len(labels) < len(graphs) or any(label.numel() != 1 for label in labels):
         raise DataError(f"every graph of {owner} needs y with one class")
-    y = _labels(torch.cat(labels), len(graphs))
-    if int(y.min()) < 0:
+    y = _labels(torch.cat(labels), len(graphs)) if labelled else torch.cat(labels).to(torch.int64)
+    if labelled and int(y.min()) < 0:
         raise DataError(f"every graph of {owner} needs a class")
     ptr = torch.tensor([0, *(x.shape[0] for x in xs)]).cumsum(0)
     edge_ptr = torch.tensor([0, *(each.shape[1] for each in edges)]).cumsum(0)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from isthmus.data.datasets import canonical_name, load_nodes
-from isthmus.data.feature_scaling import Scale, scaled
+from isthmus.data.feature_scaling import UNSCALED, Scale, Scaling, scaling_of
 from isthmus.data.node_data import NodeData
 from isthmus.data.partition import Partitioner, check_owners, client_ids, number_of_clients, parse_partition
 from isthmus.data.split import Split, check_classes, check_masks, parse_split
@@ -36,6 +36,7 @@ class Scenario:
         statistics: Sizes and skew.
         original_id: Row in the data set of every global id; differs from 0 ... n-1 only where the partition leaves
             nodes out.
+        scaling: What ``scale`` came to; features of ``parts`` and ``whole`` are scaled already.
     """
 
     dataset: str
@@ -48,6 +49,7 @@ class Scenario:
     whole: NodeData
     statistics: Statistics
     original_id: Tensor
+    scaling: Scaling = UNSCALED
 
 
 def build_scenario(
@@ -80,12 +82,8 @@ def build_scenario(
         parse_split(split),
     )  # complain about names before loading anything
     graph = load_nodes(dataset, Stream(seed, ("data",)))
-    if undirected:
-        arcs = graph.data.edge_index
-        graph = replace(
-            graph, data=replace(graph.data, edge_index=torch.unique(torch.cat([arcs, arcs.flip(0)], dim=1), dim=1))
-        )
-    graph = replace(graph, data=replace(graph.data, x=scaled(graph.data.x, scale)))
+    scaling = scaling_of(graph.data.x, scale)
+    graph = replace(graph, data=as_used(graph.data, scaling, undirected=undirected))
     scenario = scenario_of(
         graph,
         partitioner,
@@ -97,7 +95,15 @@ def build_scenario(
         seed=seed,
     )
     check_classes(scenario.whole, split)
-    return scenario
+    return replace(scenario, scaling=scaling)
+
+
+def as_used(data: NodeData, scaling: Scaling, *, undirected: bool) -> NodeData:
+    """A graph as models see it: features on their scale, and with ``undirected`` every arc in both directions."""
+    arcs = data.edge_index
+    if undirected:
+        arcs = torch.unique(torch.cat([arcs, arcs.flip(0)], dim=1), dim=1)
+    return replace(data, x=scaling.apply(data.x), edge_index=arcs)
 
 
 def scenario_of(

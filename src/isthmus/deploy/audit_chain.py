@@ -23,6 +23,7 @@ with. Whoever rewrites both is caught with a head kept elsewhere: the server and
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -33,9 +34,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from isthmus.errors import DataError, IsthmusError, RunError
+from isthmus.errors import DataError, IsthmusError, ProtocolError, RunError
 from isthmus.experiments.folder import write_atomic
-from isthmus.federation.watch import AdmittedCall
+from isthmus.federation.watch import AdmittedCall, RolledBack
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,8 @@ _INDEXED = 100_000
 _BLOCK = 1 << 20
 MOST_REFUSALS = 1000
 """Refused calls that are written, of one run in one job."""
-_TEXT = 300
+MOST_TEXT = 300
+"""Characters of a text in a line: parts of it may be the server's."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,16 @@ class Head:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run in the chain: where its first line begins, its contract, and what it spent."""
+    """A run in the chain: where its first line begins, its contract, what it spent, and the line of the newest job that
+    joined it.
+    """
 
     first: int
     contract: str
     epsilon: float = 0.0
     delta: float = 0.0
     ended: bool = False
+    joined: int = 0
 
 
 class AuditChain:
@@ -157,8 +162,8 @@ class AuditChain:
             line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
             try:
                 file.seek(self._bytes)
-                file.write(line)
-                file.flush()
+                if file.write(line) != len(line):  # what a disk does first that is nearly full
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(file.fileno())
             except OSError as error:
                 with contextlib.suppress(OSError):
@@ -229,6 +234,7 @@ class AuditChain:
                 epsilon=found.epsilon + float(record["epsilon"]),
                 delta=found.delta + float(record["delta"]),
                 ended=False,
+                joined=number,
             )
         except (ValueError, KeyError, TypeError):
             raise self._broken(f"line {number} cannot be read") from None
@@ -297,10 +303,27 @@ class RunLog:
 
     def __init__(self, chain: AuditChain, run: str, mark: str) -> None:
         self.chain, self.run, self.mark = chain, run, mark
+        self._joined = 0  # line by which this job joined
         self._refusals = 0
 
+    def join(self, **fields: Any) -> None:
+        """From now on this job answers for the run, and no other one that joined before."""
+        with self.chain.locked():
+            self.chain.append(JOIN, run=self.run, mark=self.mark, **fields)
+            self._joined = self.chain.head.number
+
     def append(self, kind: str, **fields: Any) -> None:
-        self.chain.append(kind, run=self.run, mark=self.mark, **fields)
+        """Write a line, if this job still answers for the run."""
+        with self.chain.locked():
+            if kind != REFUSED:
+                self.check()
+            self.chain.append(kind, run=self.run, mark=self.mark, **fields)
+
+    def check(self) -> None:
+        """Raise once another job has joined the run: what this one knows of it is what was in the chain before."""
+        with self.chain.locked():
+            if self._joined and self.chain.runs[run_key(self.run, self.mark)].joined != self._joined:
+                raise ProtocolError(f"{self.run} was begun again in another job of this site: this one is over")
 
     def admitted(self, call: AdmittedCall) -> None:
         self.append(CALL, **call.to_json())
@@ -310,14 +333,14 @@ class RunLog:
         self._refusals += 1
         if self._refusals <= MOST_REFUSALS:
             last = " (further refusals are not written)" if self._refusals == MOST_REFUSALS else ""
-            self.append(REFUSED, party=party[:_TEXT], handler=handler[:_TEXT], text=text[:_TEXT] + last)
+            self.append(REFUSED, party=party[:MOST_TEXT], handler=handler[:MOST_TEXT], text=text[:MOST_TEXT] + last)
 
-    def calls(self) -> tuple[AdmittedCall, ...]:
-        """Every call of this run that was admitted so far."""
+    def calls(self) -> tuple[AdmittedCall | RolledBack, ...]:
+        """Every call of this run that was admitted so far, and where it went back in between."""
         return tuple(
-            AdmittedCall.from_json(record)
+            AdmittedCall.from_json(record) if record["kind"] == CALL else RolledBack(int(record["step"]))
             for record in self.chain.records(self.run, self.mark)
-            if record["kind"] == CALL
+            if record["kind"] == CALL or (record["kind"] == ORDER and record["name"] == "rollback")
         )
 
 

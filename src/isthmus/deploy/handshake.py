@@ -82,7 +82,7 @@ class JoinReply(Record):
     """A site's reply to :class:`BeginRun`: its clients, or why it does not take part.
 
     ``schema``: of tables, a hash of every table and feature of its schema, so that a difference can be named.
-    ``heads``: of its audit chain, by client.
+    ``heads``: of its audit chain, by client. ``contract``: the hash of the one it derived.
     """
 
     error: str = ""
@@ -93,6 +93,7 @@ class JoinReply(Record):
     source: str = ""
     schema: Mapping[str, str] | None = None
     heads: Mapping[str, SignedHead] | None = None
+    contract: str = ""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,8 @@ SITE_SETTINGS = "ISTHMUS_SITE"
 """Environment variable of a client's processes: its ``client.toml``."""
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 """Allowed names of runs: each becomes a folder name, on the server and at every site."""
+RESERVED = ("contracts",)
+"""Folders of a site's state that are no run's."""
 REFUSED = "isthmus job validator"
 """First words of a refusal by ``job_validator``; a further attempt would be refused too."""
 
@@ -107,4 +109,6 @@ def check_run_name(run: object) -> str:
     """The name of a run, if it is allowed."""
     if not isinstance(run, str) or not RUN_NAME.fullmatch(run):
         raise ConfigError(f"a run cannot be called {str(run)[:120]!r}: use letters, digits, - and _, at most 100")
+    if run.lower() in RESERVED:
+        raise ConfigError(f"a run cannot be called {run!r}, which sites keep other things under: choose another name")
     return run

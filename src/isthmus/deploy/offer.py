@@ -28,6 +28,7 @@ import tomli_w
 from isthmus.data.graphscenario import task_of
 from isthmus.data.own_dataset import SITE_TABLES
 from isthmus.deploy.policy import TABLE, Policy
+from isthmus.deploy.roster import check_client_name
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import RunConfig, Settings
 from isthmus.experiments.config_values import read_toml
@@ -185,6 +186,7 @@ def owners_of(clients: Mapping[str, Sequence[str]]) -> dict[str, str]:
     owners: dict[str, str] = {}
     for organisation, names in clients.items():
         for client in names:
+            check_client_name(client, organisation)
             if client in owners:
                 raise ConfigError(
                     f"{owners[client]} and {organisation} both say they are {client}: one of them must change its "

@@ -126,8 +126,9 @@ class Policy:
         name = shown.message.__name__
         if shown.protection != "clear":
             yield from self._refused_sum(who, line, shown, clients)
-        scores = line.phase == EVALUATION and set(shown.kinds) <= _SCORES
-        if scores:
+        # Devices tell their own silo their scores; a client that tells others is not exempt.
+        scored = line.phase == EVALUATION and set(shown.kinds) <= _SCORES
+        if scored and (shown.to == SERVER or line.role != "client"):
             if self.scores == "together" and shown.to == SERVER and shown.protection == "clear":
                 yield (
                     f"{who} shows the server {name} ({', '.join(shown.kinds)}) of single clients, which "
@@ -145,6 +146,11 @@ class Policy:
         name = shown.message.__name__
         if self.secure_sum and shown.protection != "masked":
             yield f"{who} sums {name} without masks, which secure_sum = true forbids: set secure_sum = true in the run"
+        elif self.secure_sum and line.each:
+            yield (
+                f"{who} sums {name} of clients that are asked different things, which secure_sum = true forbids: who "
+                "changes what one of them is asked reads the difference"
+            )
         # Nobody writes to itself behind masks, so a sum of mail has one party less.
         parties, least = (clients, self.least_in_sum) if shown.to == SERVER else (clients - 1, self.least_in_sum - 1)
         if line.groups:

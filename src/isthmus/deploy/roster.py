@@ -14,15 +14,17 @@ With it a site verifies that mail and masks are meant for that organisation's pa
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.errors import ConfigError
 from isthmus.experiments.config_values import read_toml
-from isthmus.federation.messages import client_of
+from isthmus.federation.messages import SERVER, client_of
 from isthmus.privacy.keys import PUBLIC_BYTES, Identity
 
+_MOST_NAME = 100
 ANY_CLIENT = "*"
 """Stands for all clients that are not listed. For simulations, where all share one key."""
 
@@ -54,6 +56,23 @@ def read_identity(path: Path) -> Identity:
         raise ConfigError(f"{path} is not an identity: make one with `isthmus client identity`") from None
 
 
+def check_client_name(client: object, file: str) -> str:
+    """The name of a client, if it is one that is also a folder and an address, and looks like no other."""
+    if (
+        not isinstance(client, str)
+        or not 0 < len(client) <= _MOST_NAME
+        or not client.isprintable()
+        or set(client) & set("/\\?")
+        or client in (".", "..", SERVER)
+        or client != unicodedata.normalize("NFKC", client).strip()
+    ):
+        raise ConfigError(
+            f"a client cannot be called {str(client)[:_MOST_NAME]!r} ({file}): use letters, digits and - as in "
+            f"bank-a, at most {_MOST_NAME}"
+        )
+    return client
+
+
 @dataclass(frozen=True)
 class OrganisationKeys:
     """The roster: public key and organisation of every client."""
@@ -80,6 +99,7 @@ class OrganisationKeys:
                     "again"
                 )
             for client in clients:
+                check_client_name(client, path.name)
                 if client in keys:
                     raise ConfigError(
                         f"{path} gives {client!r} to two organisations ({organisations[client]} and {organisation}): "

@@ -34,5 +34,7 @@ def resolve_run_file(file: Path, *, own_code: bool = True) -> Settings:
         return replace(settings, run=replace(run, execution="each"))
     # What data a run is about is agreed with every organisation: what the file does not say is not left to a preset.
     partition, split = DEFAULTS[task_of(run.dataset)]
-    run = replace(run, execution="each", undirected=run.undirected and "undirected" in keys)
+    if keys.get("scale", "none") != "none":
+        raise ConfigError(f"{file}: public data sets are used as they are between organisations: leave scale out")
+    run = replace(run, execution="each", undirected=run.undirected and "undirected" in keys, scale="none")
     return replace(settings, run=replace(run, partition=run.partition or partition, split=run.split or split))

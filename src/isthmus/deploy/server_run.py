@@ -208,7 +208,15 @@ def _clients(joined: Mapping[Site, JoinReply], settings: Settings) -> dict[Clien
 
 
 def _distribute_keys(run: str, joined: Mapping[Site, JoinReply], transport: Transport, contract: str) -> None:
-    """Send every site the signed session keys of all parties; each answers with the hash of its contract."""
+    """Send every site the signed session keys of all parties, if all derived the contract of the server: they accept
+    no keys that were signed under another.
+    """
+    for site, one in joined.items():
+        if one.clients and one.contract != contract:
+            raise ConfigError(
+                f"{site} derives contract {one.contract[:16]} from these settings and the server {contract[:16]}: "
+                "install the same version everywhere"
+            )
     keys: dict[PartyId, SessionKeys] = {party: k for one in joined.values() for party, k in (one.keys or {}).items()}
     heads = {client: head for one in joined.values() for client, head in (one.heads or {}).items()}
     request = pack((codec.encode(PeerKeys(keys, heads)),))
@@ -217,12 +225,7 @@ def _distribute_keys(run: str, joined: Mapping[Site, JoinReply], transport: Tran
     for site, reply in replies.items():
         if isinstance(reply, Failure):
             raise QuorumError("keys", {site: reply}, len(replies) - 1, len(replies))
-        answer = codec.decode(unpack(reply)[0], Answer).check(site)
-        if answer.contract != contract:
-            raise ConfigError(
-                f"{site} derives contract {answer.contract[:16]} from these settings and the server {contract[:16]}: "
-                "install the same version everywhere"
-            )
+        codec.decode(unpack(reply)[0], Answer).check(site)
 
 
 def _end_heads(reply: bytes | Failure) -> Mapping[str, SignedHead] | None:

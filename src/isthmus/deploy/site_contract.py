@@ -25,6 +25,7 @@ from isthmus.federation.contract import Contract, Line
 from isthmus.federation.interface import View
 from isthmus.federation.messages import SERVER
 from isthmus.federation.script import EVALUATION
+from isthmus.preparation import SCALING
 from isthmus.seeds import Stream
 
 
@@ -160,11 +161,12 @@ def summary(derived: DerivedContract, policy: Policy, chain: AuditChain) -> list
     spent, _ = chain.spent
     left = "" if policy.epsilon is None else f"; {max(0.0, policy.epsilon - spent):.4g} of {policy.epsilon:g} is left"
     stated = derived.privacy
+    scaled = "; sums by which features are scaled" if any(line.phase == SCALING for line in contract.lines) else ""
     if stated is None or stated.get("epsilon") is None:
         lines.append(f"no differential privacy is promised{left}")
     else:
         lines.append(
             f"epsilon {stated['epsilon']:.4g}, delta {stated['delta']:g} per {stated['unit']}{left}; not covered: "
-            f"{stated['not_covered']}"
+            f"{stated['not_covered']}{scaled}"
         )
     return [*lines, f"contract {contract.hash[:SHORT]} ({contract.hash})"]

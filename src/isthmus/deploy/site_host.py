@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from isthmus.deploy.audit_chain import RunLog
 from isthmus.deploy.handshake import PeerKeys, SessionKeys
 from isthmus.deploy.roster import OrganisationKeys
 from isthmus.errors import ProtocolError
@@ -20,13 +21,14 @@ from isthmus.federation import codec
 from isthmus.federation.codec import LIMITS, Limits
 from isthmus.federation.contract import Contract
 from isthmus.federation.engine import Export
-from isthmus.federation.host import PartyHost
+from isthmus.federation.host import Answer, PartyHost
 from isthmus.federation.interface import Failure
 from isthmus.federation.messages import SERVER, ClientId, Message, PartyId, client_of
 from isthmus.federation.party import Invocation, Outcome, Parcel, Turn
 from isthmus.federation.roles import RoleTable
 from isthmus.federation.secure import Masked, MaskOrder, Sealed
-from isthmus.federation.watch import AdmittedCall, CallLog, Watch, WatchRules
+from isthmus.federation.watch import AdmittedCall, RolledBack, Told, Watch, WatchRules
+from isthmus.federation.wire import Frame
 from isthmus.privacy.keys import Identity, Roster, SignedKey, signed_by
 from isthmus.privacy.sealed_message import Envelope, Header, Mailbox
 from isthmus.seeds import Stream
@@ -39,27 +41,23 @@ class Agreement:
     """What a site has agreed to when it joins a run, and what it remembers of the run.
 
     Args:
-        contract_of: The contract of the run with these clients.
-        clients: Of the run, where the site knows them by itself; None: those whose keys arrive.
-        count: How many there must be.
+        contract: Derived by the site itself.
         rules: The site's own, for every run.
         log: Where every call is written before its handler runs.
-        before: Calls of this run that were admitted before it was begun now.
+        before: Calls of this run that were admitted before it was begun now, and where it went back.
     """
 
-    contract_of: Callable[[Sequence[ClientId]], Contract]
-    clients: tuple[ClientId, ...] | None
-    count: int
+    contract: Contract
     rules: WatchRules
-    log: CallLog
-    before: Sequence[AdmittedCall] = ()
+    log: RunLog
+    before: Sequence[AdmittedCall | RolledBack] = ()
 
 
 class SiteHost(PartyHost):
     """The parties of an organisation.
 
     Args:
-        run: The run that session keys are signed for, so that they are not valid in another.
+        run: What session keys are signed for, so that they are not valid in another run, or under another contract.
         identity, organisations: Long-term key and roster; without them keys are not signed, which is for simulations on
             one machine.
         write_model: Stores what a client ends with; only the size of its model is sent.
@@ -81,7 +79,7 @@ class SiteHost(PartyHost):
         agreement: Agreement | None = None,
     ) -> None:
         super().__init__(parts, table, config, stream, limits=limits)
-        self.agreement, self.contract = agreement, None if agreement is None else _known_contract(agreement)
+        self.agreement = agreement
         self._accepted: PeerKeys | None = None
         self._run, self._identity, self._organisations = run, identity, organisations
         self._write_model = write_model
@@ -90,6 +88,11 @@ class SiteHost(PartyHost):
         self._turn: Turn | None = None
         self._opened_mail: dict[tuple[PartyId, int], tuple[tuple[Parcel, ...], tuple[Parcel, ...]]] = {}
         self._has_keys = False
+
+    def handle(self, kind: str, frame: Frame) -> Frame:
+        if self.agreement is not None and not self._has_keys:  # until then nobody watches over states either
+            return (codec.encode(Answer(ProtocolError.__name__, "the parties have not exchanged keys yet")),)
+        return super().handle(kind, frame)
 
     # -- keys --------------------------------------------------------------------------------------
 
@@ -104,8 +107,8 @@ class SiteHost(PartyHost):
         return found
 
     def accept_keys(self, peers: PeerKeys) -> bool:
-        """Accept the other parties' session keys, once; one that its organisation did not sign is refused. Who has keys
-        takes part, so the contract is settled now. Returns whether they are new.
+        """Accept the other parties' session keys, once; one that its organisation did not sign for this run and
+        contract is refused. Returns whether they are new.
         """
         if self._accepted is not None and self.agreement is not None:
             if peers != self._accepted:
@@ -134,17 +137,18 @@ class SiteHost(PartyHost):
         return True
 
     def _settle(self, agreement: Agreement, clients: Sequence[ClientId]) -> None:
-        """The contract of a run of these clients; from now on every party here watches over it."""
-        if len(clients) != agreement.count or (
-            agreement.clients is not None and set(clients) != set(agreement.clients)
-        ):
+        """From now on every party here watches over the contract, if these are the clients it is about."""
+        contract = agreement.contract
+        if set(clients) != set(contract.clients):
             raise ProtocolError(
                 f"keys came of {len(clients)} clients ({', '.join(clients)}), but the run is one of "
-                f"{', '.join(agreement.clients) if agreement.clients is not None else agreement.count}"
+                f"{', '.join(contract.clients)}"
             )
-        self.contract = self.contract or agreement.contract_of(clients)
+        told: dict[ClientId, Told] = {}
+        given: Any = {"full": True, "rules": agreement.rules, "log": agreement.log}
         for party in self._all():
-            watch = Watch(self.contract, party.name, party.role, full=True, rules=agreement.rules, log=agreement.log)
+            shared = told.setdefault(client_of(party.name), {})
+            watch = Watch(contract, party.name, party.role, told=shared, **given)
             watch.restore(agreement.before)
             party.guard_by(watch)
 
@@ -178,8 +182,6 @@ class SiteHost(PartyHost):
 
     def admit(self, calls: list[Invocation]) -> list[Invocation]:
         """Calls with their mail opened; an order to mask for unknown keys is refused."""
-        if self.agreement is not None and not self._has_keys:
-            raise ProtocolError("the parties have not exchanged keys yet")
         opened = []
         for call in calls:
             try:
@@ -281,12 +283,11 @@ class SiteHost(PartyHost):
     # -- models ------------------------------------------------------------------------------------
 
     def keep_export(self, client: ClientId, export: Export) -> Export:
+        watch = self._parties["client"][client].watch
+        if watch is not None:
+            watch.check_export()
         self._write_model(client, export)
         return Export(export.values)
-
-
-def _known_contract(agreement: Agreement) -> Contract | None:
-    return None if agreement.clients is None else agreement.contract_of(agreement.clients)
 
 
 def _header(

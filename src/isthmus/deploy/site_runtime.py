@@ -23,7 +23,7 @@ from isthmus.data.graph_set import GraphSetData
 from isthmus.data.tables.model import TablesModel
 from isthmus.deploy.approval import SHORT, check_approved
 from isthmus.deploy.audit_chain import END as ENDED
-from isthmus.deploy.audit_chain import JOIN, MEET, MOST_REFUSALS, ORDER, REFUSED, AuditChain, RunLog, run_key
+from isthmus.deploy.audit_chain import MEET, MOST_REFUSALS, MOST_TEXT, ORDER, REFUSED, AuditChain, RunLog, run_key
 from isthmus.deploy.handshake import (
     BEGIN,
     END,
@@ -129,11 +129,10 @@ class SiteRuntime:
 
     def _meet(self, open_run: _OpenRun, peers: PeerKeys) -> bytes:
         """Accept the keys of all parties; the heads of their audit chains are kept in the own one."""
-        host = open_run.host
-        if host.accept_keys(peers):
+        if open_run.host.accept_keys(peers):
             heads = {client: [head.number, head.hash] for client, head in sorted((peers.heads or {}).items())}
             open_run.log.append(MEET, parties=sorted(peers.keys), heads=heads)
-        return pack((codec.encode(Answer(contract=host.contract.hash if host.contract else "")),))
+        return pack((codec.encode(Answer()),))
 
     @property
     def chain(self) -> AuditChain:
@@ -179,7 +178,7 @@ class SiteRuntime:
         self._refused_runs += 1
         if self._refused_runs <= MOST_REFUSALS:
             with contextlib.suppress(IsthmusError):  # a chain that cannot be written is what was refused for
-                self.chain.append(REFUSED, run=begin.run, mark=begin.run_id.hex(), text=str(error))
+                self.chain.append(REFUSED, run=begin.run, mark=begin.run_id.hex(), text=str(error)[:MOST_TEXT])
 
     def _join(self, begin: BeginRun, settings: Settings) -> _OpenRun:
         torch.set_num_threads(settings.run.threads)
@@ -225,12 +224,19 @@ class SiteRuntime:
                     f"{begin.run} was joined under contract {known.contract[:SHORT]}, and now it would be "
                     f"{contract.hash[:SHORT]}: a run keeps its contract, submit a new one"
                 )
+            if known is None and (state / begin.run / MODELS).exists():
+                raise ConfigError(
+                    f"this site holds models of another run called {begin.run}, which would be replaced: submit under "
+                    "another name"
+                )
             epsilon, delta = policy.spends(settings, derived.privacy, self.chain, begin.run, mark)
             log = RunLog(self.chain, begin.run, mark)
             spent = {"epsilon": epsilon, "delta": delta}
-            log.append(JOIN, stage=begin.stage, attempt=begin.attempt, contract=contract.hash, **spent)
-        rules = WatchRules(policy.least_in_sum, policy.changes)
-        return Agreement(lambda _: contract, contract.clients, len(contract.clients), rules, log, log.calls())
+            log.join(stage=begin.stage, attempt=begin.attempt, contract=contract.hash, **spent)
+        # A replay that asks for something else is answered under fresh noise: one release more than epsilon counts.
+        private = derived.privacy is not None and derived.privacy.get("epsilon") is not None
+        rules = WatchRules(policy.least_in_sum, 0 if private else policy.changes)
+        return Agreement(contract, rules, log, log.calls())
 
     def _open_run(
         self,
@@ -262,7 +268,9 @@ class SiteRuntime:
             table,
             config,
             Stream(settings.run.seed, ("party",)),
-            run=begin.run,
+            # Keys are signed for all of this, so parties that agreed to something else have none in common: with other
+            # settings at the others, a total would be the victim's part and what the server knows.
+            run=f"{run_key(begin.run, begin.run_id.hex())}/{begin.stage}/{agreement.contract.hash}",
             identity=self._identity,
             organisations=OrganisationKeys.read(self.settings.roster) if self.settings.roster is not None else None,
             write_model=write,
@@ -276,18 +284,22 @@ class SiteRuntime:
                 package.check(held)
                 restore_client(host.party(client).client, package, held)
         host.keep_tags(lambda party: FileStore(folder / store / party.replace("/", "."), begin.run_id))
-        log = RunLog(self.chain, begin.run, begin.run_id.hex())
-        for name in ("rollback", "export"):
-            host.orders[name] = _noted(host.orders[name], log)
-        reply = replace(reply, keys=host.session_keys(), heads=self._heads(reply.clients or {}))
+        log = agreement.log
+        for name in ("commit", "select", "rollback", "export"):
+            host.orders[name] = _noted(host.orders[name], log, written=name in ("rollback", "export"))
+        agreed = agreement.contract.hash
+        reply = replace(reply, keys=host.session_keys(), heads=self._heads(reply.clients or {}), contract=agreed)
         return _OpenRun(begin, host, reply, log)
 
 
-def _noted(operation: Callable[[Order], Answer], log: RunLog) -> Callable[[Order], Answer]:
-    """An operation that is written to the audit chain first."""
+def _noted(operation: Callable[[Order], Answer], log: RunLog, *, written: bool) -> Callable[[Order], Answer]:
+    """An operation of the job that answers for the run; some are written to the audit chain first."""
 
     def noted(order: Order) -> Answer:
-        log.append(ORDER, name=order.name, step=order.step)
+        if written:
+            log.append(ORDER, name=order.name, step=order.step)
+        else:
+            log.check()
         return operation(order)
 
     return noted

@@ -38,10 +38,12 @@ from isthmus.data.graph_set import GraphSetData
 from isthmus.data.node_data import NodeData
 from isthmus.deploy.offer import SCENARIO, Offer, check_kind
 from isthmus.deploy.policy import NOTHING_ASKED, TABLE, Policy, limited
+from isthmus.deploy.roster import check_client_name
 from isthmus.errors import ConfigError, unknown
 from isthmus.experiments.config import RunConfig, Settings
 from isthmus.experiments.config_values import coerce, read_toml
 from isthmus.experiments.scenarios import build
+from isthmus.methods.training import TrainConfig
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +112,8 @@ class SiteSettings:
             raise ConfigError(
                 f'{path.name} does not say which client this organisation is: add e.g. client = "client-0"'
             )
+        if client is not None:
+            check_client_name(client, path.name)
         return cls(
             path,
             client,
@@ -137,6 +141,10 @@ class SiteSettings:
         """Raise unless this organisation takes part in such a run; the error names what differs."""
         check_kind(settings)
         if self.share is None:
+            config = settings.method_config
+            why = config.why_not_unmasked() if isinstance(config, TrainConfig) and not settings.secure else ""
+            if why:
+                raise ConfigError(why)
             self.offer().check_data(settings, self.path.name)
 
     def trial_part(self) -> NodeData | GraphSetData:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from isthmus.experiments.config import Settings
+if TYPE_CHECKING:  # a command that only shows its help does not wait for torch
+    from isthmus.experiments.config import Settings
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Progress:
     steps: int
     seconds_left: float | None
     bytes: Mapping[str, int]
+    """Sent so far, setup included, evaluations not, by channel."""
     scores: Mapping[str, Any] | None
     """The metrics line if this round was evaluated."""
 

@@ -25,7 +25,7 @@ from isthmus.data.whole_graph import Loaded
 from isthmus.errors import ConfigError, unknown
 from isthmus.experiments.config_values import coerce, flat, keys_of, plain, read_toml
 from isthmus.experiments.presets import Preset, default_preset, load_preset
-from isthmus.experiments.scoring import SCORE_RULES
+from isthmus.experiments.scoring import SCORE_RULES, rule_of_selection
 from isthmus.experiments.suitability import idle_settings
 from isthmus.experiments.variants import AUTO, NONE
 from isthmus.federation.engines import ELSEWHERE, ENGINES
@@ -153,8 +153,6 @@ class RunConfig:
             raise ConfigError(f"threads must be at most {MAX_THREADS}, got {self.threads}")
         if self.plugins and self.engine == "ray":
             raise ConfigError("own files and modules are not sent to ray's processes: use --engine local, or nvflare")
-        if self.execution == "cohort" and self.secure_sum:
-            raise ConfigError("secure_sum=true masks each client's message by itself: use it with execution=each")
         if self.execution == "cohort" and self.transcript:
             raise ConfigError("transcript=true keeps messages one by one: use it with execution=each")
         if self.execution == "cohort" and self.wire:
@@ -213,6 +211,12 @@ class Settings:
         )
 
 
+def allowed_keys(method: str) -> frozenset[str]:
+    """Every key that ``--set`` takes for a method, its own and those of every run."""
+    entry = get_method(find_method(method)[0])
+    return frozenset(keys_of(RunConfig) | keys_of(entry.config)) - {"method"}
+
+
 def resolve(
     method: str, flags: Mapping[str, Any], overrides: Mapping[str, Any] | None = None, file: Path | None = None
 ) -> Settings:
@@ -254,7 +258,11 @@ def resolve(
     named_set = dataset_name(typed["dataset"]).partition(":")[0]
     preset = load_preset(typed.get("preset", default_preset(entry.preset, named_set, task, typed.get("profile"))))
     variant = _variant(preset, method, typed)
-    values = _preset_values(preset, method, entry.config, typed, allowed, variant) | typed
+    of_preset = _preset_values(preset, method, entry.config, typed, allowed, variant)
+    values = of_preset | typed
+    if "eval_every" in of_preset and "eval_every" not in typed and "rounds" in typed:
+        # A preset's pace is for its own number of rounds: of a shorter run about ten are evaluated at least.
+        values["eval_every"] = max(1, min(values["eval_every"], typed["rounds"] // 10))
     values |= {"method": method, "preset": preset.name, "variant": variant}
     run = RunConfig(**{allowed[key][0]: value for key, value in values.items() if key in keys_of(RunConfig)})
     if values.get("schedule") == "cosine":
@@ -263,7 +271,7 @@ def resolve(
         entry, {allowed[key][0]: value for key, value in values.items() if key in keys_of(entry.config)}
     )
     if run.execution == "cohort" and isinstance(config, TrainConfig) and config.one_by_one:
-        raise ConfigError("with dp_clip each client clips and adds noise by itself: use it with execution=each")
+        raise ConfigError("with dp_clip or forward_noise each client adds noise by itself: use it with execution=each")
     if parse_metric(run.metric) is not None and not entry.configured(config).has_details:
         raise ConfigError(
             f"clients of {method} report only accuracy: leave --metric out, or add a `detail` handler to the method"
@@ -281,7 +289,9 @@ def resolve(
         raise ConfigError(why)
     for text in idle_settings(config, typed.keys(), task):
         logger.warning("%s", text)
-    return Settings(run, config, preset.score)
+    chosen = of_preset.get("selection", RunConfig.selection)
+    score = preset.score if run.selection == chosen else rule_of_selection(preset.score, run.selection)
+    return Settings(run, config, score)
 
 
 def _own_data(typed: dict[str, Any]) -> dict[str, Any]:
@@ -337,7 +347,7 @@ def _preset_values(
     facts = {"method": method, "dataset": dataset, "profile": typed.get("profile", "paper")}
     facts |= {"task": task_of(typed["dataset"]), "variant": next(iter(preset.variants(method)), NONE)}
     facts |= {} if variant == AUTO else {"variant": variant}
-    for key in ("backbone",):
+    for key in ("backbone", "nsf"):
         default = next((f.default for f in dataclasses.fields(config) if f.name == key), None)
         facts[key] = typed.get(key, preset.values(facts).get(key, default))
     kind = kind_of(typed["dataset"])

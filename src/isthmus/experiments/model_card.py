@@ -71,6 +71,7 @@ def scores_of(logits: Tensor, data: Any, class_names: Sequence[str]) -> dict[str
             "accuracy": float(right.double().mean()),
             **{name: METRICS[name](confusion, histogram) for name in ("macro_f1", "auroc", "auprc")},
             "minority": _share(right[minority[mask]]),
+            "confusion": confusion.tolist(),
             "classes": [_class_scores(confusion, number, name) for number, name in enumerate(class_names)],
             "calibration_error": calibrated.error,
             "brier": calibrated.brier,

@@ -2,7 +2,8 @@
 
     weights.safetensors      the model; its metadata name format, method and a hash of model.toml
     model.toml               what the model is: method, settings, sizes, classes, round, who took part
-    schema.toml, scaling.safetensors      of tables: what columns mean, and what was agreed on to scale them
+    schema.toml              of tables: what columns mean
+    scaling.safetensors      what features were scaled by: for tables what the owners agreed on
     structure.safetensors    what the method keeps beside weights (rows of S and of Abar, types of edges, ...)
     card.md                  for people: scores, calibration, protections, what not to use it for
     scores.json              the numbers of the card
@@ -32,6 +33,7 @@ import torch
 from torch import Tensor, nn
 
 import isthmus
+from isthmus.data.feature_scaling import UNSCALED, Scaling
 from isthmus.data.graph_set import GraphSetData
 from isthmus.data.tables.model import TablesModel
 from isthmus.errors import ConfigError, DataError
@@ -41,7 +43,7 @@ from isthmus.experiments.folder import write_atomic
 from isthmus.experiments.model_card import card_text, scores_of
 from isthmus.federation.engine import Export
 from isthmus.federation.messages import SERVER, ClientId
-from isthmus.methods.plain_model import plain_model
+from isthmus.methods.plain_model import of_raw_features, plain_model
 from isthmus.methods.registry import Method
 from isthmus.tensors import Weights, num_values
 
@@ -64,6 +66,7 @@ class Training:
         privacy: Differential privacy of the run, as in its result.
         tables: By client, of a run on tables.
         split_seed: Of a split of tables by rule; None where it is the run's seed.
+        scaling: Of one graph's features.
     """
 
     settings: Settings
@@ -72,6 +75,7 @@ class Training:
     privacy: Mapping[str, Any] | None = None
     tables: Mapping[ClientId, TablesModel] = field(default_factory=dict)
     split_seed: int | None = None
+    scaling: Scaling = UNSCALED
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ class ModelPackage:
         weights: The model.
         structure: What the method keeps beside it, as bytes (`isthmus.federation.kept`).
         tables: Schema and scaling, of a model of tables.
+        scaling: Of one graph's features; None where the package does not say.
     """
 
     path: Path
@@ -91,6 +96,7 @@ class ModelPackage:
     weights: Weights
     structure: bytes = b""
     tables: TablesModel | None = None
+    scaling: Scaling | None = None
 
     @cached_property
     def settings(self) -> Settings:
@@ -138,6 +144,10 @@ class ModelPackage:
             num_classes=self.num_classes,
         )
 
+    def model_of_raw(self) -> nn.Module:
+        """The same for features as they were given to the training: on their scale they are put by the module."""
+        return of_raw_features(self.plain_model(), UNSCALED if self.scaling is None else self.scaling)
+
     @property
     def split_seed(self) -> int:
         """What the split of tables by rule was drawn with: an organisation chooses it itself."""
@@ -158,6 +168,11 @@ class ModelPackage:
                 f"the model of {self.client} takes {self.num_features} features, the data have {data.num_features}: "
                 "give the columns it was trained on, in the same order"
             )
+        if data.y.numel() and int(data.y.max()) >= self.num_classes:
+            raise DataError(
+                f"the data have class {int(data.y.max())}, and the model of {self.client} knows classes 0 to "
+                f"{self.num_classes - 1}: give labels as in training, or none"
+            )
 
 
 def write_package(models: Path, client: ClientId, export: Export, data: Any, training: Training) -> None:
@@ -174,6 +189,7 @@ def write_package(models: Path, client: ClientId, export: Export, data: Any, tra
             "dataset": settings.run.dataset,
             "source": training.source,
             "digest": data_digest(data),
+            "scale": training.scaling.kind,
             "split_seed": settings.run.seed if training.split_seed is None else training.split_seed,
         },
     }
@@ -183,6 +199,8 @@ def write_package(models: Path, client: ClientId, export: Export, data: Any, tra
     files |= {STRUCTURE: export.kept} if export.kept else {}
     if tables is not None:
         files |= {SCHEMA: tables.schema.text, SCALING: safetensors.torch.save(tables.tensors())}
+    elif training.scaling.tensors():
+        files |= {SCALING: safetensors.torch.save(training.scaling.tensors())}
     _write(models / client.replace("/", "."), facts, weights, files)
 
 
@@ -294,11 +312,13 @@ def read_package(path: Path) -> ModelPackage:
         raise DataError(f"{path / WEIGHTS} is no safetensors file ({error}): copy the package again") from None
     if metadata.get("model") != _model_hash(facts):
         raise DataError(f"{path / MODEL} was changed since the weights were written: copy the package again")
-    tables = None
+    tables, scaling = None, None
+    tensors = safetensors.torch.load(contents[SCALING]) if SCALING in contents else {}
     if SCHEMA in contents:
-        tensors = safetensors.torch.load(contents.get(SCALING, safetensors.torch.save({})))
         tables = TablesModel.of(contents[SCHEMA], tensors)
-    return ModelPackage(path, facts, weights, contents.get(STRUCTURE, b""), tables)
+    elif kind := facts.get("data", {}).get("scale"):
+        scaling = Scaling.of(kind, tensors)
+    return ModelPackage(path, facts, weights, contents.get(STRUCTURE, b""), tables, scaling)
 
 
 def read_packages(folder: Path) -> dict[ClientId, ModelPackage]:

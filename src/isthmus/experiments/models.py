@@ -13,10 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from isthmus.data.feature_scaling import UNSCALED
 from isthmus.data.graph_set import GraphSetData
 from isthmus.data.node_data import NodeData
 from isthmus.data.own_dataset import SITE_TABLES
 from isthmus.data.own_graph import OwnGraphs, from_pyg
+from isthmus.data.partition import client_ids
+from isthmus.data.scenario import as_used
+from isthmus.data.split_graph import split_graph
 from isthmus.data.tables.model import TablesModel
 from isthmus.data.whole_graph import Loaded
 from isthmus.errors import ConfigError, DataError, unknown
@@ -202,8 +206,9 @@ class Models:
         Args:
             client: Whose; None for all whose packages are here.
             part: ``train``, ``val`` or ``test`` of the split; None for all samples.
-            data: Other data than those of the training: a torch_geometric ``Data`` for one client, or one per client by
-                name. New nodes and edges are part of it.
+            data: Other data than those of the training, features and edges as they were given then: a torch_geometric
+                ``Data`` of one client, one per client by name, or one of all with ``owner``, which a method that uses
+                edges between owners needs. New nodes and edges are part of it. A ``NodeData`` is taken as it is.
             tables: Folder of tables: one owner's, or a folder of such folders.
             nodes, edges: Further rows of one owner's tables.
             ids: Only these samples, as their owner calls them; None for all.
@@ -264,12 +269,10 @@ class Models:
         return {name: Samples(parts[name], own_ids(parts[name])) for name in clients}
 
     def _given(self, clients: Sequence[ClientId], data: Any) -> dict[ClientId, Samples]:
-        by_client = data if isinstance(data, Mapping) else None
-        if by_client is None:
-            if len(clients) > 1:
-                raise ConfigError(
-                    f"data of one client, and models of {len(clients)}: say whose they are, or give data by client"
-                )
+        by_client = data if isinstance(data, Mapping) and not hasattr(data, "edge_index") else None
+        if by_client is None and len(clients) > 1:
+            by_client = _by_owner(data, [self.packages[name] for name in clients])
+        elif by_client is None:
             by_client = {clients[0]: data}
         missing = sorted(set(clients) - set(by_client))
         if missing:
@@ -346,19 +349,58 @@ def _as_samples(given: Any, package: ModelPackage) -> Any:
     if isinstance(given, NodeData | GraphSetData):
         return given
     if package.task == "graph" and not isinstance(given, Loaded | OwnGraphs):
-        given = from_pyg({package.client: list(given)})
+        given = from_pyg({package.client: list(given)}, labelled=False)
     elif not isinstance(given, Loaded | OwnGraphs):
         given = from_pyg(given, labelled=False)
     if isinstance(given, OwnGraphs) and package.task == "graph":
-        return given.parts.get(package.client, next(iter(given.parts.values())))
+        graphs = given.parts.get(package.client, next(iter(given.parts.values())))
+        return replace(graphs, num_classes=max(package.num_classes, graphs.num_classes))
     loaded = given
     if isinstance(loaded, OwnGraphs):
         raise DataError(f"the model of {package.client} classifies the nodes of one graph: give one Data")
-    if package.method.cross_edges:
+    if package.method.cross_edges and len(package.clients) > 1:
         raise ConfigError(
-            f"{package.method.name} uses edges between owners: give tables, or data with them (NodeData) by client"
+            f"{package.method.name} uses edges between owners: give one Data of all clients that says whose each node "
+            "is (owner), or tables"
         )
-    return replace(loaded.data, num_classes=package.num_classes)
+    return _as_trained(loaded, package)
+
+
+def _as_trained(loaded: Loaded, package: ModelPackage) -> NodeData:
+    """A graph as the training saw its own: features on the same scale, arcs read the same way."""
+    package.check(loaded.data)
+    run, scaling = package.settings.run, package.scaling
+    if scaling is None:
+        if run.scale != "none":
+            raise DataError(f"{package.path} does not say how features were scaled: train again with this version")
+        scaling = UNSCALED
+    data = as_used(loaded.data, scaling, undirected=run.undirected)
+    return replace(data, num_classes=package.num_classes)
+
+
+def _by_owner(given: Any, packages: Sequence[ModelPackage]) -> dict[ClientId, NodeData]:
+    """One graph of all clients, divided as its ``owner`` says."""
+    first, clients = packages[0], [package.client for package in packages]
+    loaded = given if isinstance(given, Loaded | OwnGraphs) else from_pyg(given, labelled=False)
+    if isinstance(loaded, OwnGraphs) or first.task == "graph":
+        raise ConfigError(f"sets of graphs, and models of {len(clients)} clients: give a dict of them by client")
+    if loaded.owner is None:
+        needs = " of all clients" if first.method.predict is not None else ""
+        raise ConfigError(
+            f"one graph, and models of {len(clients)} clients: say whose they are, that is give one client, data by "
+            f"client, or one Data{needs} that says whose each node is (owner)"
+        )
+    names = loaded.owner_names or client_ids(len(first.clients))
+    if strange := sorted(set(names) - set(first.clients)):
+        raise DataError(f"owner names {', '.join(strange)}; the models are of {', '.join(first.clients)}")
+    if int(loaded.owner.max()) >= len(names):
+        raise DataError(f"owner counts to {int(loaded.owner.max())}; there are models of {len(names)} clients, from 0")
+    kept = torch.nonzero(loaded.owner >= 0).flatten()
+    if kept.numel() < loaded.owner.numel():
+        loaded = loaded.restricted(kept)
+    assert loaded.owner is not None
+    parts = split_graph(_as_trained(loaded, first), loaded.owner, tuple(names))
+    return {name: one if first.method.cross_edges else one.without_cross() for name, one in parts.items()}
 
 
 def own_ids(data: Any) -> list[int]:

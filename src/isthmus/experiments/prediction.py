@@ -97,6 +97,8 @@ def predicting_role(method: Method) -> str:
 
 
 def _alone(package: ModelPackage, data: Any) -> Tensor:
+    if not data.y.numel():
+        return torch.zeros(0, package.num_classes)
     settings, role = package.settings, package.method.roles["client"]
     stream = Stream(settings.run.seed, ("party",)).child(package.client)
     held = role.holds(unlabelled(data))

@@ -14,7 +14,7 @@ from typing import Any
 import isthmus
 from isthmus.experiments.byte_totals import ByteTotals
 from isthmus.experiments.config import Settings
-from isthmus.experiments.scoring import score_of, selected_line
+from isthmus.experiments.scoring import round_of_score, score_of, selected_line
 
 PACKAGES = ("torch", "torch_geometric", "numpy", "scipy")
 
@@ -50,6 +50,7 @@ def form_result(
     run_dir: str,
     privacy: Mapping[str, Any] | None = None,
     facts: Mapping[str, Any] | None = None,
+    model: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The result, from the metrics lines and counters."""
     run = settings.run
@@ -80,11 +81,14 @@ def form_result(
         "test_minority_last": _share(last["test_groups"].get("minority")),
         "score": score,
         "score_rule": score_rule,
+        "score_round": (last if round_of_score(settings.score) == "last" else selected)["round"],
+        "selection": run.selection,
         "groups": {
             name: {"share_right": _share(counts), "samples": counts[1], "client_mean": means.get(name)}
             for name, counts in selected["test_groups"].items()
         },
         **_of_clients(nodes, selected, last),
+        "model": None if model is None else dict(model),
         "parameters": dict(parameters),
         **({} if privacy is None else {"privacy": dict(privacy)}),
         **({} if facts is None else {"facts": dict(facts)}),
@@ -97,6 +101,8 @@ def form_result(
             "device": totals.setup["device"] + totals.training["device"],
             "evaluation_up": totals.evaluation["up"],
             "evaluation_down": totals.evaluation["down"],
+            "evaluation_peer": totals.evaluation["peer"],
+            "evaluation_device": totals.evaluation["device"],
         },
         "seconds": {name: round(value, 6) for name, value in seconds.items()},
         "seconds_per_round": statistics.median(round_seconds) if round_seconds else None,

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -212,7 +213,9 @@ class RoundLoop:
     def _method_code(self, phase: str, round: int) -> Iterator[None]:
         """Turn any exception of a method's code into a RunError; the traceback goes to the log."""
         try:
-            yield
+            # Numbers that overflow are refused where they are sent, by name: numpy's own warnings say nothing more.
+            with np.errstate(over="ignore", invalid="ignore"):
+                yield
         except IsthmusError:
             raise
         except Exception as error:
@@ -299,7 +302,7 @@ class RoundLoop:
             self.at.step,
             self.steps,
             left,
-            dict(self.totals.training),
+            {channel: self.totals.setup[channel] + sent for channel, sent in self.totals.training.items()},
             line,
         )
         for callback in self.callbacks:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from isthmus.data import given
+from isthmus.data.feature_scaling import UNSCALED
 from isthmus.data.own_graph import owners_of, remember
 from isthmus.data.split import given_masks as masks_of
 from isthmus.errors import ConfigError, RunError
@@ -38,6 +39,8 @@ from isthmus.federation.interface import QuorumError, View
 from isthmus.federation.kept import fields_bytes
 from isthmus.federation.ledger import PROTECTIONS
 from isthmus.federation.messages import SERVER
+from isthmus.federation.roles import together_behind_masks
+from isthmus.methods.built_model import describe_model
 from isthmus.seeds import Stream
 
 logger = logging.getLogger(__name__)
@@ -285,7 +288,14 @@ class RunDriver:
         """Write the clients' model packages; returns the number of parameters of the largest."""
         largest, settings, models = 0, self.settings, folder.path / MODELS
         tables: Mapping[str, Any] = getattr(self.scenario, "tables", {})
-        training = Training(settings, self.view.clients, self.described.source, self.privacy, tables)
+        training = Training(
+            settings,
+            self.view.clients,
+            self.described.source,
+            self.privacy,
+            tables,
+            scaling=getattr(self.scenario, "scaling", UNSCALED),
+        )
         for client, export in self.engine.export(settings.run.selection != "last"):
             largest = max(largest, export.values)
             if export.weights is not None:
@@ -322,6 +332,7 @@ class RunDriver:
             str(folder.path),
             self.privacy,
             facts,
+            describe_model(self.settings.method_config, self.view),
         )
         if (tried := folder.path / TRIALS).exists():
             result["variants"] = json.loads(tried.read_text())
@@ -360,7 +371,9 @@ class SimulatedRun(RunDriver):
             settings.method_config,
             Stream(run.seed, ("party",)),
             wire=run.wire,
-            cohort=run.execution != "each" and not (run.wire or run.secure_sum or run.transcript),
+            cohort=run.execution != "each"
+            and not (run.wire or run.transcript)
+            and (not settings.secure or together_behind_masks(settings.method.table.roles.values())),
             **(engine_options if engine is not None else run.engine_options),
         )
         try:

@@ -137,12 +137,28 @@ def selected_line(lines: Sequence[Line], selection: str) -> Line:
 _MEAN = "mean of the clients' test accuracies"
 SCORE_RULES = {
     "node_weighted_last": ("test_node_weighted", "last", f"{_MEAN} weighted by their number of nodes, last round"),
+    "node_weighted_selected": (
+        "test_node_weighted",
+        "selected",
+        f"{_MEAN} weighted by their number of nodes, at the round picked by validation",
+    ),
     "client_mean_last": ("test_client_mean", "last", f"unweighted {_MEAN}, last round"),
     "pooled_last": ("test", "last", "pooled test accuracy, last round"),
     "pooled_selected": ("test", "selected", "pooled test accuracy at the round picked by validation"),
     "client_mean_selected": ("test_client_mean", "selected", f"unweighted {_MEAN} at the round picked by validation"),
 }
 """Rule -> (column, round, sentence)."""
+
+
+def rule_of_selection(rule: str, selection: str) -> str:
+    """The rule at the round that a selection other than the preset's keeps."""
+    formed = rule.removesuffix("_last").removesuffix("_selected")
+    return f"{formed}_{'last' if selection == 'last' else 'selected'}"
+
+
+def round_of_score(rule: str) -> str:
+    """``last`` or ``selected``: the round at which a rule reads its score."""
+    return SCORE_RULES[rule][1]
 
 
 def score_of(selected: Line, last: Line, rule: str, metric: str) -> tuple[float | None, str]:

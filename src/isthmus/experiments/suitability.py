@@ -8,12 +8,14 @@ from typing import Any
 import torch
 
 from isthmus.data.node_data import NodeData
+from isthmus.methods.fedprox import FedProxConfig
 from isthmus.methods.registry import Method
 from isthmus.methods.training import drops_nothing
 
 
 def idle_settings(config: Any, given: Collection[str], task: str) -> list[str]:
     """Settings given by hand that change nothing in the model or training that is built, one sentence each."""
+    powers = ("prune", "prune_mode", "renormalise") if hasattr(config, "streamed") else ()
     rules = [
         ("batch_size", task == "node", "node tasks take the whole graph in every step"),
         ("lr_decay", getattr(config, "schedule", "decay") != "decay", "only schedule=decay uses it"),
@@ -24,9 +26,16 @@ def idle_settings(config: Any, given: Collection[str], task: str) -> list[str]:
         ("nsf_lr", getattr(config, "nsf", "hop2vec") != "hop2vec", "only nsf=hop2vec learns structure features"),
         ("nsf_dim", getattr(config, "form", "headed") == "direct", "form=direct has one column per class"),
         ("structure_hidden", getattr(config, "form", "headed") == "direct", "form=direct has no head"),
+        *((key, config.streamed, "protocol=streamed forms no powers and prunes nothing") for key in powers),
         ("dropout", task == "node" and drops_nothing(config), "the model has no hidden layer that is dropped"),
     ]
-    return [f"{key} changes nothing here: {why}" for key, idle, why in rules if key in given and idle]
+    found = [f"{key} changes nothing here: {why}" for key, idle, why in rules if key in given and idle]
+    if isinstance(config, FedProxConfig) and config.local_epochs == 1 and task == "node":
+        found.append(
+            "with one local step from the common weights the proximal term is zero and fedprox is fedavg: set "
+            "local_epochs=2 or more"
+        )
+    return found
 
 
 def shortcomings(method: Method, parts: Mapping[str, Any], backbone: str | None = None) -> list[str]:

@@ -11,8 +11,8 @@ from typing import Any
 from isthmus.errors import ProtocolError, unknown
 from isthmus.federation.bookkeeping import Bookkeeping, check_quorum
 from isthmus.federation.contract import Way
-from isthmus.federation.engine import Engine
-from isthmus.federation.interface import Failure, PerClient, Replies, Stacked
+from isthmus.federation.engine import Engine, ExchangesTogether
+from isthmus.federation.interface import Exchanged, Failure, PerClient, Replies, Stacked
 from isthmus.federation.messages import SERVER, Message, PartyId, role_of
 from isthmus.federation.party import Combine, Invocation, Outcome, Parcel
 from isthmus.federation.roles import RoleTable
@@ -154,6 +154,30 @@ class Caller:
             parcels += sent
         return parcels, set(outcome)
 
+    def exchange_together(self, calls: Sequence[Invocation], handlers: Mapping[str, str]) -> bool:
+        """Have summed mail exchanged in one computation, where the engine can; False where clients send one by one."""
+        if not isinstance(self.engine, ExchangesTogether) or list(handlers) != [self.role]:
+            return False
+        handler = handlers[self.role]
+
+        def received() -> list[Invocation]:
+            if self.clock.watch is not None:
+                self.clock.watch.check(self.clock.turn.phase, self.role, handler, "receive")
+            sequence = self.clock.next()
+            return [
+                Invocation(call.party, self.role, handler, self.clock.turn, sequence, parcels=(), combine="sum")
+                for call in calls
+            ]
+
+        outcome = self.engine.exchange_together(calls, received)
+        if outcome is None:
+            return False
+        if not isinstance(outcome, Exchanged):
+            check_quorum(self.clock.turn, calls[0].handler, len(calls), outcome, 1.0)
+            raise ProtocolError(f"{calls[0].handler}: an engine must exchange the mail of all clients, or fail")
+        self.books.mail_to_all(calls[0].handler, outcome.messages)
+        return True
+
     def check_receivers(self, receivers: Iterable[PartyId], roles: Iterable[str]) -> None:
         """Mail may go to parties of these roles, and to the server."""
         known = {party for role in roles for party in self.engine.parties(role)} | {SERVER}
@@ -208,4 +232,4 @@ def _order_of(party: PartyId, masked: MailOrder | None) -> MailOrder | None:
     """A receiver's part of the orders: its own, or none where nobody else writes to it."""
     if masked is None or masked.orders is None:
         return masked
-    return MailOrder(masked.held, {party: masked.orders[party]} if party in masked.orders else {})
+    return MailOrder(masked.held, {party: masked.orders[party].seen_by(party)} if party in masked.orders else {})

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from isthmus.federation.contract import Contract
-from isthmus.federation.interface import Stacked
+from isthmus.federation.interface import Exchanged, Failure, Stacked
 from isthmus.federation.messages import ClientId, PartyId
 from isthmus.federation.party import Invocation, Outcome, Store
 from isthmus.tensors import Weights
@@ -108,4 +108,20 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """End everything the engine started. May be called twice."""
+        ...
+
+
+@runtime_checkable
+class ExchangesTogether(Protocol):
+    """An engine whose clients may exchange summed mail in one computation, where their cohort can."""
+
+    def exchange_together(
+        self, calls: Sequence[Invocation], received: Callable[[], Sequence[Invocation]]
+    ) -> Exchanged[Any] | Mapping[PartyId, Failure] | None:
+        """Run a sending handler and the receiving one for all; None where the clients send one by one.
+
+        Args:
+            calls: Of the sending handler.
+            received: Makes those of the receiving one, without mail in them.
+        """
         ...

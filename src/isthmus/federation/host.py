@@ -72,7 +72,6 @@ class Answer(Record):
     exports: Mapping[str, Exported] | None = None
     execution: str = "each"
     why_each: str = ""
-    contract: str = ""
 
     def check(self, place: str) -> Answer:
         """This answer, or the error it carries."""

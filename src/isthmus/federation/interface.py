@@ -77,6 +77,17 @@ class Stacked(Generic[M]):
         return total
 
 
+@dataclass(frozen=True)
+class Exchanged(Generic[M]):
+    """Summed mail that a cohort has made and delivered itself: every client to every other.
+
+    Args:
+        messages: By receiver, a message of the size that each of the others has sent it. Only sizes are read.
+    """
+
+    messages: Mapping[PartyId, M]
+
+
 class Replies(Mapping[PartyId, MaybeRep]):
     """Replies by party, in sorted order; ``failures`` says why others are missing; ``mail`` is what ``exchange`` sent
     to the server.

@@ -42,11 +42,11 @@ class ScriptLine:
 
     Args:
         most: Calls of one party in one round.
-        some: A part of the parties may be asked for a sum; otherwise it is everybody.
+        some: A part of the parties may be asked; otherwise it is everybody.
         groups: Number of fixed groups (`isthmus.privacy.guard.fixed_groups`): behind masks a sum is over one of them,
             and over no other parties; 0 = none. Every group may be asked ``most`` times.
-        each: Everybody gets a request of its own for a sum; otherwise all were asked the same, and the sum is tied to
-            that request.
+        each: Everybody gets a request of its own; otherwise all are asked the same, and behind masks this sum and all
+            later ones are tied to that request.
         fresh: The request holds fresh keys, so a round that is run again asks for something else.
         receive: Of mail, the handlers that take it, one per receiving role.
         summed: Of mail, receivers get the sum only.
@@ -73,11 +73,11 @@ Script = Mapping[str, Sequence[ScriptLine]]
 """Lines by phase; ``evaluation`` for the calls of `Method.evaluate`."""
 
 
-def ask(handler: Handler, *, most: int = 1, each: bool = False, fresh: bool = False) -> ScriptLine:
+def ask(handler: Handler, *, most: int = 1, some: bool = False, each: bool = False, fresh: bool = False) -> ScriptLine:
     """``federation.call(handler, ...)``: the server reads every reply. Scores (``scores_of``) are asked for, too; with
     secure sums they are totalled, with ``each`` over parties that got requests of their own.
     """
-    return ScriptLine("ask", handler, most=most, each=each, fresh=fresh)
+    return ScriptLine("ask", handler, most=most, some=some, each=each, fresh=fresh)
 
 
 def total(handler: Handler, *, most: int = 1, some: bool = False, each: bool = False, groups: int = 0) -> ScriptLine:

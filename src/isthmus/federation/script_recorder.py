@@ -44,8 +44,8 @@ class ScriptRecorder:
         verb = self._verbs.setdefault(place, _Verb(way))
         self._round[place] += 1
         verb.most = max(verb.most, self._round[place])
-        verb.some |= way == "total" and not everybody
-        verb.each |= way == "total" and each
+        verb.some |= not everybody
+        verb.each |= each
 
     def check_pair(self, phase: str, send: tuple[str, str], receivers: Sequence[tuple[str, str]], summed: bool) -> None:
         verb = self._verbs[phase, *send]

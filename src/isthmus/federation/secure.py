@@ -17,7 +17,9 @@ agreed outside (`isthmus.privacy.keys`); otherwise a server could impersonate al
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,12 +29,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from isthmus.errors import IsthmusError, ProtocolError
+from isthmus.errors import IsthmusError, ProtocolError, RunError
 from isthmus.federation.messages import Ciphertext, Count, Identifier, Message, PartyId, Share, Structure
 from isthmus.federation.schema import Json, Sink, Source, schema
-from isthmus.privacy.flatten import Leaf, LeafTemplate, decode_leaves, template_of_leaves
+from isthmus.privacy.flatten import Leaf, LeafTemplate, WordRows, decode_leaves, template_of_leaves
+from isthmus.privacy.keys import frame
 from isthmus.privacy.masks import CHECK_WORDS, SumParty, SumRoster, SumServer, SumTag
 from isthmus.privacy.sparse import announce, place, union_support
+
+logger = logging.getLogger(__name__)
 
 KEYS_PHASE = "keys"
 
@@ -100,6 +105,11 @@ class MaskOrder:
     tag: SumTag
     supports: tuple[Tensor, ...] | None = None
 
+    def seen_by(self, party: PartyId) -> MaskOrder:
+        """The same order with no other keys than this party needs."""
+        roster = self.roster.seen_by(party)
+        return self if roster is self.roster else MaskOrder(roster, self.tag, self.supports)
+
 
 @dataclass(frozen=True)
 class MailOrder:
@@ -114,9 +124,15 @@ class MailOrder:
     orders: Mapping[PartyId, MaskOrder] | None = None
 
 
-def mask_reply(party: SumParty, reply: Message, order: MaskOrder) -> Masked:
+def mask_reply(
+    party: SumParty, reply: Message, order: MaskOrder, context: bytes = b"", rows: WordRows | None = None
+) -> Masked:
     """The numbers of a reply, masked. Texts, bytes and bools have no masked sum and are refused; so are sparse matrices
     without support.
+
+    Args:
+        context: What all parties of the sum have in common beside the order (`Watch.asked_so_far`). Masks cancel only
+            between parties with the same, and with the same supports: over others a party's numbers would stand alone.
     """
     sink = Sink()
     tree = schema(type(reply)).write(reply.summand(), sink)
@@ -124,9 +140,27 @@ def mask_reply(party: SumParty, reply: Message, order: MaskOrder) -> Masked:
     tensors = sink.tensors if order.supports is None else _placed(sink.tensors, tree, order.supports)
     leaves: list[Leaf] = [*tensors, *sink.floats, *sink.integers]
     counts = [len(tensors), len(sink.floats), len(sink.integers)]
-    layout = {"tree": tree, "leaves": template_of_leaves(leaves).to_json(), "counts": counts}
-    words = party.mask(leaves, order.roster, order.tag)
-    return Masked(torch.from_numpy(words.view(np.int64).copy()), json.dumps(layout, separators=(",", ":")))
+    layout = {"tree": tree, "leaves": template_of_leaves([*leaves, 0]).to_json(), "counts": counts}
+    words = _masked_words(party, leaves, order, frame(context, *_bytes_of(order.supports or ())), rows)
+    return Masked(torch.from_numpy(words.view(np.int64)), json.dumps(layout, separators=(",", ":")))
+
+
+def _masked_words(
+    party: SumParty, leaves: Sequence[Leaf], order: MaskOrder, context: bytes, rows: WordRows | None
+) -> NDArray[np.uint64]:
+    """Numbers, masked, and whether they can be summed at all. Where they cannot, only the total says so: a party that
+    failed instead would tell by itself, under a request chosen for that, how large its numbers are.
+    """
+    try:
+        return party.mask([*leaves, 0], order.roster, order.tag, context=context, rows=rows)
+    except RunError as error:
+        logger.warning("%s takes part in a sum with zeros: %s", party.name, error)
+        zeros: list[Leaf] = [torch.zeros_like(leaf) if isinstance(leaf, Tensor) else type(leaf)(0) for leaf in leaves]
+        return party.mask([*zeros, 1], order.roster, order.tag, context=context, rows=rows)
+
+
+def _bytes_of(supports: Iterable[Tensor]) -> list[bytes]:
+    return [hashlib.sha256(support.contiguous().numpy().tobytes()).digest() for support in supports]
 
 
 def unmask(replies: Mapping[PartyId, Masked], order: MaskOrder, reply: type[Message]) -> Message:
@@ -165,8 +199,14 @@ def _read(
     except (json.JSONDecodeError, KeyError, TypeError, ValueError):
         raise ProtocolError("the layout of a secure sum is malformed") from None
     leaves: list[Any] = decode_leaves(words, template, parties=parties)
-    if len(leaves) != tensors + floats + integers:
+    if len(leaves) != tensors + floats + integers + 1:
         raise ProtocolError("the layout of a secure sum does not fit its numbers")
+    unusable = leaves.pop()
+    if unusable:
+        raise RunError(
+            f"{unusable} of the {parties} parties of a secure sum hold numbers that are too large for it, NaN or "
+            "infinite: training has diverged; lower lr or check the features (their logs say more)"
+        )
     dense = leaves[:tensors] if supports is None else _gathered(leaves[:tensors], layout["tree"], supports)
     source = Source(dense, [], leaves[tensors : tensors + floats], leaves[tensors + floats :])
     total = schema(reply).read(layout["tree"], source)

@@ -141,6 +141,8 @@ class Session:
         self._caller.check_pair(name, handlers, combine)
         if self.clock.secure and combine == "sum":
             return masked_exchange(self._caller, calls, name, handlers)
+        if combine == "sum" and self._caller.exchange_together(calls, handlers):
+            return Replies({}, {})
         parcels, senders = self._caller.collect(calls)
         self._caller.check_receivers([parcel.receiver for parcel in parcels], handlers)
         self._books.mail(name, parcels, combine, self._caller.reply_type(name))

@@ -4,8 +4,9 @@ A :class:`Watch` belongs to one party. On every engine it refuses handlers that 
 than the declared one, a summed handler without an order to mask where sums are masked, sums over others than everybody,
 and more calls in a round than the script allows. At a site it also checks (``full``) the schedule, that an order to
 mask names this call and this request, that replays ask the same, and it writes every admitted call to a
-:class:`CallLog` first. What it remembers can be rebuilt from those lines (:meth:`Watch.restore`), so that neither a
-restart nor a second beginning of the same run makes it forget.
+:class:`CallLog` first; masks depend on all that was asked before (:meth:`Watch.asked_so_far`). What it remembers can be
+rebuilt from those lines (:meth:`Watch.restore`), so that neither a restart nor a second beginning of the same run makes
+it forget.
 
 The server's :class:`SessionWatch` makes the same check on its own calls: authors see a mistake in the first simulated
 round.
@@ -13,9 +14,10 @@ round.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -26,6 +28,8 @@ from isthmus.federation.messages import SERVER, PartyId
 from isthmus.federation.script import EVALUATION
 from isthmus.federation.secure import MailOrder, MaskOrder
 from isthmus.privacy.guard import RosterGuard, fixed_groups
+from isthmus.privacy.keys import frame
+from isthmus.privacy.mask_graph import choices_for
 from isthmus.privacy.masks import SumTag, series_of
 
 logger = logging.getLogger(__name__)
@@ -65,6 +69,13 @@ class AdmittedCall:
     def from_json(cls, raw: Mapping[str, Any]) -> AdmittedCall:
         known = {each.name: raw[each.name] for each in fields(cls)}
         return cls(**known | {"rosters": {content: tuple(parties) for content, parties in raw["rosters"].items()}})
+
+
+@dataclass(frozen=True)
+class RolledBack:
+    """The parties of a site went back to their checkpoint of a step."""
+
+    step: int
 
 
 class CallLog(Protocol):
@@ -109,7 +120,7 @@ class Admission(NamedTuple):
     line: Line
     nth: int
     request: str = ""
-    rosters: Mapping[str, tuple[PartyId, ...]] = {}
+    rosters: Mapping[str, Collection[PartyId]] = {}
     repeated: bool = False
     changed: bool = False
 
@@ -118,12 +129,30 @@ _Place = tuple[int, int, str]
 """Incarnation, step, phase."""
 
 
+class ToldInStep(NamedTuple):
+    """``digest``: of the calls that everybody of a role got up to this step.
+
+    Args:
+        place: Whether it is a step of the run or of the preparation before it, and its number.
+    """
+
+    place: tuple[bool, int]
+    attempt: int
+    digest: bytes
+
+
+Told = dict[str, list[ToldInStep]]
+"""By role, step by step."""
+
+
 class Watch:
     """What one party may be asked in one run.
 
     Args:
         full: At a site: schedule, tags, digests of requests, replays.
         log: Where admitted and refused calls are written.
+        told: What everybody was asked, shared by the watches of a client and its devices: what one of them is told
+            reaches the other by mail.
     """
 
     def __init__(
@@ -135,6 +164,7 @@ class Watch:
         full: bool = False,
         rules: WatchRules | None = None,
         log: CallLog | None = None,
+        told: Told | None = None,
     ) -> None:
         self.contract, self.party, self.role, self.full, self.log = contract, party, role, full, log
         self.rules = rules or WatchRules()
@@ -150,28 +180,84 @@ class Watch:
         self._at = 0  # step of the party's state: of the last call, or of the checkpoint it went back to
         self._steps: set[int] = set()  # all steps in which it was ever called
         self._lost = False  # it was called before, and has not gone back to a checkpoint since
+        self._told: Told = {} if told is None else told
 
-    def restore(self, calls: Iterable[AdmittedCall]) -> None:
+    def restore(self, log: Iterable[AdmittedCall | RolledBack]) -> None:
         """Remember what was admitted before, by this process or another one."""
-        for call in calls:
+        for call in log:
+            if isinstance(call, RolledBack):
+                self._forget_told(call.step)
+                continue
             if call.party != self.party:
                 continue
             if call.sequence > 0:
                 key = call.step, call.phase, call.handler, call.count
                 self._asked.setdefault(key, set()).add((call.sequence, call.request))
+                self._tell(call.phase, call.step, call.attempt, call.handler, call.request)
             self._changes += call.changed
             if self.contract.resumes(call.phase):
                 self._steps.add(call.step)
                 self._lost = True
             self._remember(call.rosters)
 
-    def _remember(self, rosters: Mapping[str, tuple[PartyId, ...]]) -> None:
+    def _remember(self, rosters: Mapping[str, Collection[PartyId]]) -> None:
         for content, parties in rosters.items():
             self.guard.admit(content, parties, series_of(content))
 
     def rolled_back(self, step: int) -> None:
         """The party went back to its checkpoint of this step."""
         self._at, self._lost = step, False
+        self._forget_told(step)
+
+    def _forget_told(self, step: int) -> None:
+        """What was asked after a checkpoint has no part in the state any more."""
+        steps = self._told.get(self.role, [])
+        while steps and steps[-1].place > (True, step):
+            steps.pop()
+
+    def check_commit(self, step: int) -> None:
+        """Refuse to keep the party's state as that of a step it does not belong to: a server that could have a fresh
+        state kept so would go back to it, and be answered again under fresh noise.
+        """
+        if self.full and (self._lost or step < self._at or any(self._at < known <= step for known in self._steps)):
+            error = ProtocolError(f"{self.party}: the state of step {self._at} is not that of step {step}")
+            self._note("commit", error)
+            raise error
+
+    def check_export(self) -> None:
+        """Refuse to keep a state as the model of the run that is not one of the run."""
+        if self._lost:
+            error = ProtocolError(
+                f"{self.party}: its state is not that of the run: it must go back to a checkpoint first"
+            )
+            self._note("export", error)
+            raise error
+
+    # -- what everybody was asked ------------------------------------------------------------------
+
+    def asked_so_far(self) -> bytes:
+        """A digest of all that this party was asked in the run and everybody else must have been asked too. Masks are
+        derived from it: what a party answers depends on what it was told before, so parties that were told different
+        things have no total in common. Empty in a simulation.
+        """
+        if not self.full:
+            return b""
+        parts = (part for role, steps in sorted(self._told.items()) if steps for part in (role, steps[-1].digest))
+        return hashlib.sha256(frame(*parts)).digest()
+
+    def _tell(self, phase: str, step: int, attempt: int, handler: str, request: str) -> None:
+        """Add a call that everybody gets; a step that is run again begins anew."""
+        line = self._lines.get((phase, handler))
+        if line is None or line.way == "receive" or line.some or line.groups:
+            return
+        place, steps = (self.contract.resumes(phase), step), self._told.setdefault(self.role, [])
+        while steps and (steps[-1].place > place or (steps[-1].place == place and steps[-1].attempt != attempt)):
+            steps.pop()
+        before = steps[-1].digest if steps else b""
+        entry = frame(before, *place, phase, handler, "" if line.each else request)
+        if steps and steps[-1].place == place:
+            steps.pop()
+        steps.append(ToldInStep(place, attempt, hashlib.sha256(entry).digest()))
 
     # -- one call ----------------------------------------------------------------------------------
 
@@ -247,17 +333,21 @@ class Watch:
             self._masked.add((call.handler, call.sequence))
         else:
             self._seen.setdefault(call.handler, {})[call.sequence] = admission.request
-            if self.full:
+            if self.full and not admission.repeated:
                 key = turn.step, turn.phase, call.handler, admission.nth
                 self._asked.setdefault(key, set()).add((call.sequence, admission.request))
                 self._changes += admission.changed
+                self._tell(turn.phase, turn.step, turn.incarnation, call.handler, admission.request)
 
     def refuse(self, call: Invocation, error: ProtocolError) -> None:
         """Note a refused call."""
+        self._note(call.handler, error)
+
+    def _note(self, what: str, error: ProtocolError) -> None:
         if self.full:
             logger.warning("refused: %s", error)
         if self.log is not None:
-            self.log.refused(self.party, call.handler, str(error))
+            self.log.refused(self.party, what, str(error))
 
     def _changed(self, call: Invocation, line: Line, count: int, request: str) -> bool:
         """Whether a replay asks for something else than any attempt before; too many such replays are refused."""
@@ -275,12 +365,12 @@ class Watch:
 
     # -- sums --------------------------------------------------------------------------------------
 
-    def _rosters(self, call: Invocation, line: Line, request: str) -> dict[str, tuple[PartyId, ...]]:
+    def _rosters(self, call: Invocation, line: Line, request: str) -> dict[str, Collection[PartyId]]:
         """The sums this call takes part in, checked: orders to mask and to unmask name this call and everybody."""
         if call.mask is not None:
             self._check_tag(call, line, call.mask, line.handler, call.sequence, SERVER, "" if line.each else request)
             self._check_roster(line, call.mask, self.contract.parties[line.role], SERVER, mine=True)
-            return {call.mask.tag.content: call.mask.roster.parties}
+            return {call.mask.tag.content: call.mask.roster.members}
         if call.parcels is not None and call.mail is not None:
             self._check_unmasking(call, line, call.mail)
         return {}
@@ -289,7 +379,7 @@ class Watch:
         """The second half of summed mail: orders to mask, by receiver, for mail that the first half made."""
         if call.argument is not None or call.sequence != -mail.held or mail.held not in seen:
             raise ProtocolError(f"{self.party} holds no mail of {line.name} for this order to mask")
-        rosters = {}
+        rosters: dict[str, Collection[PartyId]] = {}
         for receiver, order in (mail.orders or {}).items():
             if not any(receiver in self.contract.parties.get(role, ()) for role in line.to) and not (
                 receiver == SERVER and SERVER in line.to
@@ -297,7 +387,7 @@ class Watch:
                 raise ProtocolError(f"{self.party}: {line.name} does not write to {receiver}")
             self._check_tag(call, line, order, line.handler, mail.held, receiver, seen[mail.held])
             self._check_roster(line, order, self.contract.parties[line.role], receiver, mine=True)
-            rosters[order.tag.content] = order.roster.parties
+            rosters[order.tag.content] = order.roster.members
         count = list(seen).index(mail.held) + 1
         repeated = (line.handler, call.sequence) in self._masked
         return Admission(line, count, "", rosters, repeated=repeated)
@@ -338,7 +428,7 @@ class Watch:
         self, line: Line, order: MaskOrder, everybody: frozenset[PartyId], receiver: PartyId, *, mine: bool
     ) -> None:
         """Everybody takes part unless the script says otherwise, and never fewer than the site's minimum."""
-        parties, others = frozenset(order.roster.parties), everybody - {receiver}
+        parties, others = order.roster.members, everybody - {receiver}
         if line.groups:
             if parties not in map(frozenset, fixed_groups(others, line.groups)):
                 raise ProtocolError(
@@ -354,6 +444,13 @@ class Watch:
         if len(parties) < least:
             raise ProtocolError(
                 f"{self.party}: a sum of {line.name} over {len(parties)} parties; at least {least} must"
+            )
+        chosen = order.roster.chosen
+        if chosen and (chosen != choices_for(len(parties)) or not (line.groups or parties == others)):
+            # Whoever chooses a roster, or how many neighbours there are, could leave a party with bad ones only.
+            raise ProtocolError(
+                f"{self.party}: a sum of {line.name} over {len(parties)} parties would be masked with the wrong number "
+                "of neighbours"
             )
         if mine and self.party not in parties:
             raise ProtocolError(f"{self.party} is not on the roster of a sum it is asked to take part in")
@@ -423,15 +520,15 @@ class SessionWatch:
             raise ProtocolError(
                 f"{name} is called by {_WORDS[way]} in phase {phase!r}, but the script of {method} {there}: {advice}"
             )
-        if line.summed and not (everybody or line.some or line.groups):
+        if not (everybody or line.some or line.groups):
             raise ProtocolError(
-                f"{name} is summed over a part of the parties in phase {phase!r}: write some=True in the script of "
+                f"{name} is called at a part of the parties in phase {phase!r}: write some=True in the script of "
                 f"{method}"
             )
-        if line.summed and each and not line.each:
+        if each and not line.each:
             raise ProtocolError(
-                f"{name} is summed over parties that were asked different things in phase {phase!r}: write each=True "
-                f"in the script of {method}"
+                f"{name} is called at parties that are asked different things in phase {phase!r}: write each=True in "
+                f"the script of {method}"
             )
         place = phase, role, handler
         self.used[place] += 1

@@ -127,9 +127,10 @@ def update_line(
     Args:
         drawn: Clients of a round; None for all.
     """
+    part = drawn is not None and drawn < len(view.clients)
     if config.sees_single_updates:
-        return ask(handler, most=most)
-    if drawn is not None and drawn < len(view.clients):
+        return ask(handler, most=most, some=part)
+    if drawn is not None and part:
         return drawn_line(handler, view, drawn)
     return total(handler, most=most, groups=config.groups)
 

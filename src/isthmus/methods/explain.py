@@ -20,10 +20,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.utils import k_hop_subgraph, subgraph
 
 from isthmus.errors import ConfigError
-from isthmus.nn.to_pyg import PlainNet
 
 
 @dataclass(frozen=True)
@@ -67,6 +65,8 @@ def explain(model: nn.Module, data: Any, nodes: Sequence[int], *, top: int = 5, 
         top: How many features and neighbours are named.
         steps: Points of the integral.
     """
+    from isthmus.nn.to_pyg import PlainNet  # imported when used, as torch_geometric takes a second or two
+
     if top < 1 or steps < 1:
         raise ConfigError(f"top and steps must be at least 1, got {top} and {steps}")
     place = {number: row for row, number in enumerate(data.node_id.tolist())}
@@ -114,6 +114,8 @@ def _around(row: int, count: int, edge_index: Tensor, hops: int | None) -> tuple
         return torch.arange(count), edge_index
     if hops == 0:
         return torch.tensor([row]), edge_index[:, :0]
+    from torch_geometric.utils import k_hop_subgraph, subgraph
+
     both = torch.cat([edge_index, edge_index.flip(0)], 1)
     rows = k_hop_subgraph(row, hops + 1, both, num_nodes=count)[0]
     return rows, subgraph(rows, edge_index, relabel_nodes=True, num_nodes=count)[0]

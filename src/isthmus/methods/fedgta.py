@@ -226,7 +226,10 @@ def facts(state: ServerState, config: FedGTAConfig, scenario: Any) -> Mapping[st
 
 def script(config: FedGTAConfig, view: View) -> Script:
     """The server reads every client's model and report."""
-    return {"train": (ask(FedGTAClient.report_update),), "evaluation": (ask(FedGTAClient.deploy),)}
+    return {
+        "train": (ask(FedGTAClient.report_update, each=True),),
+        "evaluation": (ask(FedGTAClient.deploy, each=True),),
+    }
 
 
 METHOD = register(

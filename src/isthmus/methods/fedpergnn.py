@@ -395,7 +395,7 @@ def predict_script(config: FedPerGNNConfig, view: View) -> tuple[ScriptLine, ...
         mail(FedPerGNNClient.give_key, FedPerGNNClient.take_key),
         ask(FedPerGNNClient.offer),
         ask(FedPerGNNClient.publish_trained),
-        ask(FedPerGNNClient.take_rows),
+        ask(FedPerGNNClient.take_rows, each=True),
     )
 
 

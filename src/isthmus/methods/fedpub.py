@@ -284,8 +284,9 @@ def evaluate(state: ServerState, federation: Federation, config: FedPubConfig) -
 
 def script(config: FedPubConfig, view: View) -> Script:
     """The server reads every client's weights and embedding."""
-    scored = FedPubClient.evaluate if config.score_model == "after_local" else FedPubClient.deploy
-    return {"train": (ask(FedPubClient.report_update),), "evaluation": (ask(scored),)}
+    after_local = config.score_model == "after_local"
+    scored = ask(FedPubClient.evaluate) if after_local else ask(FedPubClient.deploy, each=True)
+    return {"train": (ask(FedPubClient.report_update, each=True),), "evaluation": (scored,)}
 
 
 METHOD = register(

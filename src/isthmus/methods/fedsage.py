@@ -1,8 +1,6 @@
-"""FedSage -- Zhang et al., Subgraph Federated Learning with Missing Neighbor Generation, NeurIPS 2021: GraphSAGE with
-FedAvg.
-
-FedAvg but for its backbone, which is GraphSAGE (Hamilton et al., NeurIPS 2017). No neighbours are generated: that would
-be FedSage+.
+"""FedSage: FedAvg but for its backbone, which is GraphSAGE -- Hamilton, Ying & Leskovec, Inductive Representation
+Learning on Large Graphs, NeurIPS 2017, https://arxiv.org/abs/1706.02216. No neighbours are generated: that is
+`fedsageplus`.
 """
 
 from __future__ import annotations
@@ -31,8 +29,8 @@ METHOD = register(
     replace(
         fedavg.METHOD,
         name="fedsage",
-        summary="FedAvg with GraphSAGE",
-        reference="Zhang et al., Subgraph Federated Learning with Missing Neighbor Generation, NeurIPS 2021",
+        summary="FedAvg with GraphSAGE; no neighbours are generated (fedsageplus does that)",
+        reference="Hamilton et al., Inductive Representation Learning on Large Graphs, NeurIPS 2017, with FedAvg",
         own_backbones=False,
         config=FedSageConfig,
     )

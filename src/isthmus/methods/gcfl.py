@@ -245,7 +245,7 @@ def facts(state: ServerState, config: GCFLConfig, scenario: Any) -> Mapping[str,
 
 def script(config: GCFLConfig, view: View) -> Script:
     """Clusters differ in what they are sent, not in what they are asked."""
-    return {"train": (ask(GCFLClient.cluster_update),), "evaluation": (ask(GCFLClient.deploy),)}
+    return {"train": (ask(GCFLClient.cluster_update, each=True),), "evaluation": (ask(GCFLClient.deploy, each=True),)}
 
 
 METHOD = register(

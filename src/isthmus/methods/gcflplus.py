@@ -123,7 +123,10 @@ def similarity(series: list[tuple[float, ...]], *, standardise: bool) -> Tensor:
 
 def script(config: GCFLPlusConfig, view: View) -> Script:
     """GCFL's, with gradient norms."""
-    return {"train": (ask(GCFLPlusClient.series_update),), "evaluation": (ask(GCFLPlusClient.deploy),)}
+    return {
+        "train": (ask(GCFLPlusClient.series_update, each=True),),
+        "evaluation": (ask(GCFLPlusClient.deploy, each=True),),
+    }
 
 
 METHOD = register(

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from isthmus.data.feature_scaling import Scaling
 from isthmus.errors import ConfigError
 from isthmus.federation.roles import Client
 from isthmus.methods.registry import Method
 from isthmus.methods.training import ModelClient, TrainConfig
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.graph_models import GraphModel
-from isthmus.nn.to_pyg import to_pyg
+from isthmus.nn.input_scale import InputScale, ScaleInput
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights
 
@@ -52,5 +53,21 @@ def plain_model(
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
     if isinstance(model, Backbone | GraphModel):
+        from isthmus.nn.to_pyg import to_pyg  # torch_geometric takes a second or two to import, and few runs need it
+
         return to_pyg(model)
     return copy.deepcopy(model).eval()
+
+
+def of_raw_features(model: nn.Module, scaling: Scaling) -> nn.Module:
+    """The module for features as they are given, which it puts on the scale of the training first."""
+    if scaling.kind == "none":
+        return model
+    from isthmus.nn.to_pyg import PlainNet
+
+    scale = InputScale(scaling.kind, scaling.mean, scaling.deviation)
+    if isinstance(model, PlainNet):
+        model.scale = scale
+    else:
+        model.register_forward_pre_hook(ScaleInput(scale))
+    return model

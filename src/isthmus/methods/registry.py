@@ -88,6 +88,7 @@ class Method:
         no_prediction: Why the method cannot be used after training, for the user; empty where it can.
         roles_with: ``(config) -> roles`` of a method whose handlers depend on its config, so that a party accepts only
             those its run needs; ``roles`` are then those of the default config.
+        phases_with: ``(config) -> phases`` of a method whose phases do; ``phases`` are then the default config's.
     """
 
     name: str
@@ -116,6 +117,7 @@ class Method:
     server_keeps: tuple[str, ...] = ()
     no_prediction: str = ""
     roles_with: Callable[[Any], Mapping[str, Role]] | None = None
+    phases_with: Callable[[Any], tuple[Phase, ...]] | None = None
     table: RoleTable = field(init=False)
 
     def __post_init__(self) -> None:
@@ -124,8 +126,11 @@ class Method:
         object.__setattr__(self, "table", RoleTable(self.roles))
 
     def configured(self, config: Any) -> Method:
-        """The method with the roles of a run with this config."""
-        return self if self.roles_with is None else replace(self, roles=self.roles_with(config))
+        """The method with the roles and phases of a run with this config."""
+        if self.roles_with is None and self.phases_with is None:
+            return self
+        roles = self.roles if self.roles_with is None else self.roles_with(config)
+        return replace(self, roles=roles, phases=self.phases if self.phases_with is None else self.phases_with(config))
 
     @property
     def predicts(self) -> str:

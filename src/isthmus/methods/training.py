@@ -112,6 +112,10 @@ class TrainConfig:
         """Why these settings cannot go with secure sums; empty where they can."""
         return ""
 
+    def why_not_unmasked(self) -> str:
+        """Why organisations do not run these settings without secure sums; empty where they may."""
+        return ""
+
     def check_clients(self, view: View) -> None:
         """Refuse settings that these clients cannot have."""
 
@@ -178,8 +182,8 @@ class WeightedConfig(TrainConfig):
     """Training whose results are averaged over clients.
 
     Args:
-        weighting: What a client's weight n_k counts: ``train`` nodes, all ``nodes``, or every client the same
-            (``uniform``).
+        weighting: What a client's weight n_k counts: ``train`` (its training nodes), ``nodes`` (all its nodes) or
+            ``uniform`` (every client the same).
         dp_clip: L2 norm to which each client clips what it sends in training; 0 = no differential privacy.
         dp_noise: Standard deviation of the Gaussian noise each client adds, in units of ``dp_clip``.
         dp_delta: The delta for which the result states epsilon.
@@ -326,8 +330,9 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
         """Score the client's own model on its own data."""
         logits = self.logits()
         tallies = {part: tally(logits, self.learner.y, mask) for part, mask in self.learner.masks.items()}
-        self.scratch.evaluation = Evaluation(tallies)
-        return Evaluation(tallies)
+        evaluation = Evaluation(tallies)
+        self.scratch.scored = lambda: evaluation
+        return evaluation
 
     @handler
     def deploy(self, common: Deployed) -> Evaluation:
@@ -354,10 +359,10 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
     @handler
     def score_bins(self, wanted: WantedMetric) -> ScoreBins:
         """In which bin the scores of the model scored last lie."""
-        if not hasattr(self.scratch, "evaluation"):
+        if not hasattr(self.scratch, "scored"):
             raise ProtocolError(f"{self.party} has scored no model in this round: evaluate first")
         found = None if wanted.metric == ACCURACY else self.detail()
-        return bin_scores(self.scratch.evaluation, wanted.metric, found)
+        return bin_scores(self.scratch.scored(), wanted.metric, found)
 
 
 @dataclass(frozen=True)

@@ -68,3 +68,13 @@ def weighted_mean(scores: Mapping[str, float | None], weights: Mapping[str, floa
     known = {client: score for client, score in scores.items() if score is not None}
     total = sum(weights[client] for client in known)
     return sum(weights[client] * score for client, score in known.items()) / total if total > 0 else None
+
+
+def at_score_round(result: Mapping[str, object], key: str = "test") -> str:
+    """The key of a result that holds ``key`` at the round at which its score is read: a table shows one round in a
+    row. Results of older versions say it in words only.
+    """
+    last = str(result.get("score_rule", "")).split(" (")[0].split(", from a histogram")[0].endswith("last round")
+    if "score_round" in result:
+        last = result["score_round"] != result.get("selected_round")
+    return f"{key}_last" if last else key

@@ -38,9 +38,11 @@ _LEVELS = 2**16
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """A constant matrix, sparse or dense, applied to values of nodes or, transposed, to gradients of rows."""
+    """A constant matrix, sparse or dense, applied to values of nodes or, transposed, to gradients of rows; None is the
+    identity.
+    """
 
-    values: Sparse | Tensor
+    values: Sparse | Tensor | None
 
     @classmethod
     def of(cls, block: sp.csr_matrix | NDArray[np.floating], dtype: torch.dtype) -> Matrix:
@@ -49,9 +51,13 @@ class Matrix:
         return cls(Sparse(canonical(block, dtype)))
 
     def times(self, dense: Tensor) -> Tensor:
+        if self.values is None:
+            return dense
         return self.values @ dense if isinstance(self.values, Tensor) else spmm(self.values.csr, dense)
 
     def transposed_times(self, dense: Tensor) -> Tensor:
+        if self.values is None:
+            return dense
         return self.values.mT @ dense if isinstance(self.values, Tensor) else spmm(self.values.transposed, dense)
 
 
@@ -66,6 +72,11 @@ class Reach:
 
     nodes: NDArray[np.int64]
     powers: tuple[Matrix, ...]
+
+    @classmethod
+    def itself(cls, nodes: int) -> Reach:
+        """Every one of so many nodes reaches itself alone: z = g(S)."""
+        return cls(np.arange(nodes), (Matrix(None),))
 
     @classmethod
     def of(cls, blocks: Sequence[sp.csr_matrix | NDArray[np.floating]], dtype: torch.dtype) -> Reach:

@@ -98,6 +98,8 @@ class PlainNet(nn.Module):
         layers: Convolutions and linear maps, with whether ReLU comes before each.
         after: Propagation after the last layer.
         pooled: ReLU after the last layer?, then sum over each graph, ``post``, ReLU, ``readout``.
+
+    ``scale`` may be set to what features as they are given go through first (`isthmus.nn.input_scale`).
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class PlainNet(nn.Module):
     ) -> None:
         super().__init__()
         self.num_features, self.norm, self.after = num_features, norm, after
+        self.scale: nn.Module | None = None
         self.layers = nn.ModuleList(layer for layer, _ in layers)
         self.activated = [activated for _, activated in layers]
         self.activate_last = pooled is not None and pooled[0]
@@ -129,6 +132,7 @@ class PlainNet(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor | None = None) -> Tensor:
         """Logits, a row per node or per graph. ``batch``: the graph of each node; all in one where it is None."""
+        x = x if self.scale is None else self.scale(x)
         return self.from_normed(self.normed(x), edge_index, batch)
 
     def normed(self, x: Tensor) -> Tensor:

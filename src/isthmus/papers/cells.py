@@ -81,8 +81,12 @@ class Note:
         text: One or two sentences.
         only: Words a cell must match, or several such texts of which it must match one; none = a remark on the whole
             table.
-        finding: True for what our own runs showed, False for what is known of the published number. Only findings
-            explain a difference.
+        finding: True for what our own runs showed, False for what is known of the published number.
+        memory: GB that a run of these cells took, where that is more than a usual machine has.
+        cause: Why these cells lie off, where the finding says so: ``shown`` by runs that change one thing and close the
+            gap, or ``guessed``.
+        shown_by: Of a shown cause, the cell whose runs close the gap, ``TABLE / CELL`` with {row}, {column} and {part}
+            of the cell in question. It counts only where those runs are here and within 2 of the published number.
         printed: What the paper really prints, where we compare with something else (a misprint).
     """
 
@@ -90,6 +94,15 @@ class Note:
     only: tuple[str, ...] = ()
     finding: bool = False
     printed: str | None = None
+    memory: float | None = None
+    cause: Literal["", "shown", "guessed"] = ""
+    shown_by: str = ""
+
+    def closing(self, cell: Cell) -> tuple[str, str]:
+        """Table and name of the cell that closes the gap of a cell."""
+        part = cell.parts[0] if len(cell.parts) == 1 else ""
+        table, _, name = self.shown_by.partition(" / ")
+        return table, name.format(row=cell.row, column=cell.column, part=part).removesuffix(" / ")
 
 
 @dataclass(frozen=True)
@@ -106,6 +119,7 @@ class Cell:
         score: Key of ``result.json`` that is compared; ``facts.eps_p`` is a key of its ``facts``.
         unit: Of both numbers. Only accuracies are judged.
         skip: Why it is not run at all.
+        memory: GB that a run of it took, where a note says so.
         notes: Those that name this cell.
     """
 
@@ -119,6 +133,7 @@ class Cell:
     score: str = "score"
     unit: Unit = "%"
     skip: str | None = None
+    memory: float | None = None
     notes: tuple[Note, ...] = ()
 
     @property

@@ -5,11 +5,16 @@ single clients (``client-stds``) and the score their mean, it is divided by the 
 
     within 1, within 2   the means differ by at most one, two yardsticks
     above, below         by more
-    explained            by more, and a note or finding names this cell
     no spread            there is no yardstick: nothing printed and one seed
     no number            nothing is printed (a figure)
     not judged           seconds and memory of another machine
     not run              no result here; the reason says why
+
+Beside above and below stands what is known of the cause:
+
+    cause shown          runs that change one thing lie within 2 of the published number; they are named
+    cause guessed        a finding that names this cell says what it may be, and no run shows it
+    not reproduced       neither
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from isthmus.metrics.spread import Spread, client_stds, spread
@@ -72,6 +77,15 @@ class Comparison:
     shared: int | None
     seconds: float | None
     reason: str
+    cause: str = ""
+    shown_by: str = ""
+    earlier_seeds: int = 0
+    """Seeds of a number from before runs were recorded, which has no values by seed."""
+
+    @property
+    def seeds(self) -> int:
+        """How many seeds our number is the mean of."""
+        return len(self.values) or self.earlier_seeds
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict."""
@@ -97,12 +111,15 @@ class Comparison:
                 "spread": self.spread,
                 "run_spread": self.run_spread,
                 "gain": self.gain,
-                "seeds": sorted(self.values),
+                "seeds": sorted(self.values) or list(range(self.earlier_seeds)),
                 "values": [self.values[seed] for seed in sorted(self.values)],
             },
             "difference": self.difference,
             "yardstick": self.yardstick,
             "verdict": self.verdict,
+            "cause": self.cause,
+            "shown_by": self.shown_by,
+            "recorded": not self.earlier_seeds,
             "paired": None if self.paired is None else vars(self.paired),
             "parameters": {"trainable": self.trainable, "shared": self.shared},
             "seconds_per_run": self.seconds,
@@ -112,17 +129,34 @@ class Comparison:
         }
 
 
+@dataclass(frozen=True)
+class Earlier:
+    """A mean over runs of which no record was kept, in the unit of its cell."""
+
+    mean: float
+    std: float | None
+    seeds: int
+    trainable: int | None = None
+    shared: int | None = None
+    seconds: float | None = None
+
+
 def compare_table(
     table: Table,
     cells: Sequence[Cell],
     results: Callable[[Cell], Results],
     reason: Callable[[Cell], str] = lambda cell: "",
+    *,
+    earlier: Callable[[Cell], Earlier | None] = lambda cell: None,
+    find: Callable[[str, str], tuple[Table, Cell] | None] = lambda table, name: None,
 ) -> list[Comparison]:
     """Ours beside theirs for some cells of a table.
 
     Args:
         results: Our results of a cell, by seed; also asked for the rows that cells refer to.
         reason: Why a cell has none.
+        earlier: A number of a cell from before records; it stands until as many seeds are recorded.
+        find: A cell of the paper by table and name, with its table: those whose runs show a cause.
     """
     cache: dict[int, Mapping[int, float]] = {}
 
@@ -131,13 +165,41 @@ def compare_table(
             cache[id(cell)] = _values(cell, results(cell))
         return cache[id(cell)]
 
-    return [_comparison(table, cell, results(cell), values, reason(cell)) for cell in cells]
+    def compared(where: Table, cell: Cell) -> Comparison:
+        return _comparison(where, cell, results(cell), values, reason(cell), earlier(cell))
+
+    return [_with_cause(compared(table, cell), find, compared) for cell in cells]
+
+
+def _with_cause(
+    row: Comparison,
+    find: Callable[[str, str], tuple[Table, Cell] | None],
+    compared: Callable[[Table, Cell], Comparison],
+) -> Comparison:
+    """What is known of why a cell is off. A shown cause needs its own runs, here, within 2 of the same number."""
+    if row.verdict not in ("above", "below"):
+        return row
+    for note in row.cell.notes:
+        if note.cause == "shown" and (other := find(*note.closing(row.cell))) is not None:
+            closed = compared(*other)
+            same = other[1].published.mean == row.cell.published.mean
+            if same and closed.verdict in ("within 1", "within 2"):
+                return replace(row, cause="cause shown", shown_by=" / ".join(note.closing(row.cell)))
+    guessed = any(note.cause for note in row.cell.notes)
+    return replace(row, cause="cause guessed" if guessed else "not reproduced")
 
 
 def _comparison(
-    table: Table, cell: Cell, results: Results, values: Callable[[Cell], Mapping[int, float]], reason: str
+    table: Table,
+    cell: Cell,
+    results: Results,
+    values: Callable[[Cell], Mapping[int, float]],
+    reason: str,
+    past: Earlier | None,
 ) -> Comparison:
     own = values(cell)
+    if past is not None and past.seeds > len(own):
+        return _from_before(table, cell, past)
     summary = spread(list(own.values()))
     if summary is None and results and not reason:
         reason = f"the runs did not measure {cell.score}"
@@ -166,6 +228,30 @@ def _comparison(
         shared=some.get("parameters", {}).get("shared"),
         seconds=statistics.fmean(seconds) if seconds else None,
         reason=reason,
+    )
+
+
+def _from_before(table: Table, cell: Cell, past: Earlier) -> Comparison:
+    """A number whose runs were not recorded: no values by seed, so neither pairs nor gains."""
+    theirs = cell.published
+    difference = None if theirs.mean is None else past.mean - theirs.mean
+    yardstick = theirs.spread or past.std or None
+    return Comparison(
+        cell=cell,
+        values={},
+        mean=past.mean,
+        spread=past.std,
+        run_spread=past.std,
+        difference=difference,
+        yardstick=yardstick,
+        verdict=_verdict(cell, Spread(past.mean, past.std, past.seeds), difference, yardstick),
+        paired=None,
+        gain=None,
+        trainable=past.trainable,
+        shared=past.shared,
+        seconds=past.seconds,
+        reason="",
+        earlier_seeds=past.seeds,
     )
 
 
@@ -204,13 +290,7 @@ def _verdict(cell: Cell, summary: Spread | None, difference: float | None, yards
     distance = abs(difference) / yardstick
     if distance <= 2 + 1e-9:
         return "within 1" if distance <= 1 + 1e-9 else "within 2"
-    return (
-        "explained"
-        if any(note.finding or note.printed for note in cell.notes)
-        else "above"
-        if difference > 0
-        else "below"
-    )
+    return "above" if difference > 0 else "below"
 
 
 def _partner(table: Table, cell: Cell, row: str | None) -> Cell | None:
@@ -236,7 +316,7 @@ def _paired(table: Table, cell: Cell, values: Callable[[Cell], Mapping[int, floa
 
 def _gain(table: Table, cell: Cell, values: Callable[[Cell], Mapping[int, float]]) -> float | None:
     """The bracketed number, ours."""
-    if table.gain is None:
+    if table.gain is None or cell.column in table.gain.without:
         return None
 
     names = [cell.row, table.gain.low]

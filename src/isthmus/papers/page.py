@@ -10,18 +10,26 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from isthmus.papers.counts import count, sentence
+from isthmus.papers.figures import verdict
 from isthmus.papers.judge import Comparison
 from isthmus.papers.tables import SPREADS, Paper, Table
 
 Run = Mapping[str, Any]
 
 
-def write_page(paper: Paper, tables: Sequence[tuple[Table, Sequence[Comparison]]], runs: Sequence[Run]) -> str:
+def write_page(
+    paper: Paper,
+    tables: Sequence[tuple[Table, Sequence[Comparison]]],
+    runs: Sequence[Run],
+    figures: Mapping[str, str] | None = None,
+) -> str:
     """The page.
 
     Args:
         tables: Every table with its cells; cells without a result are counted, not shown.
         runs: Results of all runs the tables draw on.
+        figures: Table key -> file of its figure, relative to the page.
     """
     parts = [
         f"# {paper.title}",
@@ -31,9 +39,13 @@ def write_page(paper: Paper, tables: Sequence[tuple[Table, Sequence[Comparison]]
     ]
     if runs:
         parts += [_provenance(runs), ""]
+    if any(row.mean is not None for _, rows in tables for row in rows):
+        parts += [sentence(count(tables)), ""]
     parts += _findings(tables)
     for table, rows in tables:
         parts += _section(table, rows)
+        if figures and table.key in figures:
+            parts += [f"![{table.title}]({figures[table.key]})", "", verdict(table, rows), ""]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -53,7 +65,7 @@ def _provenance(runs: Sequence[Run]) -> str:
 
 
 def _findings(tables: Sequence[tuple[Table, Sequence[Comparison]]]) -> list[str]:
-    """Findings about cells that were run here, then what is far off and nobody has explained."""
+    """Findings about cells that were run here, then what is further off than two deviations for no known reason."""
     lines, open_ = [], list[str]()
     for table, rows in tables:
         found: dict[str, list[Comparison]] = {}
@@ -66,10 +78,10 @@ def _findings(tables: Sequence[tuple[Table, Sequence[Comparison]]]) -> list[str]
         open_ += [
             f"{table.key}: {row.cell.name} {ours_text(row)} (published {published_text(row)})"
             for row in rows
-            if row.verdict in ("above", "below")
+            if row.cause == "not reproduced"
         ]
     if open_:
-        lines.append(f"- **Not explained:** {'; '.join(open_)}.")
+        lines.append(f"- **Not reproduced, cause not known:** {'; '.join(open_)}.")
     return ["## Where we differ", "", *lines, ""] if lines else []
 
 
@@ -122,15 +134,17 @@ def _section(table: Table, rows: Sequence[Comparison]) -> list[str]:
             published_text(row),
             ours_text(row),
             *([_over_seeds(row)] if apart else []),
-            str(len(row.values)),
+            f"{row.seeds}{UNRECORDED if row.earlier_seeds else ''}",
             difference_text(row),
-            row.verdict,
+            verdict_text(row),
             *([paired_text(row)] if reference else []),
             _parameters(row),
             "" if row.seconds is None else f"{row.seconds:.1f}",
         ]
         parts.append(f"| {' | '.join(cells)} |")
     parts += ["", f"± is the {SPREADS[table.spread]}."]
+    if any(row.earlier_seeds for row in shown):
+        parts[-1] += f" {UNRECORDED} These runs were made before records were kept."
     if apart:
         parts[-1] += (
             ' "std over seeds" is the population standard deviation of the score itself. Verdicts measure with ± '
@@ -172,7 +186,7 @@ def _mean_differences(shown: Sequence[Comparison]) -> list[str]:
 
 
 def _over_seeds(row: Comparison) -> str:
-    return "unknown" if row.run_spread is None or len(row.values) < 2 else f"{row.run_spread:.2f}"
+    return "unknown" if row.run_spread is None or row.seeds < 2 else f"{row.run_spread:.2f}"
 
 
 def _parameters(row: Comparison) -> str:
@@ -189,6 +203,17 @@ def _seeds(seeds: Sequence[int]) -> str:
     if len(seeds) > 2 and seeds[-1] - seeds[0] == len(seeds) - 1:
         return f"{seeds[0]} to {seeds[-1]}"
     return ", ".join(map(str, seeds))
+
+
+UNRECORDED = "†"
+"""Marks the seeds of runs that were not recorded."""
+
+
+def verdict_text(row: Comparison) -> str:
+    """``below, cause shown (check.chameleon / FedSGD GNN, undirected / random)``."""
+    if not row.cause:
+        return row.verdict
+    return f"{row.verdict}, {row.cause}" + (f" ({row.shown_by})" if row.shown_by else "")
 
 
 def number(mean: float | None, spread: float | None, gain: float | None = None, *, unknown: str = "") -> str:
@@ -211,7 +236,7 @@ def published_text(row: Comparison) -> str:
 
 def ours_text(row: Comparison) -> str:
     """Our number; with one seed the spread is unknown."""
-    return number(row.mean, row.spread, row.gain, unknown=" ± unknown" if len(row.values) == 1 else "")
+    return number(row.mean, row.spread, row.gain, unknown=" ± unknown" if row.seeds == 1 else "")
 
 
 def difference_text(row: Comparison) -> str:

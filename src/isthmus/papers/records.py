@@ -24,9 +24,9 @@ Records = dict[str, Mapping[str, Any]]
 """Name of a run folder (settings and seed, see `folder_of`) -> its record: a result with less in it."""
 
 
-def record_of(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
+def record_of(name: str, result: Mapping[str, Any], curve: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What a page needs of a result. Long lists and the folder's place on somebody's machine stay behind; short ones,
-    such as clusters, are kept."""
+    such as clusters, are kept, and so is a small learning curve (`curve_of`)."""
     kept: dict[str, Any] = {
         key: value for key, value in result.items() if value is None or isinstance(value, str | int | float)
     }
@@ -35,7 +35,46 @@ def record_of(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
             kept[key] = _without_long_lists(result[key])
     if result.get("per_client"):
         kept["per_client"] = [{key: row[key] for key in _OF_A_CLIENT if key in row} for row in result["per_client"]]
-    return kept | {"run_dir": name}
+    known = curve or result.get("curve")
+    return kept | ({"curve": known} if isinstance(known, Mapping) else {}) | {"run_dir": name}
+
+
+POINTS = 20
+"""Points of a kept learning curve."""
+FEW_CLIENTS = 5
+"""So many clients at most have curves of their own."""
+
+
+def curve_of(folder: Path) -> dict[str, Any] | None:
+    """A learning curve small enough to keep: validation and test score at about `POINTS` evaluated rounds, and each
+    client's test score where there are few. None without a ``metrics.jsonl``."""
+    try:
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    except (OSError, ValueError):
+        return None
+    lines = [line for line in lines if line.get("test") is not None]
+    if not lines:
+        return None
+    every = -(-len(lines) // POINTS)
+    kept = lines[::every] + ([lines[-1]] if (len(lines) - 1) % every else [])
+    curve: dict[str, Any] = {
+        "round": [line["round"] for line in kept],
+        **{key: [_rounded(line.get(key)) for line in kept] for key in ("val", "test")},
+    }
+    clients = kept[-1].get("per_client") or {}
+    if 1 < len(clients) <= FEW_CLIENTS:
+        curve["clients"] = {
+            name: [_share(line["per_client"].get(name, {}).get("test")) for line in kept] for name in clients
+        }
+    return curve
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def _share(counts: Any) -> float | None:
+    return round(counts[0] / counts[1], 4) if counts and counts[1] else None
 
 
 def _without_long_lists(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ SPREADS: dict[str, str] = {
     "unstated": "standard deviation over runs, which kind the paper does not say (ours: population)",
 }
 PARTS = " / "
+PLOTS = ("lines", "bars", "curves", "clients")
 _ABOUT = ("score", "unit", "skip", "use")
 """Keys of a label that are no settings of a run."""
 
@@ -40,6 +41,24 @@ class Gain:
 
     low: str
     high: Mapping[str, str]
+    without: tuple[str, ...] = ()
+    """Columns in which rows have settings of their own, so that a gain would mix them."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """How a table is drawn (`isthmus.papers.figures`); ``cells`` are those a plot of curves takes, all if empty."""
+
+    kind: str
+    x: str
+    axis: str
+    claim: str
+    holds: tuple[str, ...] = ()
+    cells: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in PLOTS or self.x not in ("rows", "columns"):
+            raise DataError(f"a plot is {', '.join(PLOTS)} over rows or columns, not {self.kind} over {self.x}")
 
 
 @dataclass(frozen=True)
@@ -51,6 +70,9 @@ class Table:
     aliases: tuple[str, ...]
     title: str
     figure: bool
+    plot: Plot | None
+    ours: bool
+    """A check of our own, not a table of the paper."""
     runs: int
     spread: str
     reference: str | None
@@ -188,10 +210,12 @@ def _table(paper: str, raw: Mapping[str, Any], entry: Mapping[str, Any]) -> Tabl
         aliases=tuple(entry.get("alias", ())),
         title=entry["title"],
         figure=entry.get("figure", False),
+        plot=_plot(entry.get("plot")),
+        ours=entry.get("ours", False),
         runs=entry.get("runs", raw["runs"]),
         spread=spread,
         reference=entry.get("reference", raw.get("reference")) or None,
-        gain=None if gain is None else Gain(gain["low"], dict(gain.get("high", {}))),
+        gain=None if gain is None else Gain(gain["low"], dict(gain.get("high", {})), tuple(gain.get("except", ()))),
         columns=tuple(entry["columns"]),
         parts=tuple(entry.get("parts", ())),
         notes=tuple(_note(note) for note in entry.get("note", ())),
@@ -209,6 +233,19 @@ def _table(paper: str, raw: Mapping[str, Any], entry: Mapping[str, Any]) -> Tabl
         if row is not None and row not in table.rows and (row == entry.get("reference") or table.gain is not None):
             raise DataError(f"table {key} has no row {row!r} to refer to")
     return table
+
+
+def _plot(raw: Mapping[str, Any] | None) -> Plot | None:
+    if raw is None:
+        return None
+    return Plot(
+        raw.get("kind", "lines"),
+        raw.get("x", "columns"),
+        raw.get("axis", ""),
+        raw["claim"],
+        tuple(raw.get("holds", ())),
+        tuple(raw.get("cells", ())),
+    )
 
 
 def _cells(
@@ -260,11 +297,23 @@ def _merged(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def _note(raw: Mapping[str, Any]) -> Note:
     finding = "finding" in raw
     only = raw.get("only", ())
+    cause, shown_by = raw.get("cause", ""), raw.get("shown_by", "")
+    if (
+        cause not in ("", "shown", "guessed")
+        or (cause and not (finding and only))
+        or (cause == "shown") != bool(shown_by)
+    ):
+        raise DataError(
+            f"note {raw}: a cause is shown (with shown_by) or guessed, of a finding about some cells (only)"
+        )
     return Note(
         raw["finding" if finding else "note"],
         (only,) if isinstance(only, str) else tuple(only),
         finding,
         raw.get("printed"),
+        raw.get("memory"),
+        cause,
+        shown_by,
     )
 
 
@@ -277,10 +326,14 @@ def _noted(cells: Sequence[Cell], notes: Iterable[Note], table: str) -> list[Cel
             found = {id(cell) for cell in matching(cells, words)}
             if not found:
                 raise DataError(f"table {table}: no cell matches the note for {words!r}")
+            if note.cause == "guessed" and len({(c.row, c.column) for c in cells if id(c) in found}) > 1:
+                raise DataError(
+                    f"table {table}: a guessed cause must name its cells, row and column, and {words!r} matches several"
+                )
             chosen |= found
         if chosen:
             noted = [
-                replace(new, notes=(*new.notes, note)) if id(old) in chosen else new
+                replace(new, notes=(*new.notes, note), memory=note.memory or new.memory) if id(old) in chosen else new
                 for old, new in zip(cells, noted, strict=True)
             ]
     return noted

@@ -46,7 +46,7 @@ def preparation_script(link: Link, clients: int) -> Script:
     )
     plain = (mail(PlainOwnerClient.show_edges, PlainOwnerClient.compare_edges),)
     linking = (
-        mail(OwnerClient.share_key, OwnerClient.take_key),
+        mail(OwnerClient.share_key, OwnerClient.take_key, some=True),  # the first owner draws it
         *(plain if link == "plain" else private),
         mail(OwnerClient.confirm_links, OwnerClient.take_confirmed),
     )

@@ -99,6 +99,12 @@ class FixedPoint:
         return signed.astype(np.float64) * 2.0**-self.fraction
 
 
+def most_terms(field: Field, fraction: int, bound: float) -> int:
+    """How many numbers up to ``bound`` add up without overflow; at least 1, which a format may still refuse."""
+    limit = math.ceil(bound * 2.0**fraction) if 0 <= fraction <= 60 and 0 < bound <= 2.0**60 else 1
+    return max(1, (field.prime - 1) // (2 * limit))
+
+
 def finite(x: Reals) -> None:
     """Refuse what is not a number: there is no encoding of it that a sum would not hide."""
     if not np.issubdtype(x.dtype, np.floating):

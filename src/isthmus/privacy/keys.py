@@ -111,7 +111,8 @@ class Roster:
             raise ProtocolError(f"the signed key of {signed.party} is cut short or too long")
         if not signed_by(self.identities[signed.party], signed.signed(), signed.signature):
             raise ProtocolError(
-                f"{signed.party} did not sign this key: it was replaced, or the roster holds an old identity"
+                f"{signed.party} did not sign this key: it was replaced, the roster holds an old identity, or "
+                f"{signed.party} joined another run or contract"
             )
         return signed.key
 
@@ -121,10 +122,7 @@ class SessionKey:
 
     def __init__(self) -> None:
         self._private = X25519PrivateKey.generate()
-
-    @property
-    def public(self) -> bytes:
-        return self._private.public_key().public_bytes_raw()
+        self.public = self._private.public_key().public_bytes_raw()
 
     def agree(self, other: bytes, *purpose: str | int | bytes) -> bytes:
         """32 bytes that only the holders of the two keys know, for one purpose (HKDF-SHA256; both public keys are the

@@ -1,6 +1,6 @@
 """A method's own facts as lines of a table: any JSON, in few words.
 
-number              mean and spread over seeds
+number              mean and spread over seeds; of a class or an id, which is a name, all different ones
 text, yes or no     as it is, all different ones where seeds disagree
 list of numbers     the numbers where they are few, else how many and from where to where
 map                 a line per entry where they are few (``name: key``), else as a list of its values
@@ -8,12 +8,15 @@ map                 a line per entry where they are few (``name: key``), else as
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from isthmus.report import words
 from isthmus.report.runs import as_number
 from isthmus.report.tables import mean_and_spread
 
+_NAMES = re.compile(r"(^|[\W_])(class|id|seed)$")
+"""Facts whose number is a name."""
 FEW = 12
 """Up to so many numbers, or entries of a map, are shown in full."""
 
@@ -22,7 +25,7 @@ def fact_rows(seeds: Sequence[Mapping[str, object]]) -> list[tuple[str, str]]:
     """Name and value of every fact, in the order of the first seed."""
     flat = [dict(_entries("", facts)) for facts in seeds]
     return [
-        (name, _told([facts[name] for facts in flat if name in facts]))
+        (name, _told([facts[name] for facts in flat if name in facts], named=bool(_NAMES.search(name))))
         for name in dict.fromkeys(name for one in flat for name in one)
     ]
 
@@ -36,10 +39,10 @@ def _entries(prefix: str, value: object) -> Iterator[tuple[str, object]]:
         yield prefix, list(value.values()) if isinstance(value, Mapping) else value
 
 
-def _told(values: Sequence[object]) -> str:
-    """One fact over all seeds."""
+def _told(values: Sequence[object], *, named: bool = False) -> str:
+    """One fact over all seeds; a mean of names, of classes say, would mean nothing."""
     numbers = [number for value in values if (number := as_number(value)) is not None]
-    if len(numbers) == len(values):
+    if len(numbers) == len(values) and not named:
         mean, spread = mean_and_spread(numbers)
         return _number(mean) + (f" ± {_number(spread)}" if spread is not None else "")
     return "; ".join(dict.fromkeys(_text(value) for value in values))

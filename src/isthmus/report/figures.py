@@ -1,8 +1,8 @@
-"""Figures as plain plotly dictionaries.
+"""Figures as plain dictionaries, in a small part of plotly's format, which `draw.js` draws.
 
-Colours and fonts are tokens such as `@ink` or `@s0/0.15`: names of the page's CSS variables, which the page's script
-puts in when it draws, so that one figure serves the light and the dark theme. Every text that came from a file passes
-`label()`: plotly reads a subset of HTML in texts, so what is not escaped could draw a link.
+Colours are tokens such as `@ink` or `@s0/0.15`: names of the page's CSS variables, which the script puts in when it
+draws, so that one figure serves the light and the dark theme. Every text that came from a file passes `label()`, so
+that what it holds is text and never markup.
 """
 
 from __future__ import annotations
@@ -113,9 +113,90 @@ def learning_curve(groups: Sequence[Group], which: str) -> Figure | None:
             data.append(_marks(index, marks) | {"cliponaxis": False})
     if not data:
         return None
-    layout = _layout(320, x={"title": {"text": "round"}, "rangemode": "tozero"}, y={"ticksuffix": " %"}, zoom=True)
+    layout = base_layout(320, x={"title": {"text": "round"}, "rangemode": "tozero"}, y={"ticksuffix": " %"}, zoom=True)
     layout["hovermode"] = "x unified"
     return {"data": data, "layout": layout}
+
+
+def loss_curve(groups: Sequence[Group], which: str) -> Figure | None:
+    """Training (`train_loss`) or validation loss (`val_loss`) against rounds: mean over seeds."""
+    data = []
+    for index, group in enumerate(groups):
+        by_step: dict[int, list[float]] = {}
+        for run in group.runs:
+            for point in run.curve:
+                value = point.train_loss if which == "train_loss" else point.val_loss
+                if value is not None:
+                    by_step.setdefault(point.step, []).append(value)
+        points = [(float(step), sum(by_step[step]) / len(by_step[step])) for step in sorted(by_step)]
+        if points:
+            hover = [f"{label(group.label)}, round {step:.0f}: {loss:.4f}" for step, loss in points]
+            data.append(_line(index, group, points, hover))
+    if not data:
+        return None
+    return {
+        "data": data,
+        "layout": base_layout(280, x={"title": {"text": "round"}, "rangemode": "tozero"}, y={}, zoom=True),
+    }
+
+
+COSTS = {"sent": "bytes sent, setup included", "seconds": "seconds, setup and evaluation included"}
+
+
+def score_against_cost(groups: Sequence[Group], cost: str) -> Figure | None:
+    """Test score against what a run had sent (`sent`) or how long it had taken (`seconds`): means over seeds, round by
+    round. A method that sends nothing is a level line at the height it reaches.
+    """
+    data: list[dict[str, Any]] = []
+    most = max(
+        (getattr(point, cost) or 0.0 for group in groups for run in group.runs for point in run.curve), default=0.0
+    )
+    if not most:
+        return None
+    for index, group in enumerate(groups):
+        by_step: dict[int, list[tuple[float, float]]] = {}
+        for run in group.runs:
+            for point in run.curve:
+                spent = getattr(point, cost)
+                if point.test is not None and spent is not None:
+                    by_step.setdefault(point.step, []).append((spent, 100 * point.test))
+        points = [
+            tuple(sum(values) / len(values) for values in zip(*by_step[step], strict=True)) for step in sorted(by_step)
+        ]
+        if not points:
+            continue
+        if points[-1][0] == 0.0:
+            mean = mean_and_spread(run.number("test") for run in group.runs)[0] or 0.0
+            line = _line(index, group, [(0.0, 100 * mean), (most, 100 * mean)], [])
+            line["line"] = {**line["line"], "dash": "dot"}
+            line["hovertext"] = f"{label(group.label)}: {100 * mean:.2f} %, nothing sent"
+            data.append(line)
+            continue
+        told = words.size if cost == "sent" else words.seconds
+        hover = [f"{label(group.label)}: {score:.2f} % after {told(spent)}" for spent, score in points]
+        data.append(_line(index, group, points, hover))
+    axis = {"title": {"text": COSTS[cost]}, "rangemode": "tozero"}
+    axis |= {"tickformat": "~s", "ticksuffix": "B"} if cost == "sent" else {"ticksuffix": " s"}
+    return {"data": data, "layout": base_layout(300, x=axis, y={"ticksuffix": " %"}, zoom=True)} if data else None
+
+
+def confusion_matrix(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> Figure:
+    """Test samples by true class (row) and class they were given (column); colours are shares of the row."""
+    shares = [[100 * count / (sum(row) or 1) for count in row] for row in counts]
+    names = [label(name, 16) for name in classes]
+    hover = [
+        [
+            f"true {names[i]}, given {names[j]}<br><b>{count:,}</b> ({shares[i][j]:.1f} % of the row)"
+            for j, count in enumerate(row)
+        ]
+        for i, row in enumerate(counts)
+    ]
+    text = [[f"{count:,}" for count in row] for row in counts]
+    figure = _heat_map(shares, hover, classes, _axis_of(classes, _TICKS_IN_PAIR), text, " %")
+    figure["layout"]["xaxis"]["title"] = {"text": "given class"}
+    figure["layout"]["yaxis"] |= {"title": {"text": "true class"}}
+    figure["layout"]["height"] = min(360, 90 + 44 * len(classes))
+    return figure
 
 
 def _line(index: int, group: Group, points: Sequence[tuple[float, ...]], hover: Sequence[str]) -> dict[str, Any]:
@@ -187,7 +268,7 @@ def minority_path(groups: Sequence[Group]) -> Figure | None:
     if not data:
         return None
     axes = [{"title": {"text": text}, "ticksuffix": " %"} for text in ("all test nodes", "minority nodes")]
-    return {"data": data, "layout": _layout(380, x=axes[0], y=axes[1], zoom=True)}
+    return {"data": data, "layout": base_layout(380, x=axes[0], y=axes[1], zoom=True)}
 
 
 def client_scores(groups: Sequence[Group]) -> Figure | None:
@@ -243,7 +324,7 @@ def client_scores(groups: Sequence[Group]) -> Figure | None:
     if not data:
         return None
     y = {"ticksuffix": " %", "rangemode": "tozero"} if bars else {"ticksuffix": " %"}
-    layout = _layout(330, x=_client_axis(clients), y=y)
+    layout = base_layout(330, x=_client_axis(clients), y=y)
     layout |= {"barmode": "group", "bargap": 0.25, "bargroupgap": 0.04}
     return {"data": data, "layout": layout}
 
@@ -316,7 +397,7 @@ def bytes_by_kind(groups: Sequence[Group]) -> Figure | None:
         }
         for kind in order
     ]
-    layout = _layout(
+    layout = base_layout(
         int(90 + 34 * place),
         x={"tickformat": "~s", "ticksuffix": "B", "rangemode": "tozero", "nticks": 6, "showgrid": True},
         y={
@@ -375,7 +456,7 @@ def client_sizes(partition: Partition, run: Run) -> Figure:
         "hovertext": hover,
         "hoverinfo": "text",
     }
-    layout = _layout(
+    layout = base_layout(
         230,
         x=_client_axis(partition.clients),
         y={"title": {"text": partition.things}, "rangemode": "tozero", "nticks": 5},
@@ -548,11 +629,11 @@ def _heat_map(
         trace |= {"text": text, "texttemplate": "%{text}", "textfont": {"size": 10}}
     rows = dict(_client_axis(clients))
     rows["range"] = [len(clients) - 0.5, -0.5]  # first client on top
-    layout = _layout(360, x=dict(x), y=rows)
+    layout = base_layout(360, x=dict(x), y=rows)
     return {"data": [trace], "layout": layout}
 
 
-def _layout(height: int, *, x: Mapping[str, Any], y: Mapping[str, Any], zoom: bool = False) -> dict[str, Any]:
+def base_layout(height: int, *, x: Mapping[str, Any], y: Mapping[str, Any], zoom: bool = False) -> dict[str, Any]:
     """What all figures share: transparent ground, thin grid, room for labels."""
     axis = {
         "gridcolor": "@grid",

@@ -1,7 +1,7 @@
 """One self-contained HTML page from run folders.
 
-The file carries plotly's script and needs no network: its content security policy forbids every fetch and lets only the
-two scripts written here run, by their digest. Text from run folders is escaped where it enters the page (`esc`, and
+The file carries its own script (`draw.js`) and needs no network: its content security policy forbids every fetch and
+lets only that script run, by its digest. Text from run folders is escaped where it enters the page (`esc`, and
 `figures.label` inside figures).
 """
 
@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,6 +25,9 @@ from isthmus.report.style import CSS, SCRIPT
 from isthmus.report.tables import Group, by_scenario, group_runs, result_rows
 
 logger = logging.getLogger(__name__)
+
+MOST_CLASSES = 12
+"""Above it a table of all classes is no longer read."""
 
 
 def write_report(run_dirs: Sequence[Path], out: Path, *, now: datetime | None = None) -> Path:
@@ -52,11 +55,11 @@ def write_report(run_dirs: Sequence[Path], out: Path, *, now: datetime | None = 
     for entry in (*left_out, *repeated):
         logger.warning("left out of the report: %s: %s", entry.path, entry.reason)
     page = _Page(groups, [*left_out, *repeated], now or datetime.now(UTC)).html()
-    _write(out, page)
+    write_page(out, page)
     return out
 
 
-def _write(out: Path, page: str) -> None:
+def write_page(out: Path, page: str) -> None:
     """Written beside and renamed, so that a reader never meets half a page."""
     part = out.with_name(f".{out.name}.tmp")
     try:
@@ -71,6 +74,31 @@ def _write(out: Path, page: str) -> None:
         ) from error
 
 
+def page_text(title: str, body: str, figures: Mapping[str, Figure]) -> str:
+    """A complete page: the body, the figures it has places for, and the script that draws them."""
+    # Inside a script element only "</" and "<!--" end or change the text; as JSON escapes they are the same data.
+    data = (
+        json.dumps(figures, allow_nan=False, separators=(",", ":"))
+        .replace("<", "\\u003c")
+        .replace(">", "\\u003e")
+        .replace("&", "\\u0026")
+    )
+    policy = (
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'; "
+        f"script-src {_digest(SCRIPT)}"
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<meta name="color-scheme" '
+        'content="light dark">\n'
+        '<link rel="icon" '
+        f'href="data:,">\n<title>{esc(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n{body}\n'
+        f'<script type="application/json" id="figures">{data}</script>\n'
+        f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
+    )
+
+
 class _Page:
     """The page under construction: HTML parts, and the figures they refer to by id."""
 
@@ -81,8 +109,6 @@ class _Page:
         self.figures: dict[str, Figure] = {}
 
     def html(self) -> str:
-        from plotly.offline import get_plotlyjs  # plotly takes a second to import, and only a page needs it
-
         body = (
             self._header()
             + "<main>"
@@ -90,28 +116,7 @@ class _Page:
             + "</main>"
             + self._footer()
         )
-        # Inside a script element only "</" and "<!--" end or change the text; as JSON escapes they are the same data.
-        data = (
-            json.dumps(self.figures, allow_nan=False, separators=(",", ":"))
-            .replace("<", "\\u003c")
-            .replace(">", "\\u003e")
-            .replace("&", "\\u0026")
-        )
-        plotly = str(get_plotlyjs())
-        policy = (
-            "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'; "
-            f"script-src {_digest(plotly)} {_digest(SCRIPT)}"
-        )
-        return (
-            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n<meta name="color-scheme" '
-            'content="light dark">\n'
-            '<link rel="icon" '
-            f'href="data:,">\n<title>{esc(self._title())}</title>\n<style>{CSS}</style>\n</head>\n<body>\n{body}\n'
-            f'<script type="application/json" id="figures">{data}</script>\n'
-            f"<script>{plotly}</script>\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
-        )
+        return page_text(self._title(), body, self.figures)
 
     # -- frame -------------------------------------------------------------------------------------
 
@@ -121,12 +126,22 @@ class _Page:
         methods = {group.method for _, groups in self.sections for group in groups}
         return f"{words.plural(len(methods), 'method')} in {len(self.sections)} scenarios"
 
+    def _headline(self, index: int) -> str:
+        """Of a section, with whatever tells it from the others: partition, split, score."""
+        scenario, groups = self.sections[index]
+        others = [other for other, _ in self.sections]
+        told = [
+            f"{name} {value}"
+            for name in ("partition", "split", "metric")
+            if (value := getattr(scenario, name)) and len({getattr(other, name) for other in others}) > 1
+        ]
+        return ", ".join([parts.headline(scenario, groups), *told])
+
     def _header(self) -> str:
         built = ['<header><p class="eyebrow">Isthmus · federated graph learning</p>', f"<h1>{esc(self._title())}</h1>"]
         if len(self.sections) > 1:
             entries = "".join(
-                f'<li><a href="#s{i}">{esc(parts.headline(*section))}</a></li>'
-                for i, section in enumerate(self.sections)
+                f'<li><a href="#s{i}">{esc(self._headline(i))}</a></li>' for i in range(len(self.sections))
             )
             built.append(
                 '<p class="lede">Scores of different scenarios are not comparable, so each has its own section.</p>'
@@ -134,9 +149,14 @@ class _Page:
             )
         notes = [f"Left out: <code>{esc(entry.path)}</code>: {esc(entry.reason)}." for entry in self.left_out]
         runs = [run for _, groups in self.sections for group in groups for run in group.runs]
-        notes += [
-            f"Incomplete: <code>{esc(run.path)}</code>: {esc('; '.join(run.notes))}." for run in runs if run.notes
-        ]
+        told: dict[str, list[Run]] = {}
+        for run in runs:
+            for note in run.notes:
+                told.setdefault(note.partition("; ")[0], []).append(run)
+        for note, about in told.items():  # what many runs have in common is said once
+            names = words.listing([str(run.path) for run in about], limit=3)
+            full = note if len(about) > 1 else next(one for one in about[0].notes if one.startswith(note))
+            notes.append(f"Note: <code>{esc(names)}</code>: {esc(full)}.")
         if notes:
             built.append('<ul class="notes">' + "".join(f"<li>{note}</li>" for note in notes) + "</ul>")
         built.append(
@@ -157,13 +177,16 @@ class _Page:
         runs = [run for group in groups for run in group.runs]
         built = [f'<section id="s{index}">']
         if len(self.sections) > 1:
-            built.append(f"<h2>{esc(parts.headline(scenario, groups))}</h2>")
+            built.append(f"<h2>{esc(self._headline(index))}</h2>")
         built += [
             f'<p class="lede">{esc(parts.in_words(scenario, runs))}</p>',
             parts.tiles(groups),
             parts.doubts(runs),
             self._results(groups),
             self._curves(index, groups),
+            self._costs(index, groups),
+            self._losses(index, groups),
+            self._confusions(index, groups),
             self._minority(index, groups),
             self._clients(index, groups),
             self._bytes(index, groups),
@@ -197,7 +220,8 @@ class _Page:
         rows = result_rows(groups)
         return (
             f'<h3>Results</h3><p class="what">{esc(parts.result_sentence(rows))}</p>'
-            f'<div class="scroll">{parts.result_table(rows)}</div>{parts.score_rules(groups)}{parts.gain_rules(rows)}'
+            f'<div class="scroll wide" tabindex="0" role="region" aria-label="results">{parts.result_table(rows)}</div>'
+            f"{parts.score_rules(groups)}{parts.gain_rules(rows)}"
         )
 
     def _curves(self, section: int, groups: Sequence[Group]) -> str:
@@ -213,10 +237,77 @@ class _Page:
         several = any(len(group.runs) > 1 for group in groups)
         caption = f"Pooled {metric} after each evaluated round"
         caption += ": lines are means over seeds, bands one standard deviation" if several else ""
-        caption += "; marks are the selected rounds, at which pooled test and client mean are read."
+        caption += "; marks are the rounds that validation picks."
         return (
             f'<h3>Learning curves</h3>{parts.legend(section, groups)}<figure><div class="pair">{"".join(panels)}</div>'
             f"<figcaption>{esc(caption)}</figcaption></figure>"
+        )
+
+    def _costs(self, section: int, groups: Sequence[Group]) -> str:
+        panels = [
+            f"<div><h4>{title}</h4>{self._plot(section, f'cost-{cost}', figure, f'score {title.lower()}')}</div>"
+            for cost, title in (("sent", "Against bytes"), ("seconds", "Against time"))
+            if (figure := figures.score_against_cost(groups, cost)) is not None
+        ]
+        if not panels:
+            return ""
+        caption = (
+            "Pooled test score of every evaluated round against what it had cost by then, means over seeds: the higher "
+            "and the further left, the better. A dotted line is a method that sends nothing. Times are those of this "
+            "machine, all parties one after the other."
+        )
+        return (
+            f"<h3>What a score costs</h3>{parts.legend(section, groups)}"
+            f'<figure><div class="pair">{"".join(panels)}</div>'
+            f"<figcaption>{esc(caption)}</figcaption></figure>"
+        )
+
+    def _losses(self, section: int, groups: Sequence[Group]) -> str:
+        panels = [
+            f"<div><h4>{title}</h4>{self._plot(section, which, figure, f'{title} against rounds')}</div>"
+            for which, title in (("train_loss", "Training loss"), ("val_loss", "Validation loss"))
+            if (figure := figures.loss_curve(groups, which)) is not None
+        ]
+        if not panels:
+            return ""
+        caption = (
+            "Mean cross-entropy of the model that would be used after each evaluated round. A validation loss that "
+            "rises while the training loss falls is overfitting."
+        )
+        return (
+            f'<h3>Losses</h3>{parts.legend(section, groups)}<figure><div class="pair">{"".join(panels)}</div>'
+            f"<figcaption>{esc(caption)}</figcaption></figure>"
+        )
+
+    def _confusions(self, section: int, groups: Sequence[Group]) -> str:
+        known = [
+            (index, group, counts) for index, group in enumerate(groups) if (counts := parts.summed_confusion(group))
+        ]
+        if not known:
+            return ""
+        folded = []
+        for index, group, counts in known:
+            classes = next(run.confusion.classes for run in group.runs if run.confusion)
+            figure = figures.confusion_matrix(classes, counts)
+            describe = f"true class against given class, {group.label}"
+            folded.append(
+                f"<div><h4>{esc(group.label)}</h4>{self._plot(section, f'confusion-{index}', figure, describe)}</div>"
+            )
+        caption = (
+            "Test samples of all clients and seeds by true class (row) and class they were given (column), by the "
+            "models that are kept; colours are shares of the row."
+        )
+        table = ""
+        if len(known[0][2]) <= MOST_CLASSES:
+            scores = parts.class_table(groups)
+            table = (
+                "<h4>Precision and recall of each class, in percent</h4>"
+                f'<div class="scroll" tabindex="0" role="region" aria-label="scores by class">{scores}</div>'
+            )
+        return (
+            f"<h3>Class by class</h3>{table}<details{' open' if len(known) <= 2 else ''}>"
+            f'<summary>Confusion matrices</summary><figure><div class="pair">{"".join(folded)}</div>'
+            f"<figcaption>{esc(caption)}</figcaption></figure></details>"
         )
 
     def _minority(self, section: int, groups: Sequence[Group]) -> str:

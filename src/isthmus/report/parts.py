@@ -82,6 +82,7 @@ def doubts(runs: Sequence[Run]) -> str:
             "differ."
         )
     seen: dict[int, Partition] = {}
+    doubts += differences(runs)
     unequal = {
         run.seed
         for run in runs
@@ -91,6 +92,36 @@ def doubts(runs: Sequence[Run]) -> str:
         names = words.listing([str(seed) for seed in sorted(unequal)])
         doubts.append(f"Under seed {names} not all methods had the same partition: their scores are not like for like.")
     return '<ul class="notes">' + "".join(f"<li>{esc(doubt)}</li>" for doubt in doubts) + "</ul>" if doubts else ""
+
+
+def differences(runs: Sequence[Run]) -> list[str]:
+    """What else than the method differs, and may explain a difference: settings' origin, the model, the score."""
+    found = []
+    told = {
+        "preset": lambda run: run.text("preset"),
+        "way to form the score": lambda run: run.text("score_rule"),
+        "model": _model,
+    }
+    for what, value in told.items():
+        by_value: dict[str, list[str]] = {}
+        for run in runs:
+            text = value(run)
+            if text and run.method not in by_value.setdefault(text, []):
+                by_value[text].append(run.method)
+        if len(by_value) > 1:
+            each = "; ".join(f"{words.listing(names)}: {text}" for text, names in by_value.items())
+            found.append(f"Not the same {what} for all ({each}): scores may differ for that reason.")
+    return found
+
+
+def _model(run: Run) -> str:
+    """Backbone and widths of the model that was built, in a few words."""
+    model = run.result.get("model")
+    if not isinstance(model, Mapping) or not isinstance(model.get("layers"), list):
+        return ""
+    parts = [str(model.get("backbone")), "-".join(map(str, model["layers"]))]
+    parts += [name.replace("_", " ") for name in ("input_norm", "head") if model.get(name)]
+    return " ".join(parts)
 
 
 def size_sentence(partition: Partition) -> str:
@@ -132,19 +163,71 @@ def result_sentence(rows: Sequence[ResultRow]) -> str:
     if not best:
         return f"Mean over seeds. {spread}" if spread else "One seed: the spread is unknown."
     value = words.score(best[0].score, best[0].score_spread)
-    return f"Highest score: {words.listing([row.label for row in best])} with {value} %. {spread}"
+    references = ", ".join(f"{row.label} {words.percent(row.score)} %" for row in rows if row.reference)
+    measured = f" For reference: {references}." if references else ""
+    names = words.listing([row.label for row in best])
+    return f"Highest score of a federated method: {names} with {value} %.{measured} {spread}"
 
 
 def result_table(rows: Sequence[ResultRow]) -> str:
     shown = columns(rows)
-    head = "".join(f'<th scope="col"{_numeric(column)}>{esc(column.heading)}</th>' for column in shown)
+    head = "".join(
+        f'<th scope="col"{_numeric(column)}><button type="button">{esc(column.heading)}</button></th>'
+        for column in shown
+    )
     body = []
     for index, row in enumerate(rows):
-        cells = [f'<th scope="row"><span class="name">{_key(index)}<span>{esc(row.label)}</span></span></th>']
-        cells += [f"<td{_numeric(column)}>{_cell(column.cell(row))}</td>" for column in shown[1:]]
-        mark = ' class="best"' if row.best else ""
-        body.append(f"<tr{mark}>{''.join(cells)}</tr>")
-    return f'<table class="results"><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table>'
+        mark = ' <small class="ref">reference</small>' if row.reference else ""
+        cells = [f'<th scope="row"><span class="name">{_key(index)}<span>{esc(row.label)}{mark}</span></span></th>']
+        cells += [
+            f'<td{_numeric(column)} data-value="{_sorted_by(column, row)}">{_cell(column.cell(row))}</td>'
+            for column in shown[1:]
+        ]
+        best = ' class="best"' if row.best else ' class="reference"' if row.reference else ""
+        body.append(f"<tr{best}>{''.join(cells)}</tr>")
+    caption = "<caption>Press a heading to sort by its column.</caption>"
+    return (
+        f'<table class="results sortable">{caption}<thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table>'
+    )
+
+
+def _sorted_by(column: Column, row: ResultRow) -> str:
+    value = column.value(row)
+    return "" if value is None else repr(float(value))
+
+
+def class_table(groups: Sequence[Group]) -> str:
+    """Precision and recall of every class, of each method: counts of all seeds together."""
+    lines, names = [], next(run.confusion.classes for group in groups for run in group.runs if run.confusion)
+    for index, group in enumerate(groups):
+        counts = summed_confusion(group)
+        if counts is None or len(counts) != len(names):
+            continue
+        cells = []
+        for k in range(len(names)):
+            actual, given = sum(counts[k]), sum(row[k] for row in counts)
+            cells.append(words.percent(counts[k][k] / given) if given else words.ABSENT)
+            cells.append(words.percent(counts[k][k] / actual) if actual else words.ABSENT)
+        lines.append(
+            f'<tr><th scope="row"><span class="name">{_key(index)}<span>{esc(group.label)}</span></span></th>'
+            + "".join(f'<td class="n">{esc(cell)}</td>' for cell in cells)
+            + "</tr>"
+        )
+    head = "".join(f'<th scope="colgroup" colspan="2" class="n">class {esc(name)}</th>' for name in names)
+    second = '<th scope="col" class="n">precision</th><th scope="col" class="n">recall</th>' * len(names)
+    return (
+        f'<table class="classes"><thead><tr><td rowspan="2"></td>{head}</tr><tr>{second}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table>"
+    )
+
+
+def summed_confusion(group: Group) -> list[list[int]] | None:
+    """The confusion counts of all runs of a group; None where one has none."""
+    found = [run.confusion for run in group.runs]
+    if any(one is None for one in found) or len({one.classes for one in found if one}) != 1:
+        return None
+    matrices = [one.counts for one in found if one is not None]
+    return [[sum(cell) for cell in zip(*rows, strict=True)] for rows in zip(*matrices, strict=True)]
 
 
 def _numeric(column: Column) -> str:

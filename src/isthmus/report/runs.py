@@ -33,6 +33,11 @@ class Point:
     test: float | None
     minority: float | None = None
     """Test score on nodes of other classes than their client's majority class."""
+    train_loss: float | None = None
+    val_loss: float | None = None
+    sent: float | None = None
+    """Bytes until then, setup included, evaluations not."""
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,14 @@ class Partition:
 
 
 @dataclass(frozen=True)
+class Confusion:
+    """Test samples of all clients by true class (row) and class they were given (column)."""
+
+    classes: tuple[str, ...]
+    counts: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
 class Run:
     """One finished run. `settings` is its configuration without what may differ between repetitions (seed, folders)."""
 
@@ -100,6 +113,12 @@ class Run:
     protections: Mapping[str, str]
     partition: Partition | None
     notes: tuple[str, ...]
+    confusion: Confusion | None = None
+
+    @property
+    def reference(self) -> bool:
+        """Whether it is no federation: every client alone, or all data in one place."""
+        return self.method in ("local", "central") or self.pooled
 
     @property
     def pooled(self) -> bool:
@@ -211,6 +230,7 @@ def read_run(path: Path) -> Run:
         protections=_protections(path),
         partition=_partition(path, notes),
         notes=tuple(notes),
+        confusion=_confusion(path),
     )
 
 
@@ -304,10 +324,39 @@ def _curve(path: Path, notes: list[str]) -> tuple[Point, ...]:
                 val,
                 test,
                 _share(_mapping(record.get("test_groups")).get("minority")),
+                as_number(record.get("train_loss")),
+                as_number(record.get("val_loss")),
+                _sum(record.get("bytes")),
+                as_number(record.get("seconds")),
             )
     if broken:
         notes.append(f"metrics.jsonl: {broken} unreadable line{'s' if broken > 1 else ''} skipped")
     return tuple(_through_phases(records))
+
+
+def _sum(parts: object) -> float | None:
+    """Of all numbers of a map; None where one is none."""
+    numbers = [as_number(part) for part in parts.values()] if isinstance(parts, dict) else []
+    known = [number for number in numbers if number is not None]
+    return sum(known) if known and len(known) == len(numbers) else None
+
+
+def _confusion(path: Path) -> Confusion | None:
+    """Summed over the clients' model packages; None where one has none, or where classes differ."""
+    total: list[list[int]] = []
+    names: tuple[str, ...] = ()
+    for file in sorted((path / "models").glob("*/scores.json")):
+        part = _mapping(_mapping(_json(file)).get("test"))
+        if not part:
+            continue  # a client without test samples
+        classes = tuple(str(_mapping(one).get("class")) for one in part.get("classes") or () if isinstance(one, dict))
+        counts = _square(part.get("confusion"), range(len(classes)))
+        if counts is None or not classes or (names and classes != names):
+            return None
+        names = classes
+        total = total or [[0] * len(classes) for _ in classes]
+        total = [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(total, counts, strict=True)]
+    return Confusion(names, tuple(map(tuple, total))) if total else None
 
 
 def _share(counts: object) -> float | None:

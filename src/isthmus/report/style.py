@@ -1,10 +1,12 @@
 """The look of the page and the script that draws its figures.
 
-Both are constants, so that the page can name their digests in its content security policy: a browser then runs this
-script and plotly's, and nothing else, and fetches nothing at all.
+Both are constants, so that the page can name the script's digest in its content security policy: a browser then runs
+this script and nothing else, and fetches nothing at all.
 """
 
 from __future__ import annotations
+
+from importlib import resources
 
 CSS = """
 :root {
@@ -12,14 +14,14 @@ CSS = """
   --font: ui-sans-serif, system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Liberation Sans",
   sans-serif; --mono: ui-monospace, SFMono-Regular, Menlo, Consolas, "Liberation Mono", monospace;
   --page: #ffffff; --panel: #f6f7f9; --ink: #16191d; --muted: #5b6470; --line: #d9dde3; --grid: #e9ecf0; --accent:
-  #0b5cad; --warn-bg: #fff6e0; --warn-line: #e2b64a;
+  #0b5cad; --shade: #00000026; --warn-bg: #fff6e0; --warn-line: #e2b64a;
   --s0: #0067b1; --s1: #d1540a; --s2: #00855f; --s3: #b04f8b; --s4: #d98e00; --s5: #3fa3e0; --s6: #8a7b00; --s7:
   #6b7480; --heat0: #f1f5f9; --heat1: #74add6; --heat2: #08427f;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --page: #101418; --panel: #191f25; --ink: #e8ecf0; --muted: #9aa5b1; --line: #323b45; --grid: #232b33; --accent:
-    #79b8f3; --warn-bg: #2c2513; --warn-line: #8a6d23;
+    #79b8f3; --shade: #ffffff30; --warn-bg: #2c2513; --warn-line: #8a6d23;
     --s0: #5aabf0; --s1: #f08a4b; --s2: #2fc198; --s3: #e08fc2; --s4: #f2b632; --s5: #a3d8ff; --s6: #d6cb4f; --s7:
     #98a3ae; --heat0: #1b232b; --heat1: #2f78b7; --heat2: #b5deff;
   }
@@ -53,7 +55,20 @@ padding: 0;
 var(--warn-line);
   border-radius: 8px; font-size: .92rem; }
 .notes li { overflow-wrap: anywhere; }
-.scroll { overflow-x: auto; margin: .9rem 0 .5rem; -webkit-overflow-scrolling: touch; }
+/* A shadow at the edge says that a table goes on. */
+.scroll { overflow-x: auto; margin: .9rem 0 .5rem; -webkit-overflow-scrolling: touch;
+  background: linear-gradient(to right, var(--page) 30%, transparent) left / 2.5rem 100% no-repeat local,
+  linear-gradient(to left, var(--page) 30%, transparent) right / 2.5rem 100% no-repeat local,
+  linear-gradient(to right, var(--shade), transparent) left / .9rem 100% no-repeat scroll,
+  linear-gradient(to left, var(--shade), transparent) right / .9rem 100% no-repeat scroll; }
+.wide { width: min(76rem, 100vw - 3rem); margin-left: calc(50% - min(38rem, 50vw - 1.5rem)); }
+:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
+caption { caption-side: bottom; padding-top: .4rem; color: var(--muted); font-size: .84rem; text-align: left; }
+.sortable thead button { padding: 0; border: 0; background: none; color: inherit; font: inherit; text-align: inherit;
+  cursor: pointer; }
+.sortable thead button:hover { color: var(--accent); }
+th[aria-sort=ascending] button::after { content: " ▲"; } th[aria-sort=descending] button::after { content: " ▼"; }
+.ref { color: var(--muted); } tr.reference td { color: var(--muted); }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .5rem .7rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); }
 th:first-child, td:first-child { padding-left: 0; }
@@ -63,7 +78,7 @@ thead th { color: var(--muted); font-size: .82rem; font-weight: 600; line-height
 .n { text-align: right; }
 td.n { white-space: nowrap; }
 td small { color: var(--muted); font-size: .86em; font-weight: 400; }
-.results .best th[scope=row], .results .best td:nth-child(3) { font-weight: 700; }
+.results .best th[scope=row], .results .best td:nth-child(2) { font-weight: 700; }
 .name { display: flex; align-items: baseline; width: max-content; max-width: 13rem; overflow-wrap: anywhere; }
 .key { flex: none; }
 .name > span:last-child { min-width: 0; }
@@ -83,8 +98,10 @@ var(--line);
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr)); gap: 1.2rem 2rem;
 margin-top: .9rem; } .pair > div { min-width: 0; }
 .plot { width: 100%; }
-.plot .modebar { opacity: 0; transition: opacity .2s; }
-.plot:hover .modebar { opacity: 1; }
+.plot svg { display: block; max-width: 100%; font-family: var(--font); font-variant-numeric: tabular-nums; }
+.numbers, .numbers:first-of-type { border: 0; margin: 0; }
+.numbers summary { padding: .15rem 0; color: var(--muted); font-size: .84rem; }
+.tall { max-height: 18rem; overflow-y: auto; }
 .group th { padding-top: 1.3rem; border-bottom: 1px solid var(--line); font-size: 1rem; color: var(--ink);
 overflow-wrap: anywhere; } .group:first-child th { padding-top: .7rem; }
 .chip { display: inline-block; margin: 0 .3rem .2rem 0; padding: .02rem .5rem; border: 1px solid var(--line);
@@ -106,6 +123,7 @@ footer { margin-top: 4rem; padding-top: 1.2rem; padding-bottom: 3rem; border-top
   h1 { font-size: 1.6rem; }
   th, td { padding: .45rem .5rem; }
   .name { max-width: 8.5rem; }
+  .wide { width: calc(100vw - 2rem); margin-left: calc(50% - 50vw + 1rem); }
   dl.words { grid-template-columns: 1fr; gap: 0; } dl.words dd { margin-bottom: .5rem; }
 }
 @media print {
@@ -114,51 +132,4 @@ footer { margin-top: 4rem; padding-top: 1.2rem; padding-bottom: 3rem; border-top
 }
 """
 
-SCRIPT = """
-(() => {
-  "use strict";
-  const figures = JSON.parse(document.getElementById("figures").textContent);
-  const hidden = {};  // section -> series switched off in its legend
-  const config = {responsive: true, displaylogo: false, modeBarButtons: [["toImage"]], plotlyServerURL: "", topojsonURL:
-  ""}; const coarse = matchMedia("(pointer: coarse)").matches;
-
-  // '@name' or '@name/alpha' under a colour or font key is a variable of the style sheet; anywhere else it is just
-  text. const themed = (value, key, look) => {
-    if (Array.isArray(value)) return value.map((entry) => themed(entry, key, look));
-    if (value && typeof value === "object")
-      return Object.fromEntries(Object.entries(value).map(([name, entry]) => [name, themed(entry, name, look)]));
-    if (typeof value !== "string" || value[0] !== "@" || !/(color|colorscale|family)$/.test(key)) return value;
-    const [name, alpha] = value.slice(1).split("/");
-    const found = look.getPropertyValue("--" + name).trim();
-    if (!alpha) return found;
-    const parts = [1, 3, 5].map((at) => parseInt(found.slice(at, at + 2), 16));
-    return `rgba(${parts.join(",")},${alpha})`;
-  };
-
-  const draw = (section) => {
-    const look = getComputedStyle(document.documentElement);
-    document.querySelectorAll(".plot").forEach((place) => {
-      if (section !== undefined && place.dataset.section !== section) return;
-      const off = hidden[place.dataset.section] || new Set();
-      const figure = themed(figures[place.id], "", look);
-      const data = figure.data.filter((trace) => !trace.meta || !off.has(trace.meta.series));
-      if (coarse) figure.layout.dragmode = false;  // a finger on a figure should scroll the page
-      Plotly.react(place, data, figure.layout, config);
-    });
-  };
-
-  document.querySelectorAll(".legend button").forEach((button) => button.addEventListener("click", () => {
-    const off = hidden[button.dataset.section] ||= new Set();
-    const series = Number(button.dataset.series);
-    const show = off.has(series);
-    if (show) off.delete(series); else off.add(series);
-    document.querySelectorAll(".legend button").forEach((twin) => {
-      if (twin.dataset.section === button.dataset.section && twin.dataset.series === button.dataset.series)
-        twin.setAttribute("aria-pressed", String(show));
-    });
-    draw(button.dataset.section);
-  }));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw());
-  draw();
-})();
-"""
+SCRIPT = resources.files(__package__).joinpath("draw.js").read_text(encoding="utf-8")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.metrics.gain import Gain, Scored, gains
+from isthmus.metrics.scores import at_score_round
 from isthmus.report import words
 from isthmus.report.runs import LeftOut, Run, read_runs
 
@@ -77,6 +78,10 @@ class ResultRow:
     backbone: str = ""
     gain: Gain | None = None
     best: bool = False
+    reference: bool = False
+    """Local or Central: what the others are measured by."""
+    rules: tuple[str, ...] = ()
+    """How the score of each run is formed."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,8 @@ class Column:
     heading: str
     cell: Callable[[ResultRow], str]
     numeric: bool = True
+    value: Callable[[ResultRow], float | None] = lambda row: None
+    """What the column is sorted by, of a numeric one."""
 
 
 def result_table(run_dirs: Sequence[Path]) -> list[ResultRow]:
@@ -135,18 +142,26 @@ def by_scenario(groups: Iterable[Group]) -> list[tuple[Scenario, list[Group]]]:
 
 
 def result_rows(groups: Iterable[Group]) -> list[ResultRow]:
-    """One row per group, the best score of each scenario marked (all of them where the table shows the same number)."""
+    """One row per group, the best score of each scenario marked (all of them where the table shows the same number).
+    References win nothing, and among scores that are formed differently nobody does.
+    """
     rows = _with_gains([_row(group) for group in groups])
     top: dict[Scenario, float] = {}
     rivals: dict[Scenario, int] = {}
+    rules: dict[Scenario, set[str]] = {}
     for row in rows:
+        rules.setdefault(row.scenario, set()).update(row.rules)
+        if row.reference:
+            continue
         rivals[row.scenario] = rivals.get(row.scenario, 0) + 1
         if row.score is not None:
             top[row.scenario] = max(top.get(row.scenario, row.score), row.score)
     return [
         replace(
             row,
-            best=rivals[row.scenario] > 1
+            best=not row.reference
+            and rivals[row.scenario] > 1
+            and len(rules[row.scenario]) <= 1
             and row.score is not None
             and words.percent(row.score) == words.percent(top[row.scenario]),
         )
@@ -171,31 +186,77 @@ def columns(rows: Sequence[ResultRow]) -> list[Column]:
     """
     shown = [
         Column("method", lambda row: row.label, numeric=False),
-        Column("runs", lambda row: str(row.runs)),
-        Column("score (%)", lambda row: words.score(row.score, row.score_spread)),
-        Column("test pooled (%)", lambda row: words.score(row.test, row.test_spread)),
-        Column("client mean (%)", lambda row: words.score(row.client_mean, row.client_mean_spread)),
+        Column("score (%)", lambda row: words.score(row.score, row.score_spread), value=lambda row: row.score),
+    ]
+    if len({row.runs for row in rows}) > 1:  # else the page says it once
+        shown.insert(1, Column("runs", lambda row: str(row.runs), value=lambda row: row.runs))
+    rules: dict[Scenario, set[str]] = {}
+    for row in rows:
+        rules.setdefault(row.scenario, set()).update(row.rules)
+    local = {row.scenario: row.score for row in rows if row.method == "local" and len(rules[row.scenario]) < 2}
+    if any(row.method != "local" and row.scenario in local for row in rows):
+        shown.append(Column("to Local", lambda row: _gain(row, local), value=lambda row: _to_local(row, local)))
+    shown += [
+        Column("test pooled (%)", lambda row: words.score(row.test, row.test_spread), value=lambda row: row.test),
+        Column(
+            "client mean (%)",
+            lambda row: words.score(row.client_mean, row.client_mean_spread),
+            value=lambda row: row.client_mean,
+        ),
     ]
     if any(row.minority is not None for row in rows):
-        shown.append(Column("minority (%)", lambda row: words.score(row.minority, row.minority_spread)))
+        shown.append(
+            Column(
+                "minority (%)",
+                lambda row: words.score(row.minority, row.minority_spread),
+                value=lambda row: row.minority,
+            )
+        )
     if any(row.epsilon is not None for row in rows):  # differential privacy; a row without it has no such bound
-        shown.append(Column("epsilon", lambda row: words.count(None) if row.epsilon is None else f"{row.epsilon:.3g}"))
+        shown.append(
+            Column(
+                "epsilon",
+                lambda row: words.count(None) if row.epsilon is None else f"{row.epsilon:.3g}",
+                value=lambda row: row.epsilon,
+            )
+        )
     if any(row.gain is not None for row in rows):
         shown.append(
-            Column("graph gain (%)", lambda row: words.ABSENT if row.gain is None else words.percent(row.gain.value))
+            Column(
+                "graph gain (%)",
+                lambda row: words.ABSENT if row.gain is None else words.percent(row.gain.value),
+                value=lambda row: None if row.gain is None else row.gain.value,
+            )
         )
     shown += [
-        Column("parameters", lambda row: words.count(row.trainable)),
-        Column("up / round", lambda row: words.size(row.up_per_round)),
-        Column("down / round", lambda row: words.size(row.down_per_round)),
+        Column("parameters", lambda row: words.count(row.trainable), value=lambda row: row.trainable),
+        Column("up / round", lambda row: words.size(row.up_per_round), value=lambda row: row.up_per_round),
+        Column("down / round", lambda row: words.size(row.down_per_round), value=lambda row: row.down_per_round),
     ]
     # result.json counts these for the whole run, setup included, so they cannot be given per round.
     if any(row.peer_per_run for row in rows):
-        shown.append(Column("peer / run", lambda row: words.size(row.peer_per_run)))
+        shown.append(Column("peer / run", lambda row: words.size(row.peer_per_run), value=lambda row: row.peer_per_run))
     if any(row.device_per_run for row in rows):
-        shown.append(Column("device / run", lambda row: words.size(row.device_per_run)))
-    shown.append(Column("time / round", lambda row: words.seconds(row.seconds_per_round)))
+        shown.append(
+            Column("device / run", lambda row: words.size(row.device_per_run), value=lambda row: row.device_per_run)
+        )
+    shown.append(
+        Column(
+            "time / round", lambda row: words.seconds(row.seconds_per_round), value=lambda row: row.seconds_per_round
+        )
+    )
     return shown
+
+
+def _to_local(row: ResultRow, local: Mapping[Scenario, float | None]) -> float | None:
+    """Score less that of Local, where both are formed alike."""
+    base = local.get(row.scenario)
+    return None if row.method == "local" or row.score is None or base is None else row.score - base
+
+
+def _gain(row: ResultRow, local: Mapping[Scenario, float | None]) -> str:
+    found = _to_local(row, local)
+    return words.ABSENT if found is None else f"{100 * found:+.2f}"
 
 
 def mean_and_spread(values: Iterable[float | None]) -> tuple[float | None, float | None]:
@@ -214,15 +275,19 @@ def _row(group: Group) -> ResultRow:
     def over_seeds(*keys: str) -> tuple[float | None, float | None]:
         return mean_and_spread(run.number(*keys) for run in group.runs)
 
+    def at_score(key: str) -> tuple[float | None, float | None]:
+        """At the round at which the score is read: a row shows one round."""
+        return mean_and_spread(run.number(at_score_round(run.result, key)) for run in group.runs)
+
     def per_round(direction: str) -> float | None:
         return mean_and_spread(_per_round(run, direction) for run in group.runs)[0]
 
     score, score_spread = over_seeds("score")
-    test, test_spread = over_seeds("test")
+    test, test_spread = at_score("test")
     # A pooled run has one owner, and a mean over that one is no client mean.
     pooled = any(run.pooled for run in group.runs)
-    client_mean, client_mean_spread = (None, None) if pooled else over_seeds("test_client_mean")
-    minority, minority_spread = over_seeds("test_minority")
+    client_mean, client_mean_spread = (None, None) if pooled else at_score("test_client_mean")
+    minority, minority_spread = at_score("test_minority")
     return ResultRow(
         scenario=group.scenario,
         method=group.method,
@@ -246,6 +311,8 @@ def _row(group: Group) -> ResultRow:
         seconds_per_round=over_seeds("seconds_per_round")[0],
         epsilon=over_seeds("privacy", "epsilon")[0],
         backbone=_flat(group.runs[0].settings).get("method.backbone", ""),
+        reference=group.runs[0].reference,
+        rules=tuple(sorted({rule for run in group.runs if (rule := run.text("score_rule"))})),
     )
 
 
@@ -275,7 +342,7 @@ def _labelled(groups: Sequence[Group]) -> list[Group]:
         labels = [f"{key.rpartition('.')[2]}={own.get(key, words.ABSENT)}" for key in differing]
         label = f"{group.method} · {', '.join(labels[:3])}" if labels else group.method
         if len(labels) > 3 or not labels:
-            label += f" · variant {rivals.index(group) + 1}"
+            label += f" · {group.runs[0].path.name}"
         labelled.append(replace(group, label=label))
     return labelled
 

@@ -224,6 +224,17 @@ def all_texts(path: Path) -> pl.DataFrame:
     return frame.with_columns(pl.all().cast(pl.String))
 
 
+def has_rows(path: Path) -> bool:
+    """Whether a file holds more than the names of its columns."""
+    if path.suffix.lower() == ".parquet":
+        _parquet_schema(path)
+        return bool(pl.scan_parquet(path).head(1).collect().height)
+    _header(path)
+    with path.open("rb") as file:
+        next(file)
+        return any(line.strip() for line in file)
+
+
 def _parquet_schema(path: Path) -> dict[str, Any]:
     try:
         return dict(pl.read_parquet_schema(path))

@@ -16,12 +16,13 @@ from isthmus.data.node_data import NodeData
 from isthmus.errors import DataError, ProtocolError, unknown
 from isthmus.federation.contract import Contract
 from isthmus.federation.engine import Export
-from isthmus.federation.interface import Failure, Stacked
+from isthmus.federation.interface import Exchanged, Failure, Stacked
 from isthmus.federation.kept import kept_bytes
 from isthmus.federation.messages import SERVER, ClientId, Message, PartyId, address
 from isthmus.federation.party import Invocation, Outcome, Parcel, Party, Store, readdress, transfer_copy, transfer_wire
 from isthmus.federation.roles import Client, Cohort, CohortChoice, RoleTable, cohort_of, overridden_on_objects
 from isthmus.federation.watch import Watch
+from isthmus.privacy.flatten import WordRows
 from isthmus.seeds import Stream
 from isthmus.tensors import num_values
 
@@ -118,31 +119,58 @@ class LocalEngine:
     # -- clients trained together ------------------------------------------------------------------
 
     def _together(self, calls: Sequence[Invocation]) -> Stacked[Any] | dict[PartyId, Outcome] | None:
+        cohort = self._cohort_for(calls)
         role, handler = calls[0].role, calls[0].handler
-        if (
-            not self._cohort_wanted
-            or calls[0].parcels is not None
-            or calls[0].mask is not None
-            or len(calls) != len(self._parties[role])
-        ):
+        if cohort is None or self._table.signature(role, handler).sends:
             return None
-        cohort = self._cohort(role)
-        if cohort is None or handler not in self._choice(role).handlers:
+        if calls[0].mask is not None and handler in cohort.only_totals:
             return None
         try:
             return self._run_together(cohort, calls)
-        except Exception as error:  # as in `Party.invoke`; here nobody can say whose fault it was
-            # The cohort may be half changed: it goes, and the round is run again from a tag.
-            self._with_cohort.discard(role)
-            del self._cohorts[role]
-            failure = Failure(
-                "protocol" if isinstance(error, ProtocolError) else "handler", type(error).__name__, error
-            )
-            return {call.party: failure for call in calls}
+        except Exception as error:
+            return dict[PartyId, Outcome](self._failed_together(calls, error))
 
-    def _run_together(self, cohort: Cohort[Any], calls: Sequence[Invocation]) -> Stacked[Any] | dict[PartyId, Outcome]:
+    def _cohort_for(self, calls: Sequence[Invocation]) -> Cohort[Any] | None:
+        """The cohort that can run these calls."""
+        role = calls[0].role
+        if not self._cohort_wanted or calls[0].parcels is not None or len(calls) != len(self._parties[role]):
+            return None
+        cohort = self._cohort(role)
+        return cohort if cohort is not None and calls[0].handler in self._choice(role).handlers else None
+
+    def _failed_together(self, calls: Sequence[Invocation], error: Exception) -> dict[PartyId, Failure]:
+        """As in `Party.invoke`; here nobody can say whose fault it was. The cohort may be half changed: it goes, and
+        the round is run again from a tag.
+        """
+        role = calls[0].role
+        self._with_cohort.discard(role)
+        del self._cohorts[role]
+        failure = Failure("protocol" if isinstance(error, ProtocolError) else "handler", type(error).__name__, error)
+        return {call.party: failure for call in calls}
+
+    def exchange_together(
+        self, calls: Sequence[Invocation], received: Callable[[], Sequence[Invocation]]
+    ) -> Exchanged[Any] | Mapping[PartyId, Failure] | None:
+        cohort = self._cohort_for(calls)
+        if cohort is None or calls[0].mask is not None:
+            return None
         role, handler = calls[0].role, calls[0].handler
-        reply = self._table.signature(role, handler).reply
+        try:
+            self._enter_together(cohort, calls)
+            result = getattr(cohort, handler)(*self._requests(calls))
+            if not isinstance(result, Exchanged) or set(result.messages) != {call.party for call in calls}:
+                raise ProtocolError(
+                    f"{type(cohort).__name__}.{handler} must return the mail of all its clients as an Exchanged message"
+                )
+            for call in received():
+                self._parties[role][call.party].admit(call)
+            return result
+        except Exception as error:
+            return self._failed_together(calls, error)
+
+    def _enter_together(self, cohort: Cohort[Any], calls: Sequence[Invocation]) -> None:
+        """Hand the clients' state to their cohort; every party admits its call."""
+        role = calls[0].role
         if role not in self._with_cohort:
             cohort.load()
             self._with_cohort.add(role)
@@ -150,6 +178,11 @@ class LocalEngine:
             party = self._parties[role][call.party]
             party.admit(call)
             party.client.enter(call.turn.phase, call.turn.round, call.sequence)
+
+    def _run_together(self, cohort: Cohort[Any], calls: Sequence[Invocation]) -> Stacked[Any] | dict[PartyId, Outcome]:
+        role, handler = calls[0].role, calls[0].handler
+        reply = self._table.signature(role, handler).reply
+        self._enter_together(cohort, calls)
         result = getattr(cohort, handler)(*self._requests(calls))
         if result is None and reply is None:
             return {call.party: None for call in calls}
@@ -161,7 +194,10 @@ class LocalEngine:
             raise ProtocolError(
                 f"{type(cohort).__name__}.{handler} must return the replies of all its clients as a Stacked message"
             )
-        return result
+        if calls[0].mask is None:
+            return result
+        rows, parties = WordRows(len(calls)), self._parties[role]
+        return {call.party: parties[call.party].mask(result.row(k), call, rows) for k, call in enumerate(calls)}
 
     def _requests(self, calls: Sequence[Invocation]) -> tuple[Any, ...]:
         if calls[0].argument is None:

@@ -432,7 +432,7 @@ def script(config: FedGGRConfig, view: View) -> Script:
             total(FedGGRClient.size),
             *(federated if config.encoder == "federated" else (ask(FedGGRClient.upload),)),
         ),
-        "train": (ask(FedGGRClient.turn), total(FedGGRClient.update, some=config.quorum < 1.0)),
+        "train": (ask(FedGGRClient.turn, each=True), total(FedGGRClient.update, some=config.quorum < 1.0)),
         "evaluation": (ask(FedGGRClient.use, each=True),),
     }
 
@@ -454,7 +454,7 @@ METHOD = register(
         predict_script=lambda config, view: (
             ask(ModelClient.familiar),
             ask(FedGGRClient.embed),
-            ask(FedGGRClient.take_rows),
+            ask(FedGGRClient.take_rows, each=True),
         ),
         server_keeps=("module",),
         roles={"client": Role(FedGGRClient)},

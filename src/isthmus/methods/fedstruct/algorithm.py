@@ -33,7 +33,7 @@ from torch import Tensor
 from isthmus.errors import ConfigError, RunError
 from isthmus.federation.interface import Federation, Stacked, View
 from isthmus.federation.messages import Count, Embedding, Gradient, Identifier, Message, Model, PartyId, Structure
-from isthmus.federation.roles import Cohort, Role, handler
+from isthmus.federation.roles import Cohort, handler
 from isthmus.federation.schema import OnlyTotal, ScaledRows
 from isthmus.federation.script import Script, ScriptLine, ask, total
 from isthmus.methods.evaluation import Evaluation, scores_of
@@ -55,7 +55,7 @@ from isthmus.methods.fedstruct.features import NSF, Fingerprint, NsfBlock, assem
 from isthmus.methods.fedstruct.powers import NOTHING_KEPT, Kept, PowerProtocol, next_power
 from isthmus.methods.fedstruct.state import NO_STEPS
 from isthmus.methods.learners import dropout_source
-from isthmus.methods.registry import Log, Method, Phase, register
+from isthmus.methods.registry import Log
 from isthmus.methods.schedule import rate_factor
 from isthmus.methods.training import all_familiar, total_samples
 from isthmus.nn import train
@@ -64,9 +64,9 @@ from isthmus.nn.optim import OptimizerState, fresh_state, stepped
 from isthmus.nn.structure import combined
 from isthmus.records import Record
 from isthmus.seeds import Stream
-from isthmus.tensors import Weights, get_weights, num_values, scaled
+from isthmus.tensors import Weights, get_weights, scaled
 
-# Differs from the paper: ``hardened`` is the default, because what it prints (``published``) tells neighbour lists.
+# Differs from the paper: ``hardened`` is offered beside what it prints (``published``), which tells neighbour lists.
 PROTOCOLS: Mapping[str, PowerProtocol] = {"published": powers_published, "hardened": powers_hardened}
 
 
@@ -241,6 +241,8 @@ class Known(Message):
 
 class FedStructCohort(StructureCohort):
     """`FedStructClient`'s handlers, of many clients together."""
+
+    only_totals = frozenset({"gradient"})
 
     def gradient(self, task: Task) -> Stacked[Step]:
         nsf, count = self.clients[0].nsf(task.nsf), len(self.clients)
@@ -456,7 +458,7 @@ def facts(state: ServerState, config: FedStructConfig, scenario: Any) -> dict[st
     }
 
 
-# -- the method ------------------------------------------------------------------------------------
+# -- what is called when -----------------------------------------------------------------------------
 
 
 def script(config: FedStructConfig, view: View) -> Script:
@@ -490,30 +492,3 @@ def predict_script(config: FedStructConfig, view: View) -> tuple[ScriptLine, ...
         *shared,
         ask(FedStructClient.classify_with),
     )
-
-
-METHOD = register(
-    Method(
-        name="fedstruct",
-        summary="feature branch on own edges, structure branch over all hops and owners, gradients summed",
-        reference="Aliakbari, Östman & Graell i Amat, Decoupled Subgraph Federated Learning, ICLR 2025",
-        config=FedStructConfig,
-        tasks=("node",),
-        init=init,
-        phases=(
-            Phase("setup", setup_round, rounds=1, setup=True),
-            Phase("powers", power_round, rounds=lambda config: int(config.powers), setup=True),
-            Phase("features", nsf_round, rounds=1, setup=True),
-            Phase("train", train_round),
-        ),
-        evaluate=evaluate,
-        predict=predict,
-        predict_script=predict_script,
-        roles={"client": Role(FedStructClient)},
-        script=script,
-        preset="fedstruct",
-        cross_edges=True,
-        shared_values=lambda state: num_values(state.weights) + (0 if state.nsf is None else state.nsf.numel()),
-        facts=facts,
-    )
-)

@@ -27,8 +27,13 @@ class FedStructConfig(WeightedConfig):
         prune: p, entries kept per row on average; 0 keeps all.
         prune_mode: ``block``, ``row`` or ``global``, see `powers.py`.
         renormalise: Scale pruned rows back to sum 1 (the paper does not).
-        protocol: How clients obtain their rows of Abar: ``published`` or ``hardened``, see `powers_published.py` and
-            `powers_hardened.py`.
+        protocol: ``streamed``: values and gradients go hop by hop, nothing is pruned, S stays with its owners
+            (`streamed.py`). Or clients obtain their rows of Abar: ``hardened`` or ``published`` (`powers_hardened.py`,
+            `powers_published.py`).
+        forward_noise: Of ``streamed``: standard deviation of Gaussian noise on every sum that a client is given on the
+            way forth, in shares of its senders. It is no differential privacy.
+        withhold_exposed: Of ``streamed``: labels of nodes whose single values some client could work out of the sums it
+            is given stay out of the way back; they train the feature branch alone.
         nsf: Structure feature: ``degree``, ``walk`` or ``hop2vec``.
         nsf_dim: d_s.
         walk_steps: r, return probabilities of nsf=walk (FED*); not given = L_s, what the powers give anyway. More steps
@@ -50,7 +55,9 @@ class FedStructConfig(WeightedConfig):
     prune: int = 30
     prune_mode: Literal["block", "row", "global"] = "row"
     renormalise: bool = False
-    protocol: Literal["published", "hardened"] = "hardened"
+    protocol: Literal["streamed", "published", "hardened"] = "streamed"
+    forward_noise: float = 0.0
+    withhold_exposed: bool = False
     backbone: str = "dgcn"
     nsf: Literal["degree", "walk", "hop2vec"] = "hop2vec"
     nsf_dim: int = 256
@@ -91,7 +98,41 @@ class FedStructConfig(WeightedConfig):
             raise ConfigError(f"nsf_weight_decay must be at least 0, got {self.nsf_weight_decay}")
         if self.algorithm == "fedavg" and self.nsf_at == "clients":
             raise ConfigError("algorithm=fedavg averages S with the rest, at the server: use nsf_at=server")
+        self._check_streamed()
         self.net(2)
+
+    def _check_streamed(self) -> None:
+        """What only one kind of protocol can do."""
+        if self.forward_noise < 0.0:
+            raise ConfigError(f"forward_noise must be at least 0, got {self.forward_noise}")
+        if self.streamed and self.nsf == "walk":
+            raise ConfigError(
+                "nsf=walk reads the diagonals of the powers, which protocol=streamed never forms: set "
+                "protocol=hardened, or nsf=hop2vec or degree"
+            )
+        if self.streamed and self.nsf_at == "clients":
+            raise ConfigError(
+                "protocol=streamed keeps every row of S at its owner: leave nsf_at out, or set protocol=hardened"
+            )
+        for name in ("forward_noise", "withhold_exposed"):
+            if not self.streamed and getattr(self, name):
+                raise ConfigError(f"{name} protects sums of hops: set protocol=streamed, or leave it out")
+
+    @property
+    def streamed(self) -> bool:
+        return self.protocol == "streamed"
+
+    def why_not_unmasked(self) -> str:
+        if not self.streamed:
+            return super().why_not_unmasked()
+        return (
+            "protocol=streamed sends sums of every hop, which sender by sender tell the values of most foreign "
+            "neighbours: set secure_sum=true (three clients or more)"
+        )
+
+    @property
+    def one_by_one(self) -> bool:
+        return super().one_by_one or self.forward_noise > 0.0
 
     @property
     def numpy_dtype(self) -> type[np.float32] | type[np.float64]:

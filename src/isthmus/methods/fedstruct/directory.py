@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import scipy.sparse as sp
@@ -74,10 +74,21 @@ class EdgeCheck(Message):
     unknown: Count[int]
 
 
-class DirectoryClient(WeightedClient[FedStructConfig]):
-    """A client that finds its place in the directory. It reads its own nodes and edges, its state and its mail."""
+class ListedEdges(Protocol):
+    """Edges that another client says it shares with this one, seen from there."""
 
-    state: FedStructState
+    @property
+    def own(self) -> Tensor: ...
+    @property
+    def other(self) -> Tensor: ...
+    @property
+    def outgoing(self) -> Tensor: ...
+    @property
+    def weight(self) -> Tensor: ...
+
+
+class EdgeClient(WeightedClient[FedStructConfig]):
+    """A client that knows its own edges and its cross edges, and can hold them against what others say."""
 
     def setup(self) -> None:
         super().setup()
@@ -95,12 +106,45 @@ class DirectoryClient(WeightedClient[FedStructConfig]):
         self.degree = row_mass(self.inner) + crossing  # Dt^[i], self-loop included
         self.boundary = np.unique(self.cross.own.numpy()[self.out])  # row of each slot
 
-    def secret_generator(self, purpose: str) -> np.random.Generator:
+    def generator_from(self, secret: bytes, purpose: str) -> np.random.Generator:
         """Randomness nobody else can repeat: from the client's secret, not from the run's seed, which all parties
         know.
         """
-        digest = hashlib.sha256(self.state.secret + purpose.encode()).digest()
+        digest = hashlib.sha256(secret + purpose.encode()).digest()
         return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "big")))
+
+    def shared_with(self, client: str) -> Tensor:
+        """Positions of the cross edges shared with one other client."""
+        if client not in self.cross.owners:
+            return torch.zeros(0, dtype=torch.int64)
+        return torch.nonzero(self.cross.owner == self.cross.owners.index(client)).flatten()
+
+    def to_strangers(self, others: Sequence[str]) -> int:
+        """How many cross edges lead to clients that are not among ``others``."""
+        unknown = ~np.isin(np.array(self.cross.owners), others)
+        return int(unknown[self.cross.owner.numpy()].sum())
+
+    def disagreement(self, client: str, edges: ListedEdges) -> tuple[int, int]:
+        """How many edges only the other end lists, and how many only this one."""
+        arcs = self.shared_with(client)
+        mine = _sorted_arcs(
+            self.data.node_id[self.cross.own[arcs]],
+            self.cross.other[arcs],
+            self.cross.outgoing[arcs],
+            self.cross.weight[arcs],
+        )
+        theirs = _sorted_arcs(edges.other, edges.own, 1 - edges.outgoing, edges.weight)
+        return _surplus(theirs, mine), _surplus(mine, theirs)
+
+
+class DirectoryClient(EdgeClient):
+    """A client that finds its place in the directory. It reads its own nodes and edges, its state and its mail."""
+
+    state: FedStructState
+
+    def secret_generator(self, purpose: str) -> np.random.Generator:
+        """Of this client's own secret."""
+        return self.generator_from(self.state.secret, purpose)
 
     def edge_lists(self, directory: Directory, columns: Tensor, far: Tensor) -> Mapping[PartyId, EdgeList]:
         """Keep the directory and the client's place in it; tell every other client the edges shared with it."""
@@ -110,7 +154,7 @@ class DirectoryClient(WeightedClient[FedStructConfig]):
         others = [client for client in directory.clients if client != self.party]
         mail = {}
         for client in others:
-            arcs = self._shared_with(client)
+            arcs = self.shared_with(client)
             own, outgoing = self.cross.own[arcs], self.cross.outgoing[arcs]
             mail[client] = EdgeList(
                 own=self.data.node_id[own],
@@ -120,8 +164,7 @@ class DirectoryClient(WeightedClient[FedStructConfig]):
                 slot=torch.where(outgoing, torch.from_numpy(slot)[own], torch.tensor(-1)),
                 slots=len(self.boundary),
             )
-        unknown = ~np.isin(np.array(self.cross.owners), others)
-        self.scratch.unknown = int(unknown[self.cross.owner.numpy()].sum())
+        self.scratch.unknown = self.to_strangers(others)
         return mail
 
     @handler
@@ -130,18 +173,11 @@ class DirectoryClient(WeightedClient[FedStructConfig]):
         missing = unanswered = 0
         entering = {}
         for client, edges in mail.items():
-            arcs = self._shared_with(client)
-            mine = _sorted_arcs(
-                self.data.node_id[self.cross.own[arcs]],
-                self.cross.other[arcs],
-                self.cross.outgoing[arcs],
-                self.cross.weight[arcs],
-            )
-            theirs = _sorted_arcs(edges.other, edges.own, 1 - edges.outgoing, edges.weight)
-            missing, unanswered = missing + _surplus(theirs, mine), unanswered + _surplus(mine, theirs)
+            only_theirs, only_mine = self.disagreement(client, edges)
+            missing, unanswered = missing + only_theirs, unanswered + only_mine
             arriving = np.flatnonzero(edges.outgoing.numpy())
             rows, weight = edges.slot.numpy()[arriving], edges.weight[arriving].to(self.config.dtype).numpy()
-            targets = _rows_of(edges.other.numpy()[arriving], self.data.node_id.numpy())
+            targets = rows_of(edges.other.numpy()[arriving], self.data.node_id.numpy())
             known = (targets >= 0) & (rows >= 0) & (rows < edges.slots)
             shape = (edges.slots, self.data.num_nodes)
             entering[client] = tensor_of(
@@ -149,11 +185,6 @@ class DirectoryClient(WeightedClient[FedStructConfig]):
             )
         self.state = replace(self.state, entering=entering)
         return EdgeCheck(missing, unanswered, self.scratch.unknown)
-
-    def _shared_with(self, client: str) -> Tensor:
-        if client not in self.cross.owners:
-            return torch.zeros(0, dtype=torch.int64)
-        return torch.nonzero(self.cross.owner == self.cross.owners.index(client)).flatten()
 
 
 def agree_on_edges(
@@ -164,7 +195,11 @@ def agree_on_edges(
     Args:
         list_edges: Handler of the protocol: finds the client's columns, then `DirectoryClient.edge_lists`.
     """
-    checks = federation.exchange(list_edges, DirectoryClient.check_edges, directory)
+    check_agreement(federation.exchange(list_edges, DirectoryClient.check_edges, directory))
+
+
+def check_agreement(checks: Mapping[PartyId, EdgeCheck]) -> None:
+    """Stop where two owners disagree on their edges."""
     for client, check in checks.items():
         if check.unknown:
             raise DataError(
@@ -179,7 +214,7 @@ def agree_on_edges(
             )
 
 
-def _rows_of(wanted: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int64]:
+def rows_of(wanted: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int64]:
     """Position in ``ids`` of each wanted id; -1 where it is not there."""
     if not len(ids):
         return np.full(len(wanted), -1, dtype=np.int64)

@@ -17,7 +17,7 @@ from isthmus.nn.backbone import Backbone
 from isthmus.nn.registry import build_backbone
 from isthmus.privacy.dp import Mechanism
 from isthmus.privacy.field import P31, P61, Elements, Field
-from isthmus.privacy.fixedpoint import FixedPoint
+from isthmus.privacy.fixedpoint import FixedPoint, most_terms
 from isthmus.privacy.secmp import SecretSums
 from isthmus.seeds import Stream
 
@@ -103,7 +103,7 @@ class HiFGLConfig:
         first_layer: Raw features once (``raw``), or projected ones in every round (``project``); ``auto`` takes what
             sends less over ``horizon`` rounds.
         prime, fraction_bits, bound, max_degree: Fixed point in a field: values up to ``bound``, sums of up to
-            ``max_degree`` of them.
+            ``max_degree`` of them (not given = as many as the field holds, 67,108,863 with the defaults).
         columns: Features per message while raw ones travel.
         min_cohort: Fewest devices of a silo whose gradients may be summed (a silo that is a single device is that
             device).
@@ -139,7 +139,7 @@ class HiFGLConfig:
     prime: int = P61
     fraction_bits: int = 24
     bound: float = 1024.0
-    max_degree: int = 1024
+    max_degree: int | None = None
     columns: int = 128
     min_cohort: int = 2
 
@@ -148,7 +148,7 @@ class HiFGLConfig:
             raise unknown("backbone of hifgl", self.backbone, KINDS)
         for name in (*_POSITIVE, *_COUNTS):
             value, least = getattr(self, name), "at least 1" if name in _COUNTS else "above 0"
-            if not (value >= 1 if name in _COUNTS else value > 0.0):
+            if value is not None and not (value >= 1 if name in _COUNTS else value > 0.0):
                 raise ConfigError(f"{name} must be {least}, got {value}")
         check_schedule(self)
         for name in ("weight_decay", "mu", "message_noise", "personal_layers"):
@@ -181,7 +181,9 @@ class HiFGLConfig:
 
     @cached_property
     def format(self) -> FixedPoint:
-        return FixedPoint(Field(self.prime), self.fraction_bits, self.bound, self.max_degree)
+        field = Field(self.prime)
+        terms = self.max_degree or most_terms(field, self.fraction_bits, self.bound)
+        return FixedPoint(field, self.fraction_bits, self.bound, terms)
 
     def sums(self, threshold: int) -> SecretSums:
         """The arithmetic of T + 1 shares."""

@@ -430,7 +430,7 @@ class Hardened(SecMP):
         others = (mail(HardenedSilo.send_held, HardenedDevices.open_sums, most=most),)
         return (
             mail(HardenedDevices.send_shares, HardenedDevices.add_shares, most=most),
-            ask(HardenedDevices.take_held, most=most, fresh=setup),
+            ask(HardenedDevices.take_held, most=most, each=True, fresh=setup),
             *(others if "client" in holder_roles(self.config, silos) else ()),
         )
 

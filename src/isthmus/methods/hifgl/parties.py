@@ -70,9 +70,11 @@ class DeviceGroup(Client[HiFGLConfig, DeviceStateT]):
         inside, pools = config.mode != "cross-silo", config.mode != "cross-device"
         self.where = neighbourhood(data, self.silo, inside=inside, pools=pools)
         self.terms = max(1, self.where.terms)
-        if self.terms > config.max_degree:
-            few = f"a device has {self.terms} edges, more than max_degree={config.max_degree}"
-            raise DataError(f"{self.party}: {few}: raise max_degree")
+        if config.secmp != "plain" and self.terms > config.format.terms:
+            raise DataError(
+                f"{self.party}: a device has {self.terms} edges, and sums of at most {config.format.terms} numbers are "
+                "allowed: raise max_degree, or leave it out; if that is not enough, lower fraction_bits or bound"
+            )
         self.plan = config.plan(data.num_features, data.num_classes)
         self.k_min = config.k_min if config.one_neighbour == "drop" else 0
         self.graph = propagation(config.kind, self.where, self.k_min).to(config.dtype)

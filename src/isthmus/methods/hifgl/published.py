@@ -135,7 +135,7 @@ class PublishedSilo(Silo[SiloState]):
         (sent,) = mail.values()
         sums = self.config.sums(printed_threshold(self.config))
         words = sums.field.check(self.config.from_wire(sent.rows), "sums of shares")
-        self.scratch.decoded = sums.format.decode(sums.code.decode(words), self.config.max_degree)
+        self.scratch.decoded = sums.format.decode(sums.code.decode(words), sums.format.terms)
 
     @handler
     def give_sums(self) -> Mapping[PartyId, Decoded]:

@@ -1,0 +1,283 @@
+r"""NeighGen, the generator of missing neighbours of FedSage+: its networks, its losses, and the graphs it reads.
+
+    paper        here
+    H^e          `encode`              two layers relu(D^-1 (A + I) X W + b)
+    dGen, d^_v   `missing_counts`      relu(linear(z_v)): how many neighbours a node misses
+    fGen, X^_v   `generated_rows`      linear maps of z_v + noise, tanh at the end: candidates 1 .. P of a node
+    \bar V_i     `Impaired`            the client's graph without some nodes, which serve as missing neighbours
+    L^d, L^f     `generator_loss`, `residuals`
+
+.. math::
+    L^d = \frac{1}{|T|} \sum_{v \in T} \mathrm{smoothL1}(\hat d_v - d_v), \qquad L^f = \frac{1}{|T|} \sum_{v \in T}
+    \sum_{p \le \hat d_v} \min_{u \in N_v} \tfrac{1}{F} \|\hat x_{vp} - x_u\|^2
+
+over training nodes T that were left in the graph; N_v are the hidden neighbours of v, at most P of them.
+
+What is not used is not computed: only nodes with a generated neighbour pass fGen, and of its last layer only the
+columns of the candidates they use; features stay sparse; nearest hidden neighbours are found for all rows at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from isthmus.data.node_data import NodeData
+from isthmus.graph.normalise import row_norm
+from isthmus.nn.sparse import Sparse, as_csr, canonical, stored
+from isthmus.seeds import Stream
+
+Named = Mapping[str, Tensor]
+ROWS = "rows."
+"""Prefix of fGen's weights: all that is trained across clients."""
+
+
+class Slots(NamedTuple):
+    """Which generated rows are used: row i is candidate ``place[i]`` of node ``node[i]``. By candidate, then node."""
+
+    node: Tensor
+    place: Tensor
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Widths of NeighGen, and what its rows are like.
+
+    Args:
+        features, classes: Of the data.
+        hidden, code: Of the encoder's two layers; the classifier's first is as wide as the encoder's.
+        widths: Of fGen's layers.
+        rank: Width of a linear map before fGen's last layer, 0 for none.
+        most: P, candidates of a node.
+        output: Of fGen: ``tanh``, or ``linear`` for features beyond [-1, 1].
+    """
+
+    features: int
+    classes: int
+    hidden: int
+    code: int
+    widths: tuple[int, ...]
+    rank: int
+    most: int
+    output: Literal["tanh", "linear"] = "tanh"
+
+    @property
+    def row_layers(self) -> tuple[int, ...]:
+        """Widths from a code to all candidates."""
+        low = (self.rank,) if self.rank else ()
+        return (self.code, *self.widths, *low, self.most * self.features)
+
+
+def first_weights(sizes: Sizes, stream: Stream, dtype: torch.dtype) -> dict[str, Tensor]:
+    """First weights, as torch draws linear layers."""
+    generator = stream.torch()
+    layers = {
+        "encoder": (sizes.features, sizes.hidden, sizes.code),
+        "count": (sizes.code, 1),
+        "rows": sizes.row_layers,
+        "classifier": (sizes.features, sizes.hidden, sizes.classes),
+    }
+    weights: dict[str, Tensor] = {}
+    for name, widths in layers.items():
+        for layer, (a, b) in enumerate(pairwise(widths)):
+            bound = a**-0.5
+            weights[f"{name}.{layer}.weight"] = torch.empty(a, b).uniform_(-bound, bound, generator=generator)
+            weights[f"{name}.{layer}.bias"] = torch.empty(b).uniform_(-bound, bound, generator=generator)
+    return {name: tensor.to(dtype) for name, tensor in weights.items()}
+
+
+class Graph:
+    """Features and D^-1 (A + I) of a graph, as constants of the networks."""
+
+    def __init__(self, x: sp.csr_matrix, edge_index: Tensor, dtype: torch.dtype) -> None:
+        self.count, self.edge_index = x.shape[0], edge_index
+        features = stored(x, dtype)
+        self.x = features if isinstance(features, Tensor) else Sparse(features)
+        self.steps = Sparse(canonical(row_norm(edge_index.flip(0), self.count), dtype))  # from source to target
+        self.dtype = dtype
+
+
+class Impaired(NamedTuple):
+    """The client's graph without its hidden nodes.
+
+    graph: Of the nodes that are left. kept: Their rows in the whole graph. train, y: Of them. hidden_of: For the i-th
+    training node in ``train`` up to P hidden neighbours as rows of the whole graph, padded with -1 (T, P). missing:
+    d_v, how many it has in truth (T,).
+    """
+
+    graph: Graph
+    kept: Tensor
+    train: Tensor
+    y: Tensor
+    hidden_of: Tensor
+    missing: Tensor
+
+
+def impair(data: NodeData, hidden: Tensor, most: int, dtype: torch.dtype) -> Impaired:
+    """Take ``hidden`` nodes (n,) out of a graph and remember whose neighbours they were."""
+    kept = torch.nonzero(~hidden).flatten()
+    place = torch.full((data.num_nodes,), -1, dtype=torch.int64)
+    place[kept] = torch.arange(len(kept))
+    source, target = data.edge_index
+    inside = ~hidden[source] & ~hidden[target]
+    graph = Graph(as_csr(data.x)[kept.numpy()], place[data.edge_index[:, inside]], dtype)
+    train = torch.nonzero(data.train[kept] & (data.y[kept] >= 0)).flatten()
+    lost = hidden[source] & ~hidden[target]
+    hidden_of, missing = _lists(place[target[lost]], source[lost], len(kept), most)
+    return Impaired(graph, kept, train, data.y[kept], hidden_of[train], missing[train])
+
+
+def _lists(owner: Tensor, item: Tensor, owners: int, most: int) -> tuple[Tensor, Tensor]:
+    """Up to ``most`` items of every owner, padded with -1 (owners, most), and how many each has (owners,)."""
+    order = torch.argsort(owner, stable=True)
+    owner, item = owner[order], item[order]
+    number = torch.bincount(owner, minlength=owners)
+    rank = torch.arange(len(owner)) - (number.cumsum(0) - number)[owner]
+    lists = torch.full((owners, most), -1, dtype=torch.int64)
+    first = rank < most
+    lists[owner[first], rank[first]] = item[first]
+    return lists, number
+
+
+def encode(weights: Named, graph: Graph) -> Tensor:
+    """z, the codes of all nodes (n, code): relu(D^-1 (A + I) X W + b), twice."""
+    h = torch.relu(graph.steps @ (graph.x @ weights["encoder.0.weight"]) + weights["encoder.0.bias"])
+    return torch.relu(graph.steps @ (h @ weights["encoder.1.weight"]) + weights["encoder.1.bias"])
+
+
+def missing_counts(weights: Named, codes: Tensor) -> Tensor:
+    """d^ = relu(linear(z)). (n,)"""
+    return torch.relu(codes @ weights["count.0.weight"] + weights["count.0.bias"]).squeeze(1)
+
+
+def used_slots(counts: Tensor, most: int) -> Slots:
+    """The first round(d^_v) candidates of every node, P at most."""
+    number = counts.detach().round().clamp(max=most)
+    place, node = torch.nonzero(torch.arange(most)[:, None] < number, as_tuple=True)
+    return Slots(node, place)
+
+
+def generated_rows(weights: Named, sizes: Sizes, noisy: Tensor, slots: Slots, drop: Tensor | None = None) -> Tensor:
+    """X^ of the slots (S, F).
+
+    Args:
+        noisy: Codes with noise added, of all nodes.
+        drop: What dropout multiplies the last wide layer by, of all nodes.
+    """
+    nodes, position = torch.unique(slots.node, return_inverse=True)
+    h, last = noisy[nodes], len(sizes.row_layers) - 2
+    for layer in range(last):
+        h = h @ weights[f"{ROWS}{layer}.weight"] + weights[f"{ROWS}{layer}.bias"]
+        if layer < len(sizes.widths):
+            h = torch.relu(h)
+        if layer == len(sizes.widths) - 1 and drop is not None:
+            h = h * drop[nodes]
+    weight, bias = weights[f"{ROWS}{last}.weight"], weights[f"{ROWS}{last}.bias"]
+    found, width = [], sizes.features
+    for place, rows in enumerate(torch.split(position, torch.bincount(slots.place, minlength=1).tolist())):
+        columns = slice(place * width, (place + 1) * width)
+        found.append(h[rows] @ weight[:, columns] + bias[columns])
+    x = torch.cat(found)
+    return torch.tanh(x) if sizes.output == "tanh" else x
+
+
+def compared(slots: Slots, impaired: Impaired) -> tuple[Tensor, Tensor]:
+    """Which slots L^f compares, those of training nodes with hidden neighbours, and the training node of each."""
+    number = torch.full((impaired.graph.count,), -1, dtype=torch.int64)
+    number[impaired.train[impaired.missing > 0]] = torch.nonzero(impaired.missing > 0).flatten()
+    which = torch.nonzero(number[slots.node] >= 0).flatten()
+    return which, number[slots.node[which]]
+
+
+def residuals(rows: Tensor, targets: Tensor, x: sp.csr_matrix) -> Tensor:
+    """x^ - x_u for the nearest of each row's targets, rows of ``x`` (S, P), -1 where there is none; a row without any
+    has 0. (S, F) A function of sparse rows: |x^ - x_u|^2 = |x^|^2 - 2 <x^, x_u> + |x_u|^2.
+    """
+    values = rows.detach().numpy()
+    count, most = targets.shape
+    if not count or not most:
+        return torch.zeros_like(rows)
+    wanted = targets.numpy().ravel()
+    chosen = x[np.maximum(wanted, 0)]
+    owner = np.repeat(np.arange(count * most), np.diff(chosen.indptr))
+    products = chosen.data * values[owner // most, chosen.indices]
+    together = np.bincount(owner, products, minlength=count * most)
+    length = np.bincount(owner, np.square(chosen.data, dtype=np.float64), minlength=count * most)
+    distance = np.where(wanted >= 0, length - 2.0 * together, np.inf).reshape(count, most)
+    nearest = distance.argmin(1)
+    there = np.isfinite(distance[np.arange(count), nearest])
+    found = values - chosen[np.arange(count) * most + nearest].toarray().astype(values.dtype, copy=False)
+    return torch.from_numpy(np.where(there[:, None], found, 0.0).astype(values.dtype, copy=False))
+
+
+def square_loss(rows: Tensor, away: Tensor, over: int) -> Tensor:
+    """b L^f of rows whose residuals are known: its value and gradient are those of sum |x^ - x_u|^2 / (F ``over``)."""
+    nearest = rows.detach() - away
+    return (rows - nearest).square().sum() / (rows.shape[1] * max(1, over))
+
+
+def classify(weights: Named, graph: Graph, slots: Slots, rows: Tensor) -> Tensor:
+    """Logits of a graph's own nodes with generated neighbours attached, arcs both ways. (n, C)"""
+    arcs = attached(graph.edge_index, graph.count, slots)
+    steps = Sparse(canonical(row_norm(arcs.flip(0), graph.count + len(rows)), graph.dtype))
+    first = weights["classifier.0.weight"]
+    h = torch.relu(steps @ torch.cat([graph.x @ first, rows @ first]) + weights["classifier.0.bias"])
+    logits = steps @ (h @ weights["classifier.1.weight"]) + weights["classifier.1.bias"]
+    return logits[: graph.count]
+
+
+def attached(edge_index: Tensor, count: int, slots: Slots, *, both: bool = True) -> Tensor:
+    """Edges with those between nodes and their generated neighbours, which follow the ``count`` own nodes. ``both``:
+    otherwise arcs run to the generated nodes only.
+    """
+    new = torch.arange(count, count + len(slots.node))
+    outward = torch.stack([slots.node, new])
+    return torch.cat([edge_index, outward, *([outward.flip(0)] if both else [])], dim=1)
+
+
+def local_loss(
+    weights: Named, sizes: Sizes, impaired: Impaired, x: sp.csr_matrix, noise: Tensor, drop: Tensor | None
+) -> Tensor:
+    """L^d + L^f + CE of one client's NeighGen on its impaired graph. ``x``: features of the whole graph."""
+    codes = encode(weights, impaired.graph)
+    counts = missing_counts(weights, codes)
+    wrong = torch.nn.functional.smooth_l1_loss(
+        counts[impaired.train], impaired.missing.to(counts.dtype), reduction="sum"
+    )
+    slots = used_slots(counts, sizes.most)
+    rows = generated_rows(weights, sizes, codes + noise, slots, drop)
+    return wrong / max(1, len(impaired.train)) + row_loss(weights, impaired, x, slots, rows)
+
+
+def row_loss(weights: Named, impaired: Impaired, x: sp.csr_matrix, slots: Slots, rows: Tensor) -> Tensor:
+    """L^f + CE: what fGen is trained by at home."""
+    which, number = compared(slots, impaired)
+    away = residuals(rows[which], impaired.hidden_of[number], x)
+    features = square_loss(rows[which], away, len(impaired.train))
+    logits = classify(weights, impaired.graph, slots, rows)[impaired.train]
+    right = torch.nn.functional.cross_entropy(logits, impaired.y[impaired.train], reduction="sum")
+    return features + right / max(1, len(impaired.train))
+
+
+def random_targets(edge_index: Tensor, count: int, missing: Tensor, most: int, stream: Stream) -> Tensor:
+    """For every asked node some neighbours of a random node of this graph, as many as it misses: P at most, -1 where
+    there are none. (V, P)
+    """
+    generator, order = stream.torch(), torch.argsort(edge_index[1], stable=True)
+    degree = torch.bincount(edge_index[1], minlength=count)
+    source, start = edge_index[0][order], degree.cumsum(0) - degree
+    linked = torch.nonzero(degree).flatten()
+    if not len(linked):
+        return torch.full((len(missing), most), -1, dtype=torch.int64)
+    node = linked[torch.randint(len(linked), (len(missing),), generator=generator)]
+    turn = torch.randint(1 << 30, (len(missing), 1), generator=generator)
+    place = torch.arange(most)
+    drawn = source[start[node][:, None] + (turn + place) % degree[node][:, None]]
+    return torch.where(place < torch.minimum(missing, degree[node])[:, None], drawn, -1)

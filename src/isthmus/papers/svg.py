@@ -1,0 +1,107 @@
+"""Small charts as SVG: lines or bars over named places, with deviations; nothing is needed to draw or read them."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+COLOURS = ("#0067b1", "#d1540a", "#00855f", "#b04f8b", "#d98e00", "#3fa3e0", "#8a7b00", "#6b7480")
+_DASHES = ("", "6 3", "2 3", "8 3 2 3")
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 720, 330, 52, 14, 44
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values at the places of the axis, None where there is none; ``spreads`` alike."""
+
+    name: str
+    values: tuple[float | None, ...]
+    spreads: tuple[float | None, ...] = ()
+
+
+def chart(places: Sequence[str], series: Sequence[Series], *, x: str, y: str, bars: bool = False) -> str:
+    """A chart with its legend below."""
+    known = [value for each in series for value in each.values if value is not None]
+    if not known or not places:
+        raise ValueError("a chart needs a value")
+    reach = [s for each in series for s in each.spreads if s is not None]
+    low, high = min(known) - max(reach, default=0.0), max(known) + max(reach, default=0.0)
+    ticks = _ticks(low, high)
+    low, high = min(low, ticks[0]), max(high, ticks[-1])
+    rows = math.ceil(len(series) / 3)
+    total = HEIGHT + 18 * rows
+    inner, floor = WIDTH - LEFT - 12, HEIGHT - BOTTOM
+
+    def up(value: float) -> float:
+        return round(floor - (value - low) / ((high - low) or 1.0) * (floor - TOP), 1)
+
+    step = inner / len(places)
+
+    def along(index: int) -> float:
+        return round(LEFT + step * (index + 0.5), 1)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {total}" width="{WIDTH}" height="{total}" '
+        'font-family="sans-serif" font-size="12" role="img">',
+        f'<rect width="{WIDTH}" height="{total}" fill="#ffffff"/>',
+    ]
+    for tick in ticks:
+        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - 12}" y1="{up(tick)}" y2="{up(tick)}" stroke="#e3e7ec"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{up(tick) + 4}" text-anchor="end" fill="#5b6470">{tick:g}</text>')
+    every = max(1, math.ceil(len(places) / 12))
+    for index, place in enumerate(places):
+        if index % every == 0:
+            parts.append(
+                f'<text x="{along(index)}" y="{floor + 17}" text-anchor="middle" fill="#5b6470">{_text(place)}</text>'
+            )
+    parts.append(f'<text x="{LEFT + inner / 2}" y="{floor + 36}" text-anchor="middle" fill="#16191d">{_text(x)}</text>')
+    parts.append(
+        f'<text x="14" y="{(floor + TOP) / 2}" text-anchor="middle" fill="#16191d" '
+        f'transform="rotate(-90 14 {(floor + TOP) / 2})">{_text(y)}</text>'
+    )
+    for number, each in enumerate(series):
+        colour, dash = COLOURS[number % len(COLOURS)], _DASHES[number // len(COLOURS) % len(_DASHES)]
+        points = [(along(i), value, i) for i, value in enumerate(each.values) if value is not None]
+        if bars:
+            wide = step * 0.8 / len(series)
+            points = [(x0 - step * 0.4 + wide * (number + 0.5), value, i) for x0, value, i in points]
+            parts += [
+                f'<rect x="{x0 - wide * 0.45:.1f}" y="{up(value)}" width="{wide * 0.9:.1f}" '
+                f'height="{floor - up(value):.1f}" fill="{colour}"/>'
+                for x0, value, _ in points
+            ]
+        else:
+            path = " ".join(f"{x0},{up(value)}" for x0, value, _ in points)
+            parts.append(
+                f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"/>'
+            )
+            if len(places) <= 25:
+                parts += [f'<circle cx="{x0}" cy="{up(v)}" r="3.2" fill="{colour}"/>' for x0, v, _ in points]
+        for x0, value, i in points:
+            spread = each.spreads[i] if i < len(each.spreads) else None
+            if spread:
+                parts.append(
+                    f'<line x1="{x0:.1f}" x2="{x0:.1f}" y1="{up(value - spread)}" y2="{up(value + spread)}" '
+                    f'stroke="{"#16191d" if bars else colour}" stroke-width="1"/>'
+                )
+        left, down = LEFT + (number % 3) * 222, HEIGHT + 18 * (number // 3) + 4
+        parts.append(
+            f'<line x1="{left}" x2="{left + 20}" y1="{down}" y2="{down}" stroke="{colour}" stroke-width="3" '
+            f'stroke-dasharray="{dash}"/><text x="{left + 26}" y="{down + 4}" fill="#16191d">{_text(each.name)}</text>'
+        )
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Four to seven round numbers that span the values."""
+    width = max(high - low, 1e-9)
+    size = 10.0 ** math.floor(math.log10(width))
+    step = next(size * factor for factor in (0.1, 0.2, 0.5, 1.0, 2.0) if width / (size * factor) <= 6)
+    first = math.floor(low / step)
+    return [round(step * n, 10) for n in range(first, math.ceil(high / step) + 1)]
+
+
+def _text(text: str) -> str:
+    return html.escape(text, quote=True)

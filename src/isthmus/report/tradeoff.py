@@ -1,0 +1,113 @@
+"""The page of ``isthmus trilemma``: score against bytes, coloured by what an adversary recovers, one picture each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from isthmus.report import words
+from isthmus.report.figures import Figure, base_layout, label
+from isthmus.report.page import page_text, write_page
+from isthmus.report.parts import esc
+
+NOTHING_SENT = 1.0
+"""Where a method that sends nothing stands on the logarithmic axis of bytes."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A method: score in 0..1 with its spread, bytes of a run, and by adversary the share recovered with a sentence."""
+
+    method: str
+    ran: str
+    score: float
+    spread: float | None
+    sent: int
+    recovered: Mapping[str, tuple[float, str]]
+    failed: str = ""
+
+
+def tradeoff_figure(points: Sequence[Point], adversary: str) -> Figure:
+    """Score against bytes; the darker a mark, the more this adversary recovers. Diamonds were not attacked."""
+    shares = [point.recovered.get(adversary) for point in points]
+    hover = [
+        f"<b>{label(point.method)}</b> ({label(point.ran, 80)})<br>{100 * point.score:.2f} %"
+        f"{'' if point.spread is None else f' ± {100 * point.spread:.2f}'}, {words.size(point.sent)}<br>"
+        + label(f"{100 * share[0]:.1f} %: {share[1]}" if share else point.failed or "no attack applies", 160)
+        for point, share in zip(points, shares, strict=True)
+    ]
+    places = [(math.log10(max(NOTHING_SENT, point.sent / 1e6)), 100 * point.score) for point in points]
+    marks = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [x],
+            "y": [y],
+            "hovertext": [text],
+            "hoverinfo": "text",
+            "marker": {
+                "size": 13,
+                "color": f"@heat2/{0.06 + 0.94 * (share[0] if share else 0.0):.2f}",
+                "line": {"color": "@ink", "width": 1},
+                "symbol": "diamond" if point.failed else "circle",
+            },
+        }
+        for point, share, text, (x, y) in zip(points, shares, hover, places, strict=True)
+    ]
+    powers = range(math.floor(min(x for x, _ in places)), math.ceil(max(x for x, _ in places)) + 1) if places else ()
+    axes = base_layout(
+        460,
+        x={
+            "title": {"text": "MB of a whole run (logarithmic; 1 and below at the left)"},
+            "tickvals": list(powers),
+            "ticktext": [f"{10**power:,}" for power in powers],
+            "range": [min(powers) - 0.1, max(powers) + 0.6] if powers else [0, 1],
+        },
+        y={"title": {"text": "test accuracy, %"}},
+        zoom=True,
+    )
+    axes["annotations"] = [
+        {"x": x, "y": y, "text": f"  {label(point.method, 24)}"} for point, (x, y) in zip(points, places, strict=True)
+    ]
+    return {"data": marks, "layout": axes}
+
+
+def write_tradeoff(
+    points: Sequence[Point],
+    adversaries: Sequence[str],
+    title: str,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    notes: Sequence[str],
+    out: Path,
+) -> Path:
+    """One offline page: a picture per adversary, and the table."""
+    figures: dict[str, Figure] = {}
+    built = [
+        '<header><p class="eyebrow">Isthmus · federated graph learning</p>',
+        f'<h1>Accuracy, bytes, and what attacks recover</h1><p class="lede">{esc(title)}</p></header><main>',
+    ]
+    for index, adversary in enumerate(adversaries):
+        figures[f"f{index}"] = tradeoff_figure(points, adversary)
+        built.append(
+            f"<h3>Seen by the {esc(adversary)}</h3><figure>"
+            f'<div class="plot" id="f{index}" data-section="{index}" role="img" '
+            f'aria-label="score against bytes of each method" style="min-height:460px"></div>'
+            f"<figcaption>{esc(_caption(adversary))}</figcaption></figure>"
+        )
+    head = "".join(f"<th>{esc(heading)}</th>" for heading in headings)
+    body = "".join("<tr>" + "".join(f"<td>{esc(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    built.append(f'<h3>Table</h3><div class="scroll"><table><tr>{head}</tr>{body}</table></div>')
+    built += [f'<p class="what">{esc(note)}</p>' for note in notes]
+    built.append("</main>")
+    write_page(out, page_text(title, "".join(built), figures))
+    return out
+
+
+def _caption(adversary: str) -> str:
+    return (
+        f"Every mark is a method: upwards more accurate, to the left fewer bytes, darker where the {adversary} "
+        "recovers more. Hover for the attack that recovers most. Diamonds were not attacked."
+    )

@@ -1,0 +1,29 @@
+"""What a command imports before it does anything: help, mistakes and listings do not wait for large libraries."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+WATCHED = ("torch", "torch_geometric", "numba", "sklearn", "plotly", "pandas")
+
+
+def imported_by(code: str) -> set[str]:
+    shown = f"import sys\n{code}\nprint(*(name for name in {WATCHED!r} if name in sys.modules), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True)
+    lines = done.stderr.splitlines()
+    return set(lines[-1].split()) if lines else set()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["run", "--help"], ["compare", "--help"], ["run", "--nosuch"], ["nosuch"]]
+)
+def test_help_and_wrong_options_import_nothing_large(arguments: list[str]) -> None:
+    assert imported_by(f"from isthmus.cli.main import main\nmain({arguments!r})") == set()
+
+
+def test_listing_methods_leaves_torch_geometric_out() -> None:
+    found = imported_by("from isthmus.cli.main import main\nmain(['methods'])")
+    assert "torch" in found and "torch_geometric" not in found

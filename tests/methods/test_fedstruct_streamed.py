@@ -1,0 +1,454 @@
+"""FedStruct's streamed protocol: losses, gradients and models are those of the dense un-pruned computation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from dense_powers import combined_adjacency
+from fedstruct_helpers import experiment as any_experiment
+from fedstruct_helpers import graph, states, walk
+from torch import Tensor
+
+import isthmus
+from isthmus.cli.recover_streamed import hop_sums
+from isthmus.data.scenario import Scenario
+from isthmus.errors import ConfigError, DataError, RunError
+from isthmus.experiments.config import Settings, resolve, settings_from_toml
+from isthmus.experiments.folder import RunFolder
+from isthmus.experiments.run import SimulatedRun
+from isthmus.experiments.scenarios import parts_for, scenario_of
+from isthmus.federation.audit import LABELS, NEIGHBOURS, SOLVING
+from isthmus.federation.interface import Failure, QuorumError
+from isthmus.federation.session import Session
+from isthmus.graph.normalise import row_norm
+from isthmus.methods.fedstruct import streamed
+from isthmus.methods.fedstruct.streamed_client import KEPT_VALUES, StreamedClient
+from isthmus.methods.fedstruct.streamed_hops import Hop, Start
+from isthmus.privacy.attacks.hop_sums import SumsOfHops, edges_by_regression
+from isthmus.privacy.determined import determined
+from isthmus.tensors import Weights
+from isthmus.testing import check_method
+
+experiment = partial(any_experiment, protocol="streamed")
+SKIP = {
+    "one_client_equals_local": "one client still has its structure branch",
+    "identical_clients_stay_identical": "a node has one owner: clients with the same nodes are refused",
+    "order_does_not_matter": (
+        "data and the names that cross edges give must be exchanged together: see test_fedstruct.py"
+    ),
+}
+
+
+def same_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First rows of S come from secrets; runs that are compared must have the same ones."""
+    monkeypatch.setattr("isthmus.methods.fedstruct.streamed_client.secrets.token_bytes", lambda size: b"7" * size)
+
+
+class Dense:
+    """q = h + z on the whole graph under autograd: local propagation per owner, one dense Abar, one loss (E1 to E3)."""
+
+    def __init__(self, where: Scenario, run: SimulatedRun) -> None:
+        config, state = run.settings.method_config, run.loop.state
+        n = where.whole.num_nodes
+        local = sp.lil_matrix((n, n))
+        for data in where.parts.values():
+            ids = data.node_id.numpy()
+            local[np.ix_(ids, ids)] = row_norm(data.edge_index, data.num_nodes).toarray()
+        self.where = where
+        self.local = torch.from_numpy(np.linalg.matrix_power(local.toarray(), config.hops or 2))
+        one_hot = np.eye(config.structure_hops)
+        self.powers = [torch.eye(n, dtype=torch.float64)]
+        self.powers += [torch.from_numpy(combined_adjacency(walk(where), tuple(row))) for row in one_hot]
+        weights: Weights = state.weights  # type: ignore[attr-defined]
+        self.theta = {name: tensor.clone().requires_grad_() for name, tensor in weights.items()}
+        given = torch.tensor([config.beta0, *config.power_weights], dtype=torch.float64)
+        self.betas = self.theta.get("structure.betas", given)
+        self.nsf = rows_of_s(run, where).requires_grad_(config.learns_nsf)
+
+    def mlp(self, x: Tensor, prefix: str, norm: str) -> Tensor:
+        t = self.theta
+        if f"{prefix}{norm}.gamma" in t:
+            x = torch.nn.functional.layer_norm(x, (x.shape[1],), t[f"{prefix}{norm}.gamma"], t[f"{prefix}{norm}.beta"])
+        layers = len([name for name in t if name.startswith(f"{prefix}layers.") and name.endswith("weight")])
+        for i in range(layers):
+            x = x @ t[f"{prefix}layers.{i}.weight"] + t[f"{prefix}layers.{i}.bias"]
+            x = torch.relu(x) if i < layers - 1 else x
+        return x
+
+    def logits(self) -> Tensor:
+        headed = any(name.startswith("structure.layers") for name in self.theta)
+        g = self.mlp(self.nsf, "structure.", "norm") if headed else self.nsf
+        z = torch.stack([beta * (power @ g) for beta, power in zip(self.betas, self.powers, strict=True)]).sum(0)
+        return self.local @ self.mlp(self.where.whole.x.double(), "feature.", "input_norm") + z
+
+    def loss(self) -> Tensor:
+        train = self.train
+        return torch.nn.functional.cross_entropy(self.logits()[train], self.where.whole.y[train])
+
+    @property
+    def train(self) -> Tensor:
+        """Training nodes of all clients."""
+        mask = torch.zeros(self.where.whole.num_nodes, dtype=torch.bool)
+        for data in self.where.parts.values():
+            mask[data.node_id[data.train]] = True
+        return mask
+
+
+def rows_of_s(run: SimulatedRun, where: Scenario) -> Tensor:
+    """Everybody's rows by global id."""
+    parts = {c: run.engine.party(c).client.rows_of_s() for c in where.parts}  # type: ignore[attr-defined]
+    first = next(iter(parts.values()))
+    out = torch.zeros(where.whole.num_nodes, first.shape[1], dtype=torch.float64)
+    for client, rows in parts.items():
+        out[where.parts[client].node_id] = rows.double()
+    return out
+
+
+def without_labels(where: Scenario, client: str) -> Scenario:
+    bare = replace(where.parts[client], train=torch.zeros_like(where.parts[client].train))
+    return replace(where, parts={**where.parts, client: bare})
+
+
+@pytest.mark.parametrize("execution", ["each", "cohort"])
+@pytest.mark.parametrize(
+    ("where", "settings"),
+    [
+        (graph(36, clients=4), {}),
+        (graph(36, clients=4, directed=True, isolated=3), {"betas": (0.5, 0.3, 0.2), "beta0": 0.1}),
+        (without_labels(graph(36, clients=3), "client-1"), {"train_betas": True, "beta0": 0.2}),
+        (graph(30, clients=1), {}),
+        (graph(36, clients=3, seed=3), {"form": "direct", "nsf_lr": 0.05, "structure_hidden": ()}),
+        (graph(36, clients=5, directed=True), {"nsf": "degree", "structure_hidden": (8, 5)}),
+    ],
+    ids=["undirected", "directed, isolated, betas", "no labels, trained betas", "one client", "direct", "degree"],
+)
+def test_losses_and_gradients_are_those_of_the_dense_computation(
+    where: Scenario, settings: dict[str, Any], execution: str
+) -> None:
+    if execution == "cohort" and len(where.parts) == 1:
+        pytest.skip("a cohort has two clients or more")
+    run = experiment(
+        where, structure_hops=3, loss="ce", weighting="train", **{"optimizer": "sgd", "execution": execution} | settings
+    )
+    run.loop.play(until=1)
+    dense, state = Dense(where, run), run.loop.state
+    before = rows_of_s(run, where)
+    config, session = run.settings.method_config, run.loop.session
+    session.clock.begin("train", 1, run.loop.at.step + 1)
+    streamed.differentiated(session, config, Start(state.weights, state.total, True))  # type: ignore[attr-defined]
+    step = session.sum(StreamedClient.finish)
+    names, tensors = list(dense.theta), [*dense.theta.values(), *([dense.nsf] if config.learns_nsf else [])]
+    expected = torch.autograd.grad(dense.loss(), tensors)
+    for name, grad in zip(names, expected, strict=False):
+        torch.testing.assert_close(step.gradients[name], grad, atol=1e-12, rtol=1e-9, msg=name)
+    assert step.share == pytest.approx(1.0)
+    if config.learns_nsf:  # plain gradient descent: the step tells the gradient
+        lr, decay = config.nsf_rates
+        torch.testing.assert_close(
+            (before - rows_of_s(run, where)) / lr, expected[-1] + decay * before, atol=1e-12, rtol=1e-9
+        )
+    session.clock.begin("evaluation", 1, run.loop.at.step + 1)
+    streamed.evaluate(state, session, config)  # type: ignore[arg-type]
+    found = {c: run.engine.party(c).client.logits() for c in where.parts}
+    fresh = Dense(where, run)  # S has stepped
+    for client, logits in found.items():
+        torch.testing.assert_close(logits, fresh.logits()[where.parts[client].node_id].detach(), atol=1e-12, rtol=1e-9)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_twenty_adam_steps_equal_training_at_one_place(secure: bool) -> None:
+    where = graph(36, clients=3)
+    given = {"structure_hops": 3, "rounds": 20, "lr": 0.01, "weight_decay": 1e-3, "loss": "ce"}
+    run = experiment(where, secure_sum=secure, **given)
+    run.loop.play(until=1)
+    dense = Dense(where, run)
+    adam = torch.optim.Adam([*dense.theta.values(), dense.nsf], lr=0.01, weight_decay=1e-3)
+    for _ in range(20):
+        adam.zero_grad()
+        dense.loss().backward()  # type: ignore[no-untyped-call]
+        adam.step()
+    run.loop.play()
+    for name, tensor in run.loop.state.weights.items():  # type: ignore[attr-defined]
+        torch.testing.assert_close(tensor, dense.theta[name].detach(), atol=1e-5 if secure else 1e-8, rtol=0)
+
+
+def test_together_is_each_by_itself_also_with_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    same_secrets(monkeypatch)
+    where = graph(60, clients=4, directed=True)
+    given = {"structure_hops": 4, "rounds": 4, "dropout": 0.5, "train_betas": True, "local_epochs": 2}
+    runs = [experiment(where, execution=how, **given) for how in ("each", "cohort")]
+    for run in runs:
+        run.loop.play()
+    assert runs[1].engine.execution == "cohort"
+    first, second = (run.loop.state.weights for run in runs)  # type: ignore[attr-defined]
+    assert max(float((first[name] - second[name]).abs().max()) for name in first) < 1e-10
+    assert float((rows_of_s(runs[0], where) - rows_of_s(runs[1], where)).abs().max()) < 1e-10
+    assert [line["bytes"] for line in runs[0].loop.lines] == [line["bytes"] for line in runs[1].loop.lines]
+    assert runs[0].loop.totals.evaluation == runs[1].loop.totals.evaluation
+
+
+def test_hidden_values_that_are_not_kept_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    same_secrets(monkeypatch)
+    where, given = graph(40, clients=3), {"structure_hops": 2, "rounds": 3, "dropout": 0.5}
+    kept = experiment(where, **given)
+    kept.loop.play()
+    assert KEPT_VALUES > 40 * 12
+    monkeypatch.setattr("isthmus.methods.fedstruct.streamed_client.KEPT_VALUES", 0)
+    again = experiment(where, **given)
+    again.loop.play()
+    first, second = (run.loop.state.weights for run in (kept, again))  # type: ignore[attr-defined]
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"nsf": "degree", "train_betas": True},
+        {"algorithm": "fedavg", "local_epochs": 2},
+        {"withhold_exposed": True},
+    ],
+    ids=["hop2vec", "degree", "fedavg", "withheld"],
+)
+def test_general_properties(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    same_secrets(monkeypatch)
+    small = {"nsf_dim": 8, "structure_hidden": (6,), "structure_hops": 3}
+    skip = SKIP | ({"cohort_equals_each": "fedavg steps each client by itself"} if "algorithm" in settings else {})
+    assert "resume_is_bit_equal" in check_method("fedstruct", settings={**small, **settings}, skip=skip)
+
+
+def test_one_plain_local_step_averages_to_the_step_of_fedsgd(monkeypatch: pytest.MonkeyPatch) -> None:
+    same_secrets(monkeypatch)
+    where = graph(45, clients=3)
+    given = {"structure_hops": 3, "rounds": 3, "optimizer": "sgd", "lr": 0.1, "weight_decay": 0.0, "train_betas": True}
+    runs = [experiment(where, algorithm=name, **given) for name in ("fedsgd", "fedavg")]
+    for run in runs:
+        run.loop.play()
+    first, second = (run.loop.state.weights for run in runs)  # type: ignore[attr-defined]
+    assert max(float((first[name] - second[name]).abs().max()) for name in first) < 1e-12
+
+
+def test_no_row_of_s_and_nothing_of_its_size_leaves_an_owner(tmp_path: Path) -> None:
+    where = graph(45, clients=3)
+    run = experiment(where, structure_hops=2, rounds=2, nsf_dim=29, structure_hidden=())
+    run.loop.play()
+    sizes = {entry.message: entry for _, entries in run.loop._entries for entry in entries}
+    assert set(sizes) >= {"Forward", "Backward", "ThetaStep", "ArcList"}
+    assert sizes["Forward"].protection == sizes["Backward"].protection == "summed"
+    slots = {client: run.engine.party(client).client.boundary.size for client in where.parts}  # type: ignore[attr-defined]
+    assert sizes["Forward"].by_kind["embedding"] == 8 * 3 * 2 * sum(slots.values())
+    assert set(zip(sizes["Forward"].sender, sizes["Forward"].receiver, strict=True)) == {
+        (a, b) for a in slots for b in slots if a != b
+    }
+
+
+def test_owners_without_an_edge_between_them_write_all_the_same() -> None:
+    """Six nodes in three owners; the last owner is linked to nobody."""
+    where = graph(45, clients=3)
+    parts = dict(where.parts)
+    for client, data in parts.items():
+        assert data.cross is not None
+        lonely = data.cross.owners.index("client-2") if "client-2" in data.cross.owners else -1
+        keep = (
+            torch.zeros(data.cross.num_edges, dtype=torch.bool) if client == "client-2" else data.cross.owner != lonely
+        )
+        cross = data.cross
+        cut = replace(
+            cross, **{name: getattr(cross, name)[keep] for name in ("own", "owner", "other", "outgoing", "weight")}
+        )
+        parts[client] = replace(data, cross=cut)
+    run = experiment(replace(where, parts=parts), structure_hops=2, rounds=2, secure_sum=True)
+    run.loop.play()
+    sent = [e for _, entries in run.loop._entries for e in entries if e.message == "Forward" and e.phase == "train"]
+    assert all(len(entry.sender) == 6 and entry.protection == "masked" for entry in sent)
+
+
+def test_owners_that_disagree_on_cross_edges_stop_the_run() -> None:
+    where = graph(45, clients=3)
+    data = where.parts["client-1"]
+    assert data.cross is not None
+    weight = data.cross.weight.clone()
+    weight[0] += 1.0
+    parts = {**where.parts, "client-1": replace(data, cross=replace(data.cross, weight=weight))}
+    with pytest.raises(DataError, match="do not match"):
+        experiment(replace(where, parts=parts), structure_hops=2).loop.play()
+
+
+def test_a_client_that_leaves_between_hops_loses_the_round_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    where = graph(45, clients=3)
+    run = experiment(where, structure_hops=3, rounds=4, **{"checkpoint.every": 1})
+    run.loop.play(until=3)
+    before = rows_of_s(run, where)
+    weights = dict(run.loop.state.weights)  # type: ignore[attr-defined]
+    party, calls = run.engine.party("client-1"), 0
+    real = party.invoke
+
+    def leaves(call: Any) -> Any:
+        nonlocal calls
+        calls += call.handler == "send_backward"
+        return Failure("unavailable", "gone") if calls > 1 else real(call)
+
+    monkeypatch.setattr(party, "invoke", leaves)
+    with pytest.raises(QuorumError, match="client-1: unavailable"):
+        run.loop.play()
+    assert run.loop.at.step == 3
+    assert torch.equal(before, rows_of_s(run, where))
+    assert all(torch.equal(weights[name], tensor) for name, tensor in run.loop.state.weights.items())  # type: ignore[attr-defined]
+    monkeypatch.undo()
+    run.loop.play()
+    assert run.loop.at.step == run.loop.steps
+
+
+def test_two_owners_cannot_hide_in_a_sum() -> None:
+    with pytest.raises(RunError, match="a sum over one party"):
+        experiment(graph(30, clients=2), structure_hops=2, secure_sum=True).loop.play()
+    run = experiment(graph(30, clients=2), structure_hops=2)
+    run.loop.play()
+    assert run.loop.lines[-1]["test"] is not None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"nsf": "walk"}, "protocol=hardened"),
+        ({"nsf_at": "clients"}, "keeps every row of S at its owner"),
+        ({"betas": (1.0, 2.0), "structure_hops": 3}, "one weight per power"),
+        ({"structure_hops": 0}, "at least 1"),
+        ({"forward_noise": -1.0}, "forward_noise must be at least 0"),
+        ({"forward_noise": 1.0, "protocol": "hardened"}, "set protocol=streamed"),
+        ({"withhold_exposed": True, "protocol": "published"}, "set protocol=streamed"),
+        ({"forward_noise": 1.0, "execution": "cohort"}, "execution=each"),
+    ],
+)
+def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve("fedstruct", {"dataset": "csbm", "preset": "fedstruct", **settings})
+
+
+def test_noise_is_shared_out_among_the_senders_and_repeats_in_a_replay() -> None:
+    where = graph(60, clients=3)
+    run = experiment(where, structure_hops=2, rounds=1, forward_noise=2.0, nsf="degree")
+    run.loop.play(until=1)
+    session = Session(run.engine, run.settings.method.table)
+    state: Any = run.loop.state
+
+    def sums() -> dict[str, Tensor]:
+        session.clock.begin("train", 1, run.loop.at.step + 1)
+        session.call(StreamedClient.begin, Start(state.weights, state.total, True))
+        client: Any = run.engine.party("client-0").client
+        mail = client.send_forward(Hop(1))
+        plain = torch.split(
+            torch.from_numpy(client.arcs("forward") @ client.scratch.hops.values.numpy()),
+            list(client.state.out_slots.values()),
+        )
+        return {name: mail[name].sums - part for name, part in zip(client.state.out_slots, plain, strict=True)}
+
+    first, second = sums(), sums()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(first["client-1"][:5], first["client-2"][:5])
+    everything = torch.cat([part.flatten() for part in first.values()])
+    assert float(everything.std()) == pytest.approx(2.0 / np.sqrt(2), rel=0.2)
+
+
+def test_withheld_labels_are_those_of_nodes_that_sums_single_out() -> None:
+    where = graph(80, clients=4, train=0.6)
+    run = experiment(where, structure_hops=2, rounds=1, withhold_exposed=True)
+    run.loop.play(until=1)
+    withheld = {int(i) for c, data in where.parts.items() for i in data.node_id[states(run)[c].withheld]}
+    edges = where.whole.edge_index[:, where.whole.edge_index[0] != where.whole.edge_index[1]]
+    expected = set()
+    for data in where.parts.values():
+        ids = set(data.node_id.tolist())
+        foreign = [(int(a), int(b)) for a, b in edges.t() if int(b) in ids and int(a) not in ids]
+        columns, rows = sorted({a for a, _ in foreign}), sorted({b for _, b in foreign})
+        dense = np.zeros((len(rows), len(columns)))
+        for a, b in foreign:
+            dense[rows.index(b), columns.index(a)] += 1
+        rank = np.linalg.matrix_rank(dense)
+        for j, node in enumerate(columns):
+            unit = np.zeros((1, len(columns)))
+            unit[0, j] = 1
+            if np.linalg.matrix_rank(np.vstack([dense, unit])) == rank:
+                expected.add(node)
+    assert withheld == expected and 0 < len(withheld) < 80
+
+
+def test_determined_unknowns_by_peeling_and_by_rank() -> None:
+    matrix = sp.csr_matrix(
+        np.array([[1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 0, 0], [0, 0, 1, 2, 0, 0], [0, 0, 0, 0, 1, 1.0]])
+    )
+    assert determined(matrix).tolist() == [True, True, True, True, False, False]
+    assert determined(sp.csr_matrix((0, 3))).tolist() == [False] * 3
+
+
+# -- what the sums tell
+# ----------------------------------------------------------------------------------------
+
+
+def trained(folder: Path, **settings: Any) -> tuple[Settings, dict[str, dict[str, float]]]:
+    """A small run on a generated graph, and what its clients could read, by attack."""
+    given = {"dataset": "csbm:nodes=120,classes=3,features=8,degree=3", "clients": 4, "rounds": 2, "split": "50/20/30"}
+    given |= {
+        "seed": 1,
+        "preset": "fedstruct",
+        "structure_hops": 4,
+        "nsf_dim": 8,
+        "structure_hidden": (6,),
+        "loss": "ce",
+    }
+    given |= {"dropout": 0.0, "precision": "float64", **settings}
+    isthmus.run("fedstruct", **given, out=folder)
+    settings_ = settings_from_toml(RunFolder(folder).config)
+    parts = parts_for(settings_, scenario_of(settings_))
+    return settings_, {told[0]: told[4] for told in hop_sums(RunFolder(folder), settings_, parts)}
+
+
+def test_single_values_edges_and_labels_that_sums_tell(tmp_path: Path) -> None:
+    masked = trained(tmp_path / "masked", secure_sum=True)[1]
+    plain = trained(tmp_path / "plain", execution="each")[1]
+    assert 0 < masked[SOLVING]["exposed"] < plain[SOLVING]["exposed"] <= plain[SOLVING]["of"]
+    assert masked[LABELS]["claimed"] == masked[LABELS]["correct"] > 0, "a residual is negative at its label alone"
+    assert masked[LABELS]["claimed"] < plain[LABELS]["claimed"] == plain[LABELS]["correct"]
+    assert masked[NEIGHBOURS]["recall"] <= plain[NEIGHBOURS]["recall"]
+    assert masked[LABELS]["slots"] >= masked[LABELS]["slots_right"] > 0
+
+
+def test_withheld_labels_cannot_be_read_at_single_nodes(tmp_path: Path) -> None:
+    settings, told = trained(tmp_path / "r", secure_sum=True, withhold_exposed=True)
+    assert told[SOLVING]["exposed"] > 0 and told[LABELS]["of"] > 0
+    assert told[LABELS]["claimed"] == 0
+    assert settings.method_config.withhold_exposed
+
+
+def test_regression_finds_edges_between_exposed_nodes() -> None:
+    """Five nodes whose values are all known: every edge, and no other."""
+    adjacency = np.array(
+        [[0, 1, 0, 0, 1], [1, 0, 1, 0, 0], [0, 1, 0, 1, 0], [0, 0, 1, 0, 0], [1, 0, 0, 0, 0]], dtype=float
+    )
+    walk_matrix = adjacency + np.eye(5)
+    walk_matrix /= walk_matrix.sum(1, keepdims=True)
+    rng = np.random.default_rng(0)
+    before, after = [], []
+    for _ in range(6):
+        value = rng.normal(size=(5, 3))
+        before.append(value)
+        after.append(walk_matrix @ value)
+    assert np.array_equal(edges_by_regression(after, before, before), adjacency > 0)
+
+
+def test_solved_values_are_the_true_ones() -> None:
+    rng = np.random.default_rng(1)
+    edges, values = sp.csr_matrix(rng.random((9, 12)) < 0.18, dtype=float), rng.normal(size=(12, 3))
+    sums = SumsOfHops(edges, np.arange(12))
+    exposed = sums.exposed
+    assert 0 < exposed.sum() < 12
+    np.testing.assert_allclose(sums.solved(edges @ values), values[exposed], atol=1e-10)

@@ -1,0 +1,110 @@
+"""Figures of the papers: drawn from our means, and the papers' claims checked against them."""
+
+from __future__ import annotations
+
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from isthmus.errors import DataError
+from isthmus.papers.figures import draw, verdict
+from isthmus.papers.judge import Comparison, compare_table
+from isthmus.papers.svg import Series, chart
+from isthmus.papers.tables import Table, load_paper, paper_names, read_paper
+
+PAPER = """
+title = "A Paper"
+cite = "Somebody, 2020"
+runs = 2
+spread = "population"
+run = { split = "10/10/80" }
+[label]
+"a <5" = { dataset = "cora" }
+"b" = { dataset = "citeseer" }
+"c" = { dataset = "pubmed" }
+"Ours" = { method = "fedavg" }
+"Theirs" = { method = "local" }
+[[table]]
+key = "1"
+title = "t"
+figure = true
+plot = { PLOT }
+columns = ["a <5", "b", "c"]
+rows = [["Ours", "?", "?", "?"], ["Theirs", "?", "?", "?"]]
+"""
+MEANS = {
+    ("Ours", "a <5"): 0.8, ("Ours", "b"): 0.79, ("Ours", "c"): 0.81,
+    ("Theirs", "a <5"): 0.82, ("Theirs", "b"): 0.6, ("Theirs", "c"): 0.4,
+}  # fmt: skip
+
+
+def compared(plot: str) -> tuple[Table, list[Comparison], Any]:
+    (table,) = read_paper("mini", PAPER.replace("PLOT", plot)).tables
+    curve = {"round": [1, 2], "test": [0.1, 0.2], "clients": {"client-0": [0.3, None]}}
+
+    def results(cell: Any) -> dict[int, dict[str, Any]]:
+        score = MEANS[cell.row, cell.column]
+        return {seed: {"seed": seed, "score": score + 0.01 * seed, "curve": curve} for seed in range(2)}
+
+    return table, compare_table(table, table.cells, results), results
+
+
+def test_lines_and_bars_stand_over_the_columns_in_their_order() -> None:
+    for kind in ("lines", "bars"):
+        table, rows, results = compared(f'kind = "{kind}", axis = "data", claim = "C."')
+        picture = draw(table, list(reversed(rows)), results)
+        assert picture is not None
+        texts = [element.text for element in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")]
+        assert [text for text in texts if text in table.columns] == ["a <5", "b", "c"]
+        assert {"Ours", "Theirs", "data", "accuracy, %"} <= set(texts)
+    assert draw(table, [], results) is None
+
+
+def test_curves_come_from_records() -> None:
+    table, rows, results = compared('kind = "curves", claim = "C.", cells = ["Ours / b"]')
+    picture = draw(table, rows, results)
+    assert picture is not None and "Ours / b" in picture and "Theirs" not in picture
+    table, rows, results = compared('kind = "clients", claim = "C.", cells = ["Ours / b"]')
+    assert "client-0" in str(draw(table, rows, results))
+    assert draw(table, rows, lambda cell: {}) is None
+
+
+def test_claims_are_checked() -> None:
+    holds = (
+        '"Ours > Theirs", "flat Ours 5", "flat Theirs 5", "falls Theirs", "falls Ours", "Ours > Nobody", "rises Nobody"'
+    )
+    table, rows, _ = compared(f'claim = "C.", holds = [{holds}]')
+    told = verdict(table, rows)
+    assert told.startswith(
+        "Claimed: C. Ours: Ours lies above Theirs at 2 of 3 places; Ours is flat (within 2.0 points);"
+    )
+    assert "Theirs is not flat (within 42.0 points); Theirs falls (-42.0 from the first place to the last)" in told
+    assert "Ours does not fall (+1.0 from the first place to the last); Ours above Nobody: not run;" in told
+    assert told.endswith("Nobody: not run at two places.")
+
+
+def test_a_slip_in_a_plot_is_told() -> None:
+    with pytest.raises(DataError, match="a plot is lines, bars, curves, clients over rows or columns, not pie"):
+        compared('kind = "pie", claim = "C."')
+
+
+def test_statements_of_the_papers_name_rows_or_columns_that_exist() -> None:
+    for name in paper_names():
+        for table in load_paper(name).tables:
+            known = {cell.name for cell in table.cells}
+            for text in () if table.plot is None else table.plot.holds:
+                for series in text.split(" > ") if " > " in text else [text.partition(" ")[2].rsplit(" ", 1)[0]]:
+                    labels = [series, text.partition(" ")[2]]
+                    parts = {
+                        " / ".join([cell.row if table.plot.x == "columns" else cell.column, *cell.parts[:1]])
+                        for cell in table.cells
+                    } | {cell.row for cell in table.cells}
+                    assert any(label in parts for label in labels), (table.name, text)
+            for cell_name in () if table.plot is None else table.plot.cells:
+                assert cell_name in known, (table.name, cell_name)
+
+
+def test_a_chart_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs a value"):
+        chart(["a"], [Series("s", (None,))], x="", y="")
