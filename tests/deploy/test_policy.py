@@ -81,6 +81,7 @@ REFUSED = {
         "Update of clients that are asked different things": "secure_sum = true",
         "Evaluation of clients that are asked different things": "secure_sum = true",
     },
+    "fedsageplus": {"Generated (embedding)": "hidden_from_others"},
     "fedspray-published": {
         "Census (label statistic)": "hidden_from_server",
         "Upload (embedding, model)": "hidden_from_server",

@@ -2,9 +2,9 @@
 conditions.
 
 Each ``[[layer]]`` applies when all its conditions hold (``task``, ``dataset``, ``backbone``, ``nsf``, ``profile``,
-``method``, ``variant``: a name or a list of names); later layers win. ``score`` names the rule that forms the number the paper
-reports, ``datasets`` the data sets it reports it for. Layers with a ``variant`` are alternatives of a method, of which
-validation chooses one (`isthmus.experiments.variants`).
+``method``, ``variant``: a name or a list of names); later layers win. ``score`` names the rule that forms the number
+the paper reports, ``datasets`` the data sets it reports it for. Layers with a ``variant`` are alternatives of a method,
+of which validation chooses one (`isthmus.experiments.variants`).
 """
 
 from __future__ import annotations
