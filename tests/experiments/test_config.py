@@ -51,6 +51,7 @@ def test_which_methods_are_for_nodes_only() -> None:
         "fedpergnn",
         "fedproto",
         "fedpub",
+        "fedsageplus",
         "fedspray",
         "fedspray-published",
         "fedstruct",

@@ -347,7 +347,7 @@ def _preset_values(
     facts = {"method": method, "dataset": dataset, "profile": typed.get("profile", "paper")}
     facts |= {"task": task_of(typed["dataset"]), "variant": next(iter(preset.variants(method)), NONE)}
     facts |= {} if variant == AUTO else {"variant": variant}
-    for key in ("backbone",):
+    for key in ("backbone", "nsf"):
         default = next((f.default for f in dataclasses.fields(config) if f.name == key), None)
         facts[key] = typed.get(key, preset.values(facts).get(key, default))
     kind = kind_of(typed["dataset"])

@@ -1,10 +1,10 @@
 """Settings of the papers' experiments, one TOML file per paper, and ``general`` for data of no paper, as layers with
 conditions.
 
-Each ``[[layer]]`` applies when all its conditions hold (``task``, ``dataset``, ``backbone``, ``profile``, ``method``,
-``variant``: a name or a list of names); later layers win. ``score`` names the rule that forms the number the paper
-reports, ``datasets`` the data sets it reports it for. Layers with a ``variant`` are alternatives of a method, of which
-validation chooses one (`isthmus.experiments.variants`).
+Each ``[[layer]]`` applies when all its conditions hold (``task``, ``dataset``, ``backbone``, ``nsf``, ``profile``,
+``method``, ``variant``: a name or a list of names); later layers win. ``score`` names the rule that forms the number
+the paper reports, ``datasets`` the data sets it reports it for. Layers with a ``variant`` are alternatives of a method,
+of which validation chooses one (`isthmus.experiments.variants`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from isthmus.errors import unknown
 
-CONDITIONS = ("task", "dataset", "backbone", "profile", "method", "variant")
+CONDITIONS = ("task", "dataset", "backbone", "nsf", "profile", "method", "variant")
 GENERAL = "general"
 
 
