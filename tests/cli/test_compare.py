@@ -194,9 +194,10 @@ def test_presets_that_bring_different_scenarios_are_refused() -> None:
 def test_everything_that_differs_is_said_at_once() -> None:
     with pytest.raises(ConfigError, match=r"clients would be .*; split would be .*give --clients, --split, or"):
         check_same_scenario([settings(), settings(method="b", clients=3), settings(method="c", split="60/20/20")])
-    flags = {"dataset": "csbm:nodes=60,features=6", "preset": "general"}
-    with pytest.raises(ConfigError, match=r"2 of 3 methods cannot run .*local: unknown .*fedgcn: unknown"):
-        compared_settings(["local", "fedprox", "fedgcn"], flags, {"mu": 0.1}, None, 1)
+    with pytest.raises(
+        ConfigError, match=r"2 of 3 methods cannot run .*fedstruct: fedstruct learns .*hifgl: hifgl learns"
+    ):
+        compared_settings(["fedavg", "fedstruct", "hifgl"], {"dataset": "motifs:graphs=20"}, None, None, 1)
 
 
 def test_own_settings_win_over_flags_and_own_presets_are_scored_alike(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ def test_a_method_that_sends_updates_tells_more_than_one_that_masks_them(
     assert found["central"]["audit"]["failed"] and found["fedavg"]["ran"].startswith("general")
     page = (tmp_path / "trilemma.html").read_text()
     assert "Seen by the server" in page and 'id="f2"' in page
+    assert (tmp_path / "trilemma.svg").read_text().startswith("<svg")
     assert not list(tmp_path.glob("audit/*/transcript")), "what protections hide must not be left behind"
 
 

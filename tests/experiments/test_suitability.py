@@ -58,3 +58,12 @@ def test_a_backbone_for_directions_says_that_there_are_none() -> None:
     (note,) = notes("fedavg", **directed, undirected=True)
     assert "set undirected=false" in note
     assert not notes("fedavg", **directed | {"backbone": "sage"}, undirected=True)
+
+
+@pytest.mark.parametrize(("epochs", "said"), [(1, True), (2, False)])
+def test_fedprox_with_one_step_says_that_it_is_fedavg(
+    epochs: int, said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="isthmus"):
+        resolve("fedprox", {**GRAPH, "local_epochs": epochs})
+    assert any("fedprox is fedavg" in record.message for record in caplog.records) == said

@@ -10,7 +10,7 @@ import pytest
 from isthmus.errors import DataError
 from isthmus.papers.figures import draw, verdict
 from isthmus.papers.judge import Comparison, compare_table
-from isthmus.papers.svg import Series, chart
+from isthmus.papers.svg import Mark, Series, chart, scatter
 from isthmus.papers.tables import Table, load_paper, paper_names, read_paper
 
 PAPER = """
@@ -103,6 +103,16 @@ def test_statements_of_the_papers_name_rows_or_columns_that_exist() -> None:
                     assert any(label in parts for label in labels), (table.name, text)
             for cell_name in () if table.plot is None else table.plot.cells:
                 assert cell_name in known, (table.name, cell_name)
+
+
+def test_marks_on_one_another_are_named_together() -> None:
+    marks = [Mark("a", 1.0, 50.0, 0.0), Mark("b", 1.1, 50.1, 1.0), Mark("c", 900.0, 80.0, None)]
+    picture = scatter(marks, x="MB", y="score", shade="share")
+    root = ElementTree.fromstring(picture)
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert "b and 1 more" in texts and "c" in texts and "1000" in texts
+    fills = [element.get("fill") for element in root.iter("{http://www.w3.org/2000/svg}circle")]
+    assert fills == ["none", "rgb(8, 66, 127)", "rgb(241, 245, 249)"]
 
 
 def test_a_chart_of_nothing_is_refused() -> None:

@@ -160,7 +160,7 @@ class Reproduction:
         for seed, job in enumerate(self.jobs_of(cell, asked or published)):
             outcome = self.outcomes.get(job.folder) or existing_outcome(job)
             if outcome is not None and outcome.result is not None:
-                found[seed] = outcome.result
+                found[seed] = {**outcome.result, "run_dir": str(job.folder)}  # where it is now
             elif job.folder.name in self.records:
                 found[seed] = self.records[job.folder.name]
         return found

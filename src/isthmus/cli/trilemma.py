@@ -234,6 +234,7 @@ def _leak_cell(judged: Audited, adversary: str) -> TableCell:
 
 def _write_page(document: Mapping[str, Any], audited: Mapping[str, Audited], shown: Table, out: Path) -> Path:
     from isthmus.cli.recovered_share import ADVERSARIES
+    from isthmus.papers.svg import Mark, scatter
     from isthmus.report.tradeoff import Point, write_tradeoff
 
     points = [
@@ -253,4 +254,16 @@ def _write_page(document: Mapping[str, Any], audited: Mapping[str, Audited], sho
         for row in document["methods"]
         if row["score"] is not None
     ]
+    marks = [
+        Mark(
+            point.method,
+            max(1.0, point.sent / 1e6),
+            100 * point.score,
+            None if point.failed else max((share for share, _ in point.recovered.values()), default=0.0),
+        )
+        for point in points
+    ]
+    shade = "the largest share that any adversary recovered; hollow: not attacked"
+    picture = scatter(marks, x="MB of a whole run, 1 or less at the left", y="test accuracy, %", shade=shade)
+    out.with_suffix(".svg").write_text(picture)
     return write_tradeoff(points, ADVERSARIES, shown.title, shown.headings, shown.texts, shown.notes, out)

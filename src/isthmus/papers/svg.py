@@ -94,6 +94,70 @@ def chart(places: Sequence[str], series: Sequence[Series], *, x: str, y: str, ba
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
+@dataclass(frozen=True)
+class Mark:
+    """A point of a scatter chart; ``shade`` in 0..1 is its darkness, None a hollow mark."""
+
+    name: str
+    x: float
+    y: float
+    shade: float | None
+
+
+def scatter(marks: Sequence[Mark], *, x: str, y: str, shade: str) -> str:
+    """Named marks over a logarithmic axis; names of marks that lie on one another stand together."""
+    if not marks:
+        raise ValueError("a chart needs a value")
+    low, high = (edge(mark.y for mark in marks) for edge in (min, max))
+    ticks = _ticks(low, high)
+    floor, wide = HEIGHT + 60, WIDTH - LEFT - 110
+    first, last = (math.log10(edge(mark.x for mark in marks)) for edge in (min, max))
+    first, last = math.floor(first), max(math.ceil(last), math.floor(first) + 1)
+
+    def place(mark: Mark) -> tuple[float, float]:
+        across = LEFT + 10 + (math.log10(mark.x) - first) / (last - first) * wide
+        return across, floor - (mark.y - ticks[0]) / (ticks[-1] - ticks[0]) * (floor - TOP)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {floor + 66}" width="{WIDTH}" '
+        f'height="{floor + 66}" font-family="sans-serif" font-size="12" role="img">',
+        f'<rect width="{WIDTH}" height="{floor + 66}" fill="#ffffff"/>',
+    ]
+    for tick in ticks:
+        up = floor - (tick - ticks[0]) / (ticks[-1] - ticks[0]) * (floor - TOP)
+        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - 12}" y1="{up:.1f}" y2="{up:.1f}" stroke="#e3e7ec"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{up + 4:.1f}" text-anchor="end" fill="#5b6470">{tick:g}</text>')
+    for power in range(first, last + 1):
+        across = LEFT + 10 + (power - first) / (last - first) * wide
+        parts.append(
+            f'<text x="{across:.1f}" y="{floor + 18}" text-anchor="middle" fill="#5b6470">{10.0**power:g}</text>'
+        )
+    parts.append(f'<text x="{LEFT + wide / 2}" y="{floor + 36}" text-anchor="middle" fill="#16191d">{_text(x)}</text>')
+    parts.append(f'<text x="{LEFT}" y="{floor + 56}" fill="#5b6470">{_text(f"upwards: {y}; darker: {shade}")}</text>')
+    groups: list[list[tuple[Mark, float, float]]] = []
+    for mark in sorted(marks, key=lambda each: -each.y):
+        across, up = place(mark)
+        near = next((group for group in groups if abs(group[0][1] - across) < 40 and abs(group[0][2] - up) < 14), None)
+        (near.append if near is not None else lambda item: groups.append([item]))((mark, across, up))
+    for group in groups:
+        for mark, across, up in group:
+            dark = "none" if mark.shade is None else f"rgb({', '.join(str(round(c)) for c in _blue(mark.shade))})"
+            parts.append(
+                f'<circle cx="{across:.1f}" cy="{up:.1f}" r="5.5" fill="{dark}" stroke="#16191d">'
+                f"<title>{_text(mark.name)}</title></circle>"
+            )
+        names = [mark.name for mark, _, _ in group]
+        shown = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+        _, across, up = group[0]
+        parts.append(f'<text x="{across + 9:.1f}" y="{up - 6:.1f}" font-size="11" fill="#5b6470">{_text(shown)}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _blue(shade: float) -> list[float]:
+    light, dark = (241, 245, 249), (8, 66, 127)
+    return [a + (b - a) * min(1.0, max(0.0, shade)) for a, b in zip(light, dark, strict=True)]
+
+
 def _ticks(low: float, high: float) -> list[float]:
     """Four to seven round numbers that span the values."""
     width = max(high - low, 1e-9)

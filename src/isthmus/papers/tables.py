@@ -127,7 +127,7 @@ def find_tables(target: str) -> tuple[Paper, list[Table]]:
         return paper, list(paper.tables)
     exact = [table for table in paper.tables if wanted == table.key.lower() or wanted in table.aliases]
     found = exact or [
-        table for table in paper.tables if re.match(rf"{re.escape(wanted)}(\.|[a-z]$)", table.key.lower())
+        table for table in paper.tables if re.match(rf"{re.escape(wanted)}(\.|[a-z](\.|$))", table.key.lower())
     ]
     if not found:
         raise unknown(

@@ -87,19 +87,24 @@ def error_bound(parties: int, fraction_bits: int = FRACTION_BITS) -> float:
 
 
 class WordRows:
-    """Room for vectors of one length in one allocation: a fresh array for each of many clients would cost as much as
-    all that is written to it.
+    """Room for ``count`` vectors of one length that is used again and again: fresh memory for each of many clients in
+    every round would cost more than all that is written to it.
     """
 
     def __init__(self, count: int) -> None:
-        self._left, self._rows = count, np.empty((0, 0), np.int64)
+        self._count, self._left, self._rows = count, count, np.empty((0, 0), np.int64)
+
+    def begin(self) -> WordRows:
+        """All vectors may be overwritten now."""
+        self._left = self._count
+        return self
 
     def take(self, words: int) -> Integers:
-        """A vector that nobody else has."""
-        if self._left < 1 or (self._rows.size and self._rows.shape[1] != words):
+        """A vector that nobody else has until the next :meth:`begin`."""
+        if self._left == self._count and self._rows.shape[1] != words:
+            self._rows = np.empty((self._count, words), np.int64)
+        if self._left < 1 or self._rows.shape[1] != words:
             return np.empty(words, np.int64)
-        if not self._rows.size:
-            self._rows = np.empty((self._left, words), np.int64)
         self._left -= 1
         row: Integers = self._rows[self._left]
         return row

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 Words = NDArray[np.uint64]
 
 KEY_BYTES, SHORT_KEY_BYTES = 32, 16
-_BLOCK = 1 << 14
-"""Words made at a time (128 KiB): they are added while still in the cache."""
+_BLOCK = 1 << 15
+"""Words made at a time (256 KiB): they are added while still in the cache."""
 _ZEROS = bytes(8 * _BLOCK)
 
 
@@ -32,6 +32,8 @@ class Keystream:
             raise ValueError(f"a stream key has {KEY_BYTES} or {SHORT_KEY_BYTES} bytes, got {len(key)}")
         # The counter starts at zero: safe because a key serves one stream only.
         self._encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+        self.fill: Callable[[memoryview, bytearray], int] = self._encryptor.update_into
+        """The next bytes of the stream, as many as there are zeros, into a buffer that is 16 bytes longer."""
 
     @staticmethod
     def fresh() -> Keystream:
@@ -46,10 +48,6 @@ class Keystream:
             size = min(8 * _BLOCK, 8 * count - done)
             done += self._encryptor.update_into(memoryview(_ZEROS)[:size], view[done:])
         return np.frombuffer(buffer, "<u8", count).astype(np.uint64, copy=False)
-
-    def fill(self, zeros: memoryview, buffer: bytearray) -> None:
-        """The next bytes of the stream, as many as there are ``zeros``, into a buffer that is 16 bytes longer."""
-        self._encryptor.update_into(zeros, buffer)
 
     def below(self, bound: int, count: int) -> Words:
         """``count`` uniform integers in [0, bound), without bias: words that would cause one are thrown away."""
@@ -82,11 +80,11 @@ class Keystream:
 
 def add_streams(target: Words, add: Sequence[bytes], subtract: Sequence[bytes] = ()) -> None:
     """Add the streams of some keys to ``target`` and subtract those of others, modulo 2^64, in place."""
-    streams = [(Keystream(key), np.add) for key in add] + [(Keystream(key), np.subtract) for key in subtract]
+    fills = [(Keystream(key).fill, np.add) for key in add] + [(Keystream(key).fill, np.subtract) for key in subtract]
     buffer = bytearray(8 * min(_BLOCK, target.size) + 16)
     for begin in range(0, target.size, _BLOCK):
         part = target[begin : begin + _BLOCK]
         zeros, mask = memoryview(_ZEROS)[: 8 * part.size], np.frombuffer(buffer, "<u8", part.size)
-        for stream, apply in streams:
-            stream.fill(zeros, buffer)
-            apply(part, mask, out=part)
+        for fill, apply in fills:
+            fill(zeros, buffer)
+            apply(part, mask, part)

@@ -68,6 +68,7 @@ class LocalEngine:
         self._cohorts: dict[str, Cohort[Any]] = {}
         self._with_cohort: set[str] = set()
         self._choices: dict[str, CohortChoice] = {}
+        self._words: dict[tuple[str, str], WordRows] = {}  # masked vectors of the last call of each handler
         self._parties: dict[str, dict[PartyId, Party]] = {}
         for role, entry in table.roles.items():
             self._parties[role] = {}
@@ -196,7 +197,8 @@ class LocalEngine:
             )
         if calls[0].mask is None:
             return result
-        rows, parties = WordRows(len(calls)), self._parties[role]
+        # What was masked under these calls before has been added up.
+        rows, parties = self._words.setdefault((role, handler), WordRows(len(calls))).begin(), self._parties[role]
         return {call.party: parties[call.party].mask(result.row(k), call, rows) for k, call in enumerate(calls)}
 
     def _requests(self, calls: Sequence[Invocation]) -> tuple[Any, ...]:
