@@ -292,7 +292,7 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
         and set(tags) <= {tag for tag, _ in clean.elements} | {"code", "li", "ul"}
     )
     assert HOSTILE in document.text and "<script>half" in document.text
-    ours = {"b", "br"}  # plotly reads tags in its texts: only our own may be there
+    ours = {"b", "br"}  # the only tags that texts of figures may hold
     for text in strings(document.figures):
         assert {tag.strip("/") for tag in re.findall(r"<(/?\w+)", text)} <= ours
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.api.batch import Runner, raise_failure, runner
+from isthmus.api.model_words import model_words
 from isthmus.api.progress import say, size, watched
 from isthmus.api.result import Result, load
 from isthmus.api.table import Cell, Table, counted, scored
@@ -21,7 +22,6 @@ from isthmus.experiments.batch import Job, Outcome
 from isthmus.experiments.config import Settings, allowed_keys, resolve
 from isthmus.experiments.config_values import parse_override
 from isthmus.experiments.run import by_name
-from isthmus.methods.built_model import model_words
 from isthmus.metrics.gain import Gain, Scored, gains
 from isthmus.metrics.scores import at_score_round
 from isthmus.metrics.spread import client_stds, spread

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from isthmus.api.history import History
+from isthmus.api.model_words import model_words
 from isthmus.errors import ConfigError, DataError, unknown
 from isthmus.experiments.config import Settings, settings_from_toml
 from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.model_package import MODELS, ModelPackage, read_package, read_packages
 from isthmus.experiments.models import Models, Predictions, explained_model
 from isthmus.experiments.scenarios import parts_for, scenario_of
-from isthmus.methods.built_model import model_words
 from isthmus.methods.explain import Explanation, explain
 from isthmus.report import write_report
 

@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from isthmus.api.model_words import model_words
 from isthmus.api.progress import percent, size
 from isthmus.api.several import percent_spread
-from isthmus.methods.built_model import model_words
 from isthmus.metrics.scores import at_score_round
 
 

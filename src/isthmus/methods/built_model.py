@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -51,17 +50,3 @@ def _widths(model: Backbone) -> list[int]:
         next(value.shape for name, value in conv.named_parameters() if name in conv.weight_terms) for conv in convs
     ]
     return [shapes[0][-2], *(shape[-1] for shape in shapes)]
-
-
-def model_words(model: Mapping[str, Any] | None) -> str:
-    """The same as a line for people: ``sage, layers 1433-64-7, dropout 0.5, no input norm, no linear head``."""
-    if model is None:
-        return "not described by its settings"
-    if model["layers"] is None:
-        return f"{model['backbone']}, a module of your own, {model['parameters']:,} parameters"
-    parts = [model["backbone"], "layers " + "-".join(map(str, model["layers"]))]
-    if model["dropout"] is not None:
-        parts.append(f"dropout {model['dropout']:g}")
-    parts.append("input norm" if model["input_norm"] else "no input norm")
-    parts.append("linear head" if model["head"] else "no linear head")
-    return ", ".join(parts)

@@ -50,7 +50,7 @@ DIRECTIONS = ("up", "down", "peer", "device")
 
 
 def label(text: str, longest: int = 48) -> str:
-    """Text from a file, safe inside a plotly text: shortened and escaped."""
+    """Text from a file, safe inside a figure: shortened and escaped."""
     return html.escape(text if len(text) <= longest else text[: longest - 1] + "…", quote=False)
 
 
@@ -614,7 +614,7 @@ def _heat_map(
         "hoverongaps": False,
         "xgap": 1,
         "ygap": 1,
-        "zmin": 0,  # plotly heeds it only beside zmax
+        "zmin": 0,
         "zmax": max((value for row in values for value in row if value is not None), default=0) or 1,
         "colorscale": [[0, "@heat0"], [0.5, "@heat1"], [1, "@heat2"]],
         "colorbar": {
