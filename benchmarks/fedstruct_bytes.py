@@ -22,6 +22,7 @@ from isthmus.experiments.scenarios import scenario_of
 
 Formula = Callable[[dict[str, float]], float]
 ROUNDS = 2
+ENDS = ("sender", "receiver")  # one address may stand for all
 
 VARIANTS: list[tuple[str, str, dict[str, Any], str, Formula, str, Formula]] = [
     (
@@ -58,8 +59,9 @@ def sent(folder: Path) -> dict[str, int]:
     for path in sorted((folder / "ledger").glob("*.jsonl")):
         for line in path.read_text().splitlines():
             entry = json.loads(line)
-            ends = zip(entry["sender"], entry["receiver"], entry["bytes"], strict=True)
-            size = sum(number for sender, receiver, number in ends if sender != receiver)  # mail to oneself stays
+            ends = (entry[end] * len(entry["bytes"]) if len(entry[end]) == 1 else entry[end] for end in ENDS)
+            pairs = zip(*ends, entry["bytes"], strict=True)
+            size = sum(number for sender, receiver, number in pairs if sender != receiver)  # mail to oneself stays
             found[entry["phase"]] = found.get(entry["phase"], 0) + size
     return found
 

@@ -1,7 +1,13 @@
-"""Cost of the privacy core: field, Lagrange shares and pairwise masks, in one run on one thread.
+"""Cost of the privacy core: FedAvg with and without secure sums, field, Lagrange shares and masks, in
+one run on one thread.
 
     python benchmarks/privacy.py [--numbers 100000,1000000,10000000] [--clients 3,10,100] [--budget SECONDS] [--skip
-    field,masks,...]
+    field,masks,...] [--runs cora:10,cora:50,pubmed:1000]
+
+The runs are those of `isthmus run fedavg` with clients trained together, plain and secure rounds in turn, in CPU
+seconds: `masking` is all that a secure round does more at the clients (encoding, streams, check words), `streams` what
+the generator (AES-128 in counter mode) alone needs for as many words in as many streams. `setup` is keys, the mask
+graph, key agreements, and the first sum. Keys are bytes per client.
 
 Each protocol's sum is compared with the exact one. Times are wall seconds, the better of two where a run takes less
 than a second. `client` is what one client spends, `server` what the receiver spends on all clients' uploads; bytes are
@@ -12,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import resource
+import statistics
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -19,12 +26,21 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, DataError
+from isthmus.experiments.config import resolve
+from isthmus.experiments.run import SimulatedRun
+from isthmus.experiments.scenarios import scenario_of
+from isthmus.federation import codec
+from isthmus.federation.messages import Message
+from isthmus.federation.party import Invocation, Outcome, Party
+from isthmus.federation.secure import SumKeys
 from isthmus.privacy.field import P31, P61, Field
 from isthmus.privacy.fixedpoint import FixedPoint
-from isthmus.privacy.flatten import encode_all, error_bound, template_of_leaves
+from isthmus.privacy.flatten import WordRows, encode_all, error_bound, template_of_leaves
 from isthmus.privacy.lagrange import LagrangeCode
-from isthmus.privacy.masks import SumParty, SumRoster, SumServer, SumTag
+from isthmus.privacy.mask_graph import choices_for
+from isthmus.privacy.masks import CHECK_WORDS, SumParty, SumRoster, SumServer, SumTag
+from isthmus.privacy.prg import SHORT_KEY_BYTES, Keystream
 
 T = TypeVar("T")
 PRIMES = {"2^31-1": P31, "2^61-1": P61}
@@ -84,7 +100,7 @@ def bench_lagrange(numbers: int) -> None:
 def check_masks(clients: int) -> None:
     """All parties, few numbers: the total is the plain sum within the bound."""
     parties = {f"client-{i}": SumParty(f"client-{i}") for i in range(clients)}
-    roster = SumRoster({name: party.public_key for name, party in parties.items()})
+    roster = SumRoster({name: party.public_key for name, party in parties.items()}, choices_for(clients))
     tag = SumTag("benchmark", "check", 0, 0)
     values = {name: torch.randn(500, dtype=torch.float64) for name in parties}
     server = SumServer(roster, tag)
@@ -98,7 +114,7 @@ def check_masks(clients: int) -> None:
 def bench_masks(numbers: int, clients: int) -> None:
     party = SumParty("client-0")
     others = {f"client-{i}": SumParty(f"client-{i}").public_key for i in range(1, clients)}
-    roster = SumRoster({"client-0": party.public_key, **others})
+    roster = SumRoster({"client-0": party.public_key, **others}, choices_for(clients))
     values = torch.randn(numbers)
     encode, words = timed(lambda: encode_all([values], parties=clients))
     attempts = iter(range(10))
@@ -127,12 +143,81 @@ def bench_masks(numbers: int, clients: int) -> None:
     )
 
 
+def bench_run(dataset: str, clients: int, rounds: int) -> None:
+    """FedAvg, plain and secure rounds in turn."""
+    loops, scenario = {}, None
+    for secure in (False, True):
+        flags = {"dataset": dataset, "clients": clients, "partition": "random", "secure_sum": secure}
+        settings = resolve("fedavg", {**flags, "rounds": rounds})
+        try:
+            scenario = scenario or scenario_of(settings)
+        except DataError as error:
+            line(f"fedavg {dataset}", 0, clients, f"left out: {error}")
+            return
+        loops[secure] = SimulatedRun(settings, scenario)
+    masked: list[float] = []
+    genuine = Party.mask
+
+    def timed_mask(party: Party, outcome: Outcome, call: Invocation, rows: WordRows | None = None) -> Message:
+        begin = time.process_time()
+        reply = genuine(party, outcome, call, rows)
+        masked[-1] += time.process_time() - begin
+        return reply
+
+    spent: dict[bool, list[float]] = {False: [], True: []}
+    states = {secure: experiment.loop.state for secure, experiment in loops.items()}
+    phases = {phase.name: phase for phase in loops[True].settings.method.phases}
+    Party.mask = timed_mask  # type: ignore[method-assign]
+    try:
+        for step, name in enumerate(["setup", *["train"] * rounds]):
+            for secure, experiment in loops.items():
+                masked.append(0.0)
+                session = experiment.loop.session
+                session.clock.begin(name, max(1, step), step + 1)
+                begin = time.process_time()
+                states[secure], _ = phases[name].run_round(states[secure], session, experiment.settings.method_config)
+                spent[secure].append(time.process_time() - begin)
+    finally:
+        Party.mask = genuine  # type: ignore[method-assign]
+    numbers = sum(weight.numel() for weight in states[True].weights.values()) + 1 + CHECK_WORDS
+    [roster] = loops[True].loop.session.clock.rosters.values()
+    streams = sum(len(roster.neighbours(party)) for party in roster.parties)
+    plain, secured = (statistics.median(spent[secure][1:]) for secure in (False, True))
+    masking, generator = statistics.median(masked[3::2]), generator_seconds(streams, numbers)
+    keys = sum(codec.size(SumKeys(roster.seen_by(party).keys)) for party in roster.parties) / clients
+    line(
+        f"fedavg {dataset}",
+        numbers,
+        clients,
+        f"round: plain {1000 * plain:.1f} ms, secure {1000 * secured:.1f} ms  masking {1000 * masking:.1f} ms = "
+        f"{masking / generator:.2f} x streams {1000 * generator:.1f} ms "
+        f"({8e-9 * streams * numbers / generator:.1f} GB/s)  "
+        f"neighbours {streams / clients:.1f}  setup {spent[True][0]:.2f} s (plain {spent[False][0]:.2f} s)  keys "
+        f"{keys:,.0f} bytes",
+    )
+
+
+def generator_seconds(streams: int, numbers: int) -> float:
+    """CPU seconds of the generator alone for so many streams of so many words, from a part of them."""
+    part = min(streams, max(50, 40_000_000 // numbers))
+    buffer = bytearray(8 * numbers + 16)
+    zeros = memoryview(bytes(8 * numbers))
+    found = []
+    for _ in range(3):
+        begin = time.process_time()
+        for _ in range(part):
+            Keystream(bytes(SHORT_KEY_BYTES)).fill(zeros, buffer)
+        found.append(time.process_time() - begin)
+    return statistics.median(found) * streams / part
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--numbers", default="100000,1000000,10000000")
     parser.add_argument("--clients", default="3,10,100")
     parser.add_argument("--budget", type=float, default=120.0, help="seconds after which larger sizes are left out")
-    parser.add_argument("--skip", default="", help="comma-separated: field, lagrange, masks")
+    parser.add_argument("--skip", default="", help="comma-separated: runs, field, lagrange, masks")
+    parser.add_argument("--runs", default="cora:10,cora:50,pubmed:1000", help="data sets with their number of clients")
     options = parser.parse_args()
     torch.set_num_threads(1)
     begin = time.perf_counter()
@@ -143,6 +228,9 @@ def main() -> None:
     for prime in PRIMES.values():
         LagrangeCode(Field(prime), 1).encode(Field(prime).random(2))
     print(f"{'part':<22} {'numbers':>10} {'clients':>8}")
+    for text in options.runs.split(",") if "runs" not in options.skip.split(",") else ():
+        dataset, _, clients = text.partition(":")
+        bench_run(dataset, int(clients), rounds=3 if int(clients) > 100 else 12)
     for numbers in sizes:
         jobs: list[tuple[str, float, Callable[[], None]]] = [
             ("field", 3e-7 * numbers, lambda n=numbers: bench_field(n)),

@@ -44,8 +44,10 @@ def test_every_page_of_the_navigation_is_there(build: ModuleType, tmp_path: Path
 
 def test_links_are_those_of_the_site(build: ModuleType) -> None:
     page = ROOT / "docs" / "methods" / "fedstar.md"
-    text = "[a](../results/README.md#x) [b](../../src/isthmus/errors.py) [c](../../README.md) [d](https://x.org) [e](#here)"
-    assert build.relinked(text, page) == ("[a](../results/index.md#x) b [c](../index.md) [d](https://x.org) [e](#here)")
+    text = (
+        "[a](../results/README.md#x) [b](../../src/isthmus/errors.py) [c](../../README.md) [d](https://x.org) [e](#h)"
+    )
+    assert build.relinked(text, page) == ("[a](../results/index.md#x) b [c](../index.md) [d](https://x.org) [e](#h)")
     assert build.relinked("[t](docs/tutorial.ipynb)", ROOT / "README.md") == "[t](tutorial.md)"
 
 

@@ -1,7 +1,7 @@
 """The documentation as a site: ``make docs`` writes ``build/site``, without a network, and checks every link in it.
 
-Sources are the pages in ``docs/`` as they are, README as the first page, CONTRIBUTING and CHANGELOG, notebooks as pages,
-and two pages made from the code: commands and their options (from the command line's own help), and the Python
+Sources are the pages in ``docs/`` as they are, README as the first page, CONTRIBUTING and CHANGELOG, notebooks as
+pages, and two pages made from the code: commands and their options (from the command line's own help), and the Python
 interface (from signatures and docstrings). Links to source files become plain text: the site holds pages only.
 """
 

@@ -145,8 +145,12 @@ def test_progress_is_about_ten_lines(tmp_path: Path, capsys: pytest.CaptureFixtu
         main(["run", "local", *SCENARIO, "--rounds", "40", "--set", "hidden=4", "--out", str(tmp_path / "r"), "--json"])
         == 0
     )
-    lines = capsys.readouterr().err.splitlines()
-    assert 8 <= len(lines) <= 12 and all(re.search(r"train \d+/40  val .* sent .* left ", line) for line in lines)
+    header, *lines = capsys.readouterr().err.splitlines()
+    assert (
+        "split 10/10/80" in header
+        and 8 <= len(lines) <= 12
+        and all(re.search(r"train \d+/40  val .* sent .* left ", line) for line in lines)
+    )
 
 
 def test_a_live_bar_on_a_terminal(

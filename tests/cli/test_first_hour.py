@@ -153,6 +153,13 @@ def test_a_result_says_what_was_run(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "split 10/10/80" in shown and "preset fedstruct" in shown and "test, pooled is of the same round" in shown
 
 
+def test_a_run_says_so_when_it_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "fedavg", *SMALL, "--rounds", "1", "--out", str(tmp_path / "a")]) == 0
+    first = capsys.readouterr().err.splitlines()[0]
+    for said in ("split 10/10/80", "preset general", "sage hidden 4", "dropout 0.5", "selection best_val_acc"):
+        assert said in first
+
+
 def test_compare_says_what_else_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["compare", "fedavg", "fedavg:hidden=8", *SMALL, "--rounds", "1", "--runs", "1", "--jobs", "1"]
     assert main([*words, "--out", str(tmp_path)]) == 0

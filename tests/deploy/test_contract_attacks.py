@@ -16,8 +16,10 @@ from isthmus.errors import ProtocolError, RunError
 from isthmus.federation import codec, secure
 from isthmus.federation.interface import Failure
 from isthmus.federation.party import Invocation, Turn
+from isthmus.federation.secure import MaskOrder
 from isthmus.methods.fedavg import Broadcast, FedAvgClient, Update
 from isthmus.methods.training import Deployed
+from isthmus.privacy.masks import SumRoster
 from isthmus.tensors import Weights
 
 VICTIM, OTHERS = "client-0", ("client-1", "client-2", "client-3")
@@ -326,7 +328,9 @@ def test_nobody_fails_for_the_size_of_its_numbers(
         monkeypatch.setattr(
             secure,
             "_masked_words",
-            lambda party, leaves, order, context: party.mask([*leaves, 0], order.roster, order.tag, context=context),
+            lambda party, leaves, order, context, rows: party.mask(
+                [*leaves, 0], order.roster, order.tag, context=context
+            ),
         )
     server = started(tmp_path, weighting="nodes")
     large = {client: data.num_nodes >= 15 for client, data in server.parts.items()}
@@ -340,3 +344,23 @@ def test_the_total_tells_that_somebody_could_not_take_part(tmp_path: Path) -> No
     calls = server.calls("local_update", TRAIN, dict.fromkeys(server.parts, Broadcast(weights, 14.5)))
     with pytest.raises(RunError, match="1 of the 4 parties of a secure sum hold numbers that are too large"):
         server.total(calls)
+
+
+# -- mask graphs -------------------------------------------------------------------------------------
+
+
+def test_a_mask_graph_thinner_than_the_number_of_parties_asks_for_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that may say how many neighbours there are leaves a victim with colluding ones only."""
+    server = HostileServer(tmp_path, hostile_settings())
+    server.engine.commit(0)
+    calls = server.calls("size", SETUP, dict.fromkeys(server.keys))
+    assert calls[0].mask is not None
+    thin = MaskOrder(SumRoster(server.keys, 1), calls[0].mask.tag)
+    with pytest.raises(Refused):
+        server.total([replace(call, mask=thin.seen_by(call.party)) for call in calls])
+    assert any("wrong number of neighbours" in line for line in caplog.messages)
+    server.without_contracts()
+    total = server.total([replace(call, mask=thin.seen_by(call.party)) for call in calls])
+    assert total.samples > 0, "without contracts they would mask with whomever they are told to"

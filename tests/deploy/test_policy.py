@@ -58,6 +58,7 @@ REFUSED = {
         "Report (embedding, model)": "hidden_from_server",
         "Evaluation (count, label statistic, metric)": 'scores = "together"',
     },
+    "fedsageplus": {"Generated (embedding)": "hidden_from_others"},
     "fedstruct-private": {
         "Queries (label statistic)": "hidden_from_others",
         "Sums (embedding)": "hidden_from_others",
@@ -80,6 +81,7 @@ REFUSED = {
         "Update of clients that are asked different things": "secure_sum = true",
         "Evaluation of clients that are asked different things": "secure_sum = true",
     },
+    "fedsageplus": {"Generated (embedding)": "hidden_from_others"},
     "fedspray-published": {
         "Census (label statistic)": "hidden_from_server",
         "Upload (embedding, model)": "hidden_from_server",

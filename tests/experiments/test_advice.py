@@ -100,6 +100,10 @@ def test_every_plan_has_a_rule_and_settings_that_its_method_takes() -> None:
     assert set(PLANS) == set(_RULES)
     for plan in PLANS.values():
         resolve(plan.method, {"dataset": "csbm", **plan.settings})
+    # Also on data sets of a paper: nobody is compared on another split, other arcs or another scale.
+    for dataset in ("citeseer", "pubmed", "cora"):
+        runs = [resolve(plan.method, {"dataset": dataset, **plan.settings}).run for plan in PLANS.values()]
+        assert len({(run.partition, run.clients, run.split, run.undirected, run.scale) for run in runs}) == 1
     for plan in GRAPH_PLANS.values():
         resolve(plan.method, {"dataset": "motifs", **plan.settings})
 
@@ -184,10 +188,10 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scenario = ["--dataset", "csbm:nodes=120", "--clients", "3"]
     assert main(["advise", *scenario]) == 0
     out = capsys.readouterr().out
-    assert "1. " in out and "a plain model" in out and "--set rounds=100" in out
+    assert "1. " in out and "a plain model" in out and "--set preset=general" in out
     assert main(["advise", *scenario, "--json"]) == 0
     plain = json.loads(capsys.readouterr().out)
-    assert plain["choices"][0]["settings"]["rounds"] == 100 and plain["facts"]["clients"] == 3
+    assert plain["choices"][0]["settings"]["preset"] == "general" and plain["facts"]["clients"] == 3
     assert main(["run", "auto", *scenario, "--rounds", "1", "--out", str(tmp_path / "auto")]) == 0
     assert "chosen on validation" in capsys.readouterr().out
     assert main(["advise"]) == 2 and "no data set given" in capsys.readouterr().err

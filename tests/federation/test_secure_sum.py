@@ -4,6 +4,7 @@ mistake.
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,19 +15,23 @@ from faults import Fault, FaultyEngine
 from torch import Tensor
 
 from isthmus.data.scenario import Scenario, build_scenario
-from isthmus.errors import ConfigError, RunError
+from isthmus.errors import RunError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.disclosure import sheet_of
 from isthmus.experiments.run import SimulatedRun
+from isthmus.federation import codec
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.interface import QuorumError
 from isthmus.federation.ledger import differences
 from isthmus.federation.messages import Count, Identifier, Message, Model, Structure
 from isthmus.federation.roles import Client, Role, RoleTable, handler
-from isthmus.federation.secure import Masked
+from isthmus.federation.secure import Masked, SumKeys
 from isthmus.federation.session import Session
+from isthmus.methods.fedstruct.algorithm import FedStructCohort
 from isthmus.privacy.attacks.uniform import uniformity
 from isthmus.privacy.flatten import error_bound
+from isthmus.privacy.mask_graph import choices_for
+from isthmus.privacy.masks import SumRoster
 from isthmus.records import Record
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights, equal_weights, max_difference
@@ -46,7 +51,7 @@ def play(method: str, scenario: Scenario, engine: type[LocalEngine] = LocalEngin
 
 
 def model(experiment: SimulatedRun) -> Weights:
-    exported: Weights = experiment.engine.party("client-0").client.export()
+    exported: Weights = experiment.engine.party(experiment.engine.parties("client")[0]).client.export()
     return exported
 
 
@@ -102,12 +107,64 @@ def test_bytes_of_masked_messages_are_on_the_ledger(scenario: Scenario) -> None:
     assert 1.5 * plain < masked < 3 * plain, "64-bit words instead of float32"
 
 
-def test_one_client_and_cohorts_and_medians_are_refused(scenario: Scenario) -> None:
+def test_one_client_is_refused(scenario: Scenario) -> None:
     alone = build_scenario(dataset="csbm:nodes=40,classes=3,features=16", clients=1, split="30/20/50", seed=5)
     with pytest.raises(RunError, match="one party"):
         play("fedavg", alone, clients=1, secure_sum=True)
-    with pytest.raises(ConfigError, match="execution=each"):
-        resolve("fedavg", {"dataset": "csbm", "secure_sum": True, "execution": "cohort"})
+
+
+@pytest.mark.parametrize(("method", "clients"), [("fedavg", 20), ("fedspray", 3), ("fedsgd", 3)])
+def test_clients_trained_together_mask_the_same_numbers_as_each_by_itself(method: str, clients: int) -> None:
+    settings: dict[str, Any] = {"precision": "float64", "clients": clients, "rounds": 2, "secure_sum": True}
+    many = build_scenario(
+        dataset=f"csbm:nodes={12 * clients},classes=3,features=8", clients=clients, split="30/20/50", seed=5
+    )
+    each, together = (play(method, many, execution=how, **settings) for how in ("each", "cohort"))
+    assert (each.settings.run.execution, together.settings.run.execution) == ("each", "cohort")
+    assert max_difference(model(each), model(together)) < 1e-9
+    assert masked_rows(each) == masked_rows(together), "the same ledger"
+    plain = play(method, many, execution="cohort", **settings | {"secure_sum": False})
+    assert max_difference(model(plain), model(together)) < 1e-8
+
+
+def test_a_cohort_that_forms_only_totals_is_not_asked_for_rows(
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(cohort: FedStructCohort, task: Any) -> Any:
+        raise AssertionError("rows of this stack are nobody's own")
+
+    monkeypatch.setattr(FedStructCohort, "gradient", wrong)
+    experiment = play("fedstruct", scenario, execution="cohort", secure_sum=True, rounds=1, protocol="hardened")
+    assert experiment.settings.run.execution == "cohort"
+
+
+def masked_rows(experiment: SimulatedRun) -> list[Any]:
+    """The ledger without the keys: how many neighbours a client has depends on secret keys."""
+    return [row for row in experiment.loop.sheet.rows() if row["message"] != "SumKeys"]
+
+
+def test_what_clients_trained_together_send_is_uniform(scenario: Scenario) -> None:
+    sent: list[Masked] = []
+
+    class Recording(LocalEngine):
+        def dispatch(self, calls: Any, timeout: float | None) -> Any:
+            outcome = super().dispatch(calls, timeout)
+            if calls[0].mask is not None:
+                assert len(outcome) == 3 and all(isinstance(reply, Masked) for reply in outcome.values())
+                sent.extend(Masked(reply.words.clone(), reply.layout) for reply in outcome.values())
+            return outcome
+
+    play("fedavg", scenario, engine=Recording, secure_sum=True, hidden=(32,), execution="cohort")
+    assert uniformity(np.concatenate([message.words.numpy().view(np.uint64) for message in sent])) > 1e-4
+
+
+def test_keys_for_a_client_grow_as_the_logarithm_of_their_number() -> None:
+    mean = []
+    for clients in (50, 200, 800):
+        keys = {f"client-{i:03d}": secrets.token_bytes(32) for i in range(clients)}
+        roster = SumRoster(keys, choices_for(clients))
+        mean.append(sum(codec.size(SumKeys(roster.seen_by(party).keys)) for party in keys) / clients)
+    assert mean[0] < mean[1] < mean[2] < mean[1] + 1.5 * (mean[1] - mean[0]), "four times the clients add the same"
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from isthmus.federation.script import ask, mail, total
 from isthmus.federation.secure import MaskOrder
 from isthmus.federation.watch import AdmittedCall, MemoryLog, RolledBack, Watch, WatchRules
 from isthmus.methods.fedavg import METHOD, FedAvgClient
+from isthmus.privacy.mask_graph import choices_for
 from isthmus.privacy.masks import SumRoster, SumTag
 
 CLIENTS = tuple(f"client-{number}" for number in range(4))
@@ -103,6 +104,30 @@ def test_the_minimum_of_a_sum_is_the_sites_own() -> None:
     with pytest.raises(ProtocolError, match="over 3 parties; at least 4 must"):
         watch.check(call(1, CLIENTS[:3]))
     admit(watch, call(1))
+
+
+def test_a_sparse_mask_graph_is_the_right_one() -> None:
+    """As many neighbours as the number of parties asks for, and only where the server does not choose the roster."""
+    clients = tuple(f"client-{number:02d}" for number in range(24))
+    keys = {client: bytes([number]) * 32 for number, client in enumerate(clients)}
+    line = Line("train", "client", "size", "total", summed=True)
+
+    def check(chosen: int, roster: tuple[str, ...] = clients, **changes: Any) -> None:
+        agreed = Contract((replace(line, **changes),), in_order([("train", 3, 1)]), clients, ("client",), True, "test")
+        order = MaskOrder(SumRoster({name: keys[name] for name in roster}, chosen), SumTag("", "train", 1, 1, "size"))
+        asked = Invocation(clients[0], "client", "size", Turn(0, "train", 1, 1), 1, mask=order)
+        Watch(agreed, clients[0], "client", full=True).check(asked)
+
+    right = choices_for(24)
+    check(right)
+    check(0)  # more masks than needed
+    for wrong in (1, right - 1, right + 1):
+        with pytest.raises(ProtocolError, match="wrong number of neighbours"):
+            check(wrong)
+    check(right, some=True)
+    check(0, clients[:22], some=True)
+    with pytest.raises(ProtocolError, match="wrong number of neighbours"):
+        check(choices_for(22), clients[:22], some=True)
 
 
 @pytest.mark.parametrize(

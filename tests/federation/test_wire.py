@@ -132,6 +132,19 @@ def test_orders_of_secure_sums() -> None:
     assert there([call("a", "post", mail=MailOrder(3))])[0].mail == MailOrder(3)
 
 
+def test_an_order_to_one_party_has_the_keys_of_its_neighbours_only() -> None:
+    names = [f"client-{number:02d}" for number in range(30)]
+    roster = SumRoster({name: bytes([number]) * 32 for number, name in enumerate(names)}, 6)
+    order = MaskOrder(roster, SumTag("run", "train", 7, 3, "train", 2)).seen_by(names[0])
+    [read] = there([call(names[0], argument=ASK, mask=order)])
+    assert read.mask is not None and read.mask.roster == order.roster
+    assert read.mask.roster.neighbours(names[0]) == roster.neighbours(names[0])
+    assert len(read.mask.roster) == 30 and len(read.mask.roster.keys) == 1 + len(roster.neighbours(names[0])) < 20
+    assert read.mask.roster.fingerprint == roster.fingerprint
+    outsider = MaskOrder(roster, SumTag("run", "train", 7, 3, receiver="somebody")).seen_by("somebody")
+    assert outsider.roster.parties == roster.parties and not outsider.roster.keys
+
+
 def test_outcomes() -> None:
     calls = [call(party, argument=ASK) for party in "abc"]
     shared = Reply(torch.ones(3), 0.25)

@@ -17,9 +17,11 @@ from isthmus.errors import ConfigError, DataError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.disclosure import sheet_of
 from isthmus.experiments.run import SimulatedRun
+from isthmus.federation.interface import View
 from isthmus.graph.graphlets import graphlet_degrees, standardised
 from isthmus.graph.normalise import row_norm
-from isthmus.methods.fedstruct.server_graph import HEAD_H, HEAD_Z, graph_of, net_of
+from isthmus.methods.fedstruct.server_graph import HEAD_H, HEAD_Z, graph_of, net_of, script
+from isthmus.privacy.attacks.labels import labels_from_embedding_gradient, labels_from_signs
 from isthmus.testing import check_method
 
 SMALL = {
@@ -31,6 +33,7 @@ SMALL = {
     "dropout": 0.0,
 }
 SMALL |= {"structure_hops": 2, "loss": "ce", "optimizer": "sgd", "weight_decay": 0.0, "lr": 0.1}
+VIEW = View(("client-0", "client-1", "client-2"), 6, 3)
 SKIP = {
     "one_client_equals_local": "one client still has its structure branch",
     "identical_clients_stay_identical": "a node has one owner",
@@ -197,3 +200,31 @@ def test_graphlets_of_a_multigraph_are_refused() -> None:
 def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve("fedstruct-server", {"dataset": "csbm", "preset": "fedstruct", **settings})
+
+
+@pytest.mark.parametrize("join", ["sum", "concat"])
+def test_residuals_tell_labels_to_the_server(join: str) -> None:
+    where = graph(40, clients=3)
+    run = experiment(where, join=join)
+    run.loop.play(until=1)
+    weights = run.loop.state.weights  # type: ignore[attr-defined]
+    seen: dict[str, Any] = {}
+    ask = run.loop.session.call
+
+    def watched(handler: Any, *arguments: Any, **more: Any) -> Any:
+        replies = ask(handler, *arguments, **more)
+        seen.setdefault(handler.__name__, replies)
+        return replies
+
+    run.loop.session.call = watched  # type: ignore[method-assign]
+    run.loop.play()
+    for client, data in where.parts.items():
+        rows = seen["residuals"][client].z.numpy()
+        told = (
+            labels_from_signs(rows)
+            if join == "sum"
+            else labels_from_embedding_gradient(rows, weights[HEAD_Z].T.numpy())
+        )
+        assert told.score(data.y[data.train].numpy(), "server").exact
+    published = replace(run.settings.method_config, gradients="jacobian")
+    assert "residuals" not in {line.handler.__name__ for line in script(published, VIEW)["train"]}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import isthmus
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.disclosure import sheet_of_settings
@@ -479,3 +481,23 @@ def test_sizes_of_messages_beside_the_formulas() -> None:
     twice = play("scaffold", rounds=1).loop
     rows = next(row for row in twice.sheet.rows() if row["message"] == "Update")["bytes_by_kind"]
     assert rows["model"] == rows["gradient"] == 4 * values * SMALL["clients"]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "moon", "fedtad", "fedpub"])
+def test_which_model_is_scored_is_a_setting(method: str) -> None:
+    """After local training a client scores what its own epochs made, which nobody has averaged yet."""
+    received, after = play(method), play(method, score_model="after_local")
+    ours = models(after)
+    assert any(not equal_weights(weights, ours["client-0"]) for weights in ours.values())
+    assert not same(received, after)
+
+
+def test_the_score_rule_says_which_model_was_scored(tmp_path: Path) -> None:
+    for choice, said in (("received", False), ("after_local", True)):
+        result = isthmus.run("fedavg", **SMALL, score_model=choice, out=tmp_path / choice, quiet=True)
+        assert ("after local training" in result["score_rule"]) is said
+
+
+def test_a_method_whose_personal_models_are_scored_refuses_to_choose() -> None:
+    with pytest.raises(ConfigError, match="score_model"):
+        start("ditto", score_model="after_local")

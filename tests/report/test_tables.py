@@ -137,3 +137,13 @@ def test_graph_gain_has_a_column_where_local_and_central_are_there(tmp_path: Pat
     assert "graph gain (%)" not in table_cells(result_table(folders[:2]))[0]
     headings, cells = table_cells(result_table(folders))
     assert [row[headings.index("graph gain (%)")] for row in cells] == ["0.00", "75.00", "100.00"]
+
+
+def test_gain_over_local_needs_one_local_and_one_rule(tmp_path: Path) -> None:
+    local, fedavg = write_run(tmp_path / "a", "local"), write_run(tmp_path / "b", "fedavg")
+    headings, cells = table_cells(result_table([local, fedavg]))
+    assert [line[headings.index("to Local")] for line in cells] == [words.ABSENT, "+16.00"]
+    other = write_run(tmp_path / "c", "local", settings={"hidden": 8})
+    assert "to Local" not in table_cells(result_table([local, fedavg, other]))[0]
+    unlike = write_run(tmp_path / "d", "fedsgd", result={"score_rule": "another"})
+    assert "to Local" not in table_cells(result_table([local, fedavg, unlike]))[0]

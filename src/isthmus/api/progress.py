@@ -62,6 +62,8 @@ class ProgressDisplay(Callback):
         self.folder = folder
         if not self._given:
             self.label = f"{run.method} on {run.dataset}, {run.clients} clients, seed {run.seed}"
+            if self.cell is None:
+                say(f"{self.label}: {what_is_run(settings)}")
         if step:
             say(f"{self.label}: continued after {step} of {steps} rounds, setup included")
         if self.cell is None and self.console.is_terminal:
@@ -103,6 +105,21 @@ class ProgressDisplay(Callback):
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
+
+
+def what_is_run(settings: Settings) -> str:
+    """Split, preset, model, score and selection of a run that begins, in a line."""
+    run, config = settings.run, settings.method_config
+    model = [str(getattr(config, "backbone", "")) or "no backbone"]
+    if hidden := getattr(config, "hidden", ()):
+        model.append("hidden " + "-".join(map(str, hidden)))
+    model += [name.replace("_", " ") for name in ("input_norm", "head") if getattr(config, name, False)]
+    if getattr(config, "dropout", None) is not None:
+        model.append(f"dropout {config.dropout:g}")
+    return (
+        f"partition {run.partition}, split {run.split}, preset {run.preset}, model {' '.join(model)}, score "
+        f"{settings.score} of {run.metric}, selection {run.selection}"
+    )
 
 
 def display_for_python(quiet: bool) -> list[Callback]:

@@ -64,7 +64,7 @@ def hop_sums(folder: RunFolder, settings: Settings, parts: Mapping[PartyId, Node
     played = _played(folder, settings, parts)
     if played is None:
         return
-    found = dict.fromkeys(COUNTS, 0)
+    found: dict[str, float] = dict.fromkeys(COUNTS, 0)
     for data in parts.values():
         _attack(data, parts, played, settings.secure, found)
     how = "sums over senders" if settings.secure else "sums of each sender"
@@ -138,7 +138,7 @@ def _played(folder: RunFolder, settings: Settings, parts: Mapping[PartyId, NodeD
 
 
 def _attack(
-    data: NodeData, parts: Mapping[PartyId, NodeData], played: Played, secure: bool, found: dict[str, int]
+    data: NodeData, parts: Mapping[PartyId, NodeData], played: Played, secure: bool, found: dict[str, float]
 ) -> None:
     """One client's attacks, added to what all found."""
     position = {node: row for row, node in enumerate(played.ids.tolist())}

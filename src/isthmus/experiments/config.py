@@ -153,8 +153,6 @@ class RunConfig:
             raise ConfigError(f"threads must be at most {MAX_THREADS}, got {self.threads}")
         if self.plugins and self.engine == "ray":
             raise ConfigError("own files and modules are not sent to ray's processes: use --engine local, or nvflare")
-        if self.execution == "cohort" and self.secure_sum:
-            raise ConfigError("secure_sum=true masks each client's message by itself: use it with execution=each")
         if self.execution == "cohort" and self.transcript:
             raise ConfigError("transcript=true keeps messages one by one: use it with execution=each")
         if self.execution == "cohort" and self.wire:

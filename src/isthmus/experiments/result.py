@@ -56,6 +56,8 @@ def form_result(
     run = settings.run
     selected, last = selected_line(lines, run.selection), lines[-1]
     score, score_rule = score_of(selected, last, settings.score, run.metric)
+    if getattr(settings.method_config, "score_model", "received") == "after_local":
+        score_rule += ", models after local training"
     means = selected.get("test_group_client_means", {})  # absent in runs of older versions
     return {
         "method": run.method,

@@ -39,6 +39,7 @@ from isthmus.federation.interface import QuorumError, View
 from isthmus.federation.kept import fields_bytes
 from isthmus.federation.ledger import PROTECTIONS
 from isthmus.federation.messages import SERVER
+from isthmus.federation.roles import together_behind_masks
 from isthmus.methods.built_model import describe_model
 from isthmus.seeds import Stream
 
@@ -370,7 +371,9 @@ class SimulatedRun(RunDriver):
             settings.method_config,
             Stream(run.seed, ("party",)),
             wire=run.wire,
-            cohort=run.execution != "each" and not (run.wire or run.secure_sum or run.transcript),
+            cohort=run.execution != "each"
+            and not (run.wire or run.transcript)
+            and (not settings.secure or together_behind_masks(settings.method.table.roles.values())),
             **(engine_options if engine is not None else run.engine_options),
         )
         try:

@@ -17,6 +17,7 @@ from isthmus.federation.script_recorder import ScriptRecorder
 from isthmus.federation.secure import KEYS_PHASE, Sealed, SumKey, SumKeys
 from isthmus.federation.transcript import Transcript
 from isthmus.federation.watch import SessionWatch
+from isthmus.privacy.masks import SumRoster
 from isthmus.privacy.sealed_message import OVERHEAD
 
 
@@ -34,6 +35,7 @@ class Clock:
         self.seed, self.secure, self.transcript, self.watch = seed, secure, transcript, watch
         self.run = secrets.token_hex(16)  # of this process: keys of secure sums belong to it
         self.sum_keys: dict[str, dict[PartyId, bytes]] = {}
+        self.rosters: dict[tuple[str, tuple[PartyId, ...], int], SumRoster] = {}
         self.incarnation = incarnation
         self.turn = Turn(incarnation, "init", 0)
         self.sequence = 0
@@ -114,18 +116,19 @@ class Bookkeeping:
         sizes = [measured(message)[0] for message in messages]
         self._entry(declared, handler, "masked", senders, receivers, sizes, {Kind.SHARE: sum(sizes)})
 
-    def keys(self, keys: Mapping[PartyId, bytes]) -> None:
-        """The session keys of secure sums: from every party, and all of them to every party."""
-        parties, count = tuple(keys), len(keys)
-        up, down = codec.size(SumKey(b"0" * 32)), codec.size(SumKeys(keys))
+    def keys(self, roster: SumRoster) -> None:
+        """The session keys of secure sums: from every party, and to every party its own and its neighbours'."""
+        parties, count = roster.parties, len(roster)
+        up, views = codec.size(SumKey(b"0" * 32)), [roster.seen_by(party).keys for party in parties]
+        down = tuple(codec.size(SumKeys(keys)) for keys in views)
         place = {"attempt": self.clock.incarnation, "phase": KEYS_PHASE, "round": 0, "sequence": 0, "handler": "keys"}
         columns: dict[str, Any] = {**place, "protection": "clear"}
-        given, handed_out = {Kind.IDENTIFIER: 32 * count}, {Kind.IDENTIFIER: 32 * count**2}
+        given, handed_out = {Kind.IDENTIFIER: 32 * count}, {Kind.IDENTIFIER: 32 * sum(map(len, views))}
         self.ledger.add(
             Entry.of(SumKey, sender=parties, receiver=(SERVER,), bytes=(up,) * count, by_kind=given, **columns)
         )
         self.ledger.add(
-            Entry.of(SumKeys, sender=(SERVER,), receiver=parties, bytes=(down,) * count, by_kind=handed_out, **columns)
+            Entry.of(SumKeys, sender=(SERVER,), receiver=parties, bytes=down, by_kind=handed_out, **columns)
         )
 
     def batch(

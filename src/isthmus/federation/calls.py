@@ -232,4 +232,4 @@ def _order_of(party: PartyId, masked: MailOrder | None) -> MailOrder | None:
     """A receiver's part of the orders: its own, or none where nobody else writes to it."""
     if masked is None or masked.orders is None:
         return masked
-    return MailOrder(masked.held, {party: masked.orders[party]} if party in masked.orders else {})
+    return MailOrder(masked.held, {party: masked.orders[party].seen_by(party)} if party in masked.orders else {})

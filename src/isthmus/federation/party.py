@@ -19,6 +19,7 @@ from isthmus.federation.messages import Message, PartyId
 from isthmus.federation.roles import Client, RoleTable, Signature
 from isthmus.federation.secure import MailOrder, Masked, MaskOrder, mask_reply, plan_mail, unmask
 from isthmus.federation.watch import Watch
+from isthmus.privacy.flatten import WordRows
 from isthmus.privacy.masks import SumParty
 from isthmus.records import Record, make_record
 
@@ -124,7 +125,7 @@ class Party:
             else:
                 outcome = self._run(call, signature)
             if call.mask is not None:
-                outcome = self._masked(outcome, call)
+                outcome = self.mask(outcome, call)
             elif call.mail is not None and call.mail.orders is None:
                 outcome = self._hold(outcome, call)
         except (
@@ -142,10 +143,11 @@ class Party:
             self._sums = SumParty(self.name, guard=None if self.watch is None else self.watch.guard)
         return self._sums.public_key
 
-    def _masked(self, outcome: Outcome, call: Invocation) -> Message:
+    def mask(self, outcome: Outcome, call: Invocation, rows: WordRows | None = None) -> Message:
+        """A reply as it leaves this party where the call brings an order to mask."""
         if not isinstance(outcome, Message) or self._sums is None or call.mask is None:
             raise ProtocolError(f"{self.name}: {call.handler} gives nothing that could be masked")
-        return mask_reply(self._sums, outcome, call.mask, self._asked_so_far)
+        return mask_reply(self._sums, outcome, call.mask, self._asked_so_far, rows)
 
     @property
     def _asked_so_far(self) -> bytes:
@@ -162,7 +164,9 @@ class Party:
         mail = {receiver: content for receiver, content in self._held.get(held, {}).items() if receiver != self.name}
         if self._sums is None or not mail or mail.keys() != orders.keys():
             raise ProtocolError(f"{self.name} holds no such mail of {call.handler}: repeat the round")
-        if any(order.tag.receiver != receiver or receiver in order.roster.keys for receiver, order in orders.items()):
+        if any(
+            order.tag.receiver != receiver or receiver in order.roster.members for receiver, order in orders.items()
+        ):
             raise ProtocolError(f"{self.name}: mail would be masked for somebody else than its receiver")
         return tuple(
             Parcel(self.name, receiver, mask_reply(self._sums, mail[receiver], orders[receiver], self._asked_so_far))

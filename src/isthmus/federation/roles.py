@@ -8,7 +8,7 @@ before the function runs.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin, get_type_hints
@@ -176,7 +176,13 @@ class Cohort(Generic[ClientT]):
     :class:`~isthmus.federation.interface.Stacked` message. A method named like a handler that sends summed mail stands
     for the whole exchange, delivery included, and returns :class:`~isthmus.federation.interface.Exchanged`. While a
     cohort works, it owns the clients' state: :meth:`load` takes it over, :meth:`store` gives it back.
+    Behind masks each row of the stack is masked by the client it belongs to; handlers in ``only_totals`` make no rows
+    that are anybody's own, so there they run at each client. A cohort that stands for exchanges has no mail of single
+    clients to mask: it is not used behind masks (``masked=False``).
     """
+
+    only_totals: ClassVar[frozenset[str]] = frozenset()
+    masked: ClassVar[bool] = True
 
     def __init__(self, clients: Sequence[ClientT]) -> None:
         self.clients = clients
@@ -226,6 +232,12 @@ def cohort_of(cls: type[Client[Any, Any]]) -> CohortChoice:
         return CohortChoice(refused=_refusal(cls, overridden, cohort, declaring))
     handlers = {name for name in _marked(declaring) if hasattr(cohort, name) and not hasattr(Cohort, name)}
     return CohortChoice(cohort, frozenset(handlers))
+
+
+def together_behind_masks(roles: Iterable[Role]) -> bool:
+    """Whether clients of these roles may run together where their messages are masked."""
+    cohorts = (cohort_of(role.cls).cohort for role in roles)
+    return all(cohort is None or cohort.masked for cohort in cohorts)
 
 
 def overridden_on_objects(clients: Sequence[Client[Any, Any]]) -> str:

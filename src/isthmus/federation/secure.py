@@ -32,7 +32,7 @@ from torch import Tensor
 from isthmus.errors import IsthmusError, ProtocolError, RunError
 from isthmus.federation.messages import Ciphertext, Count, Identifier, Message, PartyId, Share, Structure
 from isthmus.federation.schema import Json, Sink, Source, schema
-from isthmus.privacy.flatten import Leaf, LeafTemplate, decode_leaves, template_of_leaves
+from isthmus.privacy.flatten import Leaf, LeafTemplate, WordRows, decode_leaves, template_of_leaves
 from isthmus.privacy.keys import frame
 from isthmus.privacy.masks import CHECK_WORDS, SumParty, SumRoster, SumServer, SumTag
 from isthmus.privacy.sparse import announce, place, union_support
@@ -105,6 +105,11 @@ class MaskOrder:
     tag: SumTag
     supports: tuple[Tensor, ...] | None = None
 
+    def seen_by(self, party: PartyId) -> MaskOrder:
+        """The same order with no other keys than this party needs."""
+        roster = self.roster.seen_by(party)
+        return self if roster is self.roster else MaskOrder(roster, self.tag, self.supports)
+
 
 @dataclass(frozen=True)
 class MailOrder:
@@ -119,7 +124,9 @@ class MailOrder:
     orders: Mapping[PartyId, MaskOrder] | None = None
 
 
-def mask_reply(party: SumParty, reply: Message, order: MaskOrder, context: bytes = b"") -> Masked:
+def mask_reply(
+    party: SumParty, reply: Message, order: MaskOrder, context: bytes = b"", rows: WordRows | None = None
+) -> Masked:
     """The numbers of a reply, masked. Texts, bytes and bools have no masked sum and are refused; so are sparse matrices
     without support.
 
@@ -134,20 +141,22 @@ def mask_reply(party: SumParty, reply: Message, order: MaskOrder, context: bytes
     leaves: list[Leaf] = [*tensors, *sink.floats, *sink.integers]
     counts = [len(tensors), len(sink.floats), len(sink.integers)]
     layout = {"tree": tree, "leaves": template_of_leaves([*leaves, 0]).to_json(), "counts": counts}
-    words = _masked_words(party, leaves, order, frame(context, *_bytes_of(order.supports or ())))
-    return Masked(torch.from_numpy(words.view(np.int64).copy()), json.dumps(layout, separators=(",", ":")))
+    words = _masked_words(party, leaves, order, frame(context, *_bytes_of(order.supports or ())), rows)
+    return Masked(torch.from_numpy(words.view(np.int64)), json.dumps(layout, separators=(",", ":")))
 
 
-def _masked_words(party: SumParty, leaves: Sequence[Leaf], order: MaskOrder, context: bytes) -> NDArray[np.uint64]:
+def _masked_words(
+    party: SumParty, leaves: Sequence[Leaf], order: MaskOrder, context: bytes, rows: WordRows | None
+) -> NDArray[np.uint64]:
     """Numbers, masked, and whether they can be summed at all. Where they cannot, only the total says so: a party that
     failed instead would tell by itself, under a request chosen for that, how large its numbers are.
     """
     try:
-        return party.mask([*leaves, 0], order.roster, order.tag, context=context)
+        return party.mask([*leaves, 0], order.roster, order.tag, context=context, rows=rows)
     except RunError as error:
         logger.warning("%s takes part in a sum with zeros: %s", party.name, error)
         zeros: list[Leaf] = [torch.zeros_like(leaf) if isinstance(leaf, Tensor) else type(leaf)(0) for leaf in leaves]
-        return party.mask([*zeros, 1], order.roster, order.tag, context=context)
+        return party.mask([*zeros, 1], order.roster, order.tag, context=context, rows=rows)
 
 
 def _bytes_of(supports: Iterable[Tensor]) -> list[bytes]:

@@ -26,6 +26,8 @@ from isthmus.federation.secure import (
     join_supports,
     unmask,
 )
+from isthmus.federation.watch import SessionWatch
+from isthmus.privacy.mask_graph import choices_for
 from isthmus.privacy.masks import SumRoster, SumTag
 
 
@@ -38,7 +40,7 @@ def masked_sum(caller: Caller, calls: Sequence[Invocation], name: str, *, each: 
         )
     request = "" if each else _digest(calls)
     order = _order(caller, name, [call.party for call in calls], caller.clock.sequence, request)
-    answers = caller.replies([replace(call, mask=order) for call in calls])
+    answers = caller.replies([replace(call, mask=order.seen_by(call.party)) for call in calls])
     masked = {party: reply for party, reply in answers.items() if isinstance(reply, Masked)}
     reply = caller.reply_type(name)
     caller.books.masked(name, reply, list(masked), [SERVER], list(masked.values()))
@@ -74,8 +76,8 @@ def session_keys(caller: Caller) -> Mapping[PartyId, bytes]:
     """Everybody's public session key, exchanged before the first secure sum of a role."""
     known = caller.clock.sum_keys
     if caller.role not in known:
-        known[caller.role] = dict(caller.engine.sum_keys(caller.role))
-        caller.books.keys(known[caller.role])
+        keys = known[caller.role] = dict(caller.engine.sum_keys(caller.role))
+        caller.books.keys(_roster(caller, tuple(keys), choices_for(len(keys))))
     return known[caller.role]
 
 
@@ -89,7 +91,8 @@ def _order(
     receiver: PartyId = SERVER,
     supports: tuple[Tensor, ...] | None = None,
 ) -> MaskOrder:
-    keys, clock = session_keys(caller), caller.clock
+    session_keys(caller)
+    clock = caller.clock
     tag = SumTag(
         clock.run,
         clock.turn.phase,
@@ -100,7 +103,27 @@ def _order(
         receiver=receiver,
         request=request,
     )
-    return MaskOrder(SumRoster({party: keys[party] for party in parties}), tag, supports)
+    return MaskOrder(_roster(caller, tuple(parties), _chosen(caller, name, parties, receiver)), tag, supports)
+
+
+def _chosen(caller: Caller, name: str, parties: Sequence[PartyId], receiver: PartyId) -> int:
+    """How many neighbours each party chooses: few only where the contract fixes the roster, because a server that may
+    choose it could choose one with a bad graph.
+    """
+    fixed = set(parties) == set(caller.parties) - {receiver}
+    if not fixed and isinstance(caller.clock.watch, SessionWatch):
+        line = caller.clock.watch.contract.by_place.get((caller.clock.turn.phase, caller.role, name))
+        fixed = line is not None and line.groups > 0
+    return choices_for(len(parties)) if fixed else 0
+
+
+def _roster(caller: Caller, parties: tuple[PartyId, ...], chosen: int) -> SumRoster:
+    """Made once per run: who masks with whom is computed once."""
+    known, keys = caller.clock.rosters, caller.clock.sum_keys[caller.role]
+    place = caller.role, parties, chosen
+    if place not in known:
+        known[place] = SumRoster({party: keys[party] for party in parties}, chosen)
+    return known[place]
 
 
 def _plans(caller: Caller, calls: Sequence[Invocation], name: str) -> dict[PartyId, MailPlan]:
@@ -140,7 +163,7 @@ def _masked_parcels(
 ) -> list[Parcel]:
     """The held mail of everybody, masked."""
     own = {
-        party: {receiver: orders[receiver] for receiver in plan.receivers}
+        party: {receiver: orders[receiver].seen_by(party) for receiver in plan.receivers}
         for party, plan in plans.items()
         if plan.receivers
     }

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -29,6 +29,7 @@ from isthmus.federation.script import EVALUATION
 from isthmus.federation.secure import MailOrder, MaskOrder
 from isthmus.privacy.guard import RosterGuard, fixed_groups
 from isthmus.privacy.keys import frame
+from isthmus.privacy.mask_graph import choices_for
 from isthmus.privacy.masks import SumTag, series_of
 
 logger = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ class Admission(NamedTuple):
     line: Line
     nth: int
     request: str = ""
-    rosters: Mapping[str, tuple[PartyId, ...]] = {}
+    rosters: Mapping[str, Collection[PartyId]] = {}
     repeated: bool = False
     changed: bool = False
 
@@ -199,7 +200,7 @@ class Watch:
                 self._lost = True
             self._remember(call.rosters)
 
-    def _remember(self, rosters: Mapping[str, tuple[PartyId, ...]]) -> None:
+    def _remember(self, rosters: Mapping[str, Collection[PartyId]]) -> None:
         for content, parties in rosters.items():
             self.guard.admit(content, parties, series_of(content))
 
@@ -364,12 +365,12 @@ class Watch:
 
     # -- sums --------------------------------------------------------------------------------------
 
-    def _rosters(self, call: Invocation, line: Line, request: str) -> dict[str, tuple[PartyId, ...]]:
+    def _rosters(self, call: Invocation, line: Line, request: str) -> dict[str, Collection[PartyId]]:
         """The sums this call takes part in, checked: orders to mask and to unmask name this call and everybody."""
         if call.mask is not None:
             self._check_tag(call, line, call.mask, line.handler, call.sequence, SERVER, "" if line.each else request)
             self._check_roster(line, call.mask, self.contract.parties[line.role], SERVER, mine=True)
-            return {call.mask.tag.content: call.mask.roster.parties}
+            return {call.mask.tag.content: call.mask.roster.members}
         if call.parcels is not None and call.mail is not None:
             self._check_unmasking(call, line, call.mail)
         return {}
@@ -378,7 +379,7 @@ class Watch:
         """The second half of summed mail: orders to mask, by receiver, for mail that the first half made."""
         if call.argument is not None or call.sequence != -mail.held or mail.held not in seen:
             raise ProtocolError(f"{self.party} holds no mail of {line.name} for this order to mask")
-        rosters = {}
+        rosters: dict[str, Collection[PartyId]] = {}
         for receiver, order in (mail.orders or {}).items():
             if not any(receiver in self.contract.parties.get(role, ()) for role in line.to) and not (
                 receiver == SERVER and SERVER in line.to
@@ -386,7 +387,7 @@ class Watch:
                 raise ProtocolError(f"{self.party}: {line.name} does not write to {receiver}")
             self._check_tag(call, line, order, line.handler, mail.held, receiver, seen[mail.held])
             self._check_roster(line, order, self.contract.parties[line.role], receiver, mine=True)
-            rosters[order.tag.content] = order.roster.parties
+            rosters[order.tag.content] = order.roster.members
         count = list(seen).index(mail.held) + 1
         repeated = (line.handler, call.sequence) in self._masked
         return Admission(line, count, "", rosters, repeated=repeated)
@@ -427,7 +428,7 @@ class Watch:
         self, line: Line, order: MaskOrder, everybody: frozenset[PartyId], receiver: PartyId, *, mine: bool
     ) -> None:
         """Everybody takes part unless the script says otherwise, and never fewer than the site's minimum."""
-        parties, others = frozenset(order.roster.parties), everybody - {receiver}
+        parties, others = order.roster.members, everybody - {receiver}
         if line.groups:
             if parties not in map(frozenset, fixed_groups(others, line.groups)):
                 raise ProtocolError(
@@ -443,6 +444,13 @@ class Watch:
         if len(parties) < least:
             raise ProtocolError(
                 f"{self.party}: a sum of {line.name} over {len(parties)} parties; at least {least} must"
+            )
+        chosen = order.roster.chosen
+        if chosen and (chosen != choices_for(len(parties)) or not (line.groups or parties == others)):
+            # Whoever chooses a roster, or how many neighbours there are, could leave a party with bad ones only.
+            raise ProtocolError(
+                f"{self.party}: a sum of {line.name} over {len(parties)} parties would be masked with the wrong number "
+                "of neighbours"
             )
         if mine and self.party not in parties:
             raise ProtocolError(f"{self.party} is not on the roster of a sum it is asked to take part in")

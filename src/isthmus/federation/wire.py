@@ -50,6 +50,8 @@ class _Mask(Record):
     """A :class:`~isthmus.federation.secure.MaskOrder` that travels."""
 
     keys: Mapping[str, bytes]
+    chosen: int
+    names: tuple[str, ...]
     run: str
     phase: str
     round: int
@@ -62,11 +64,18 @@ class _Mask(Record):
 
     @classmethod
     def of(cls, order: MaskOrder) -> _Mask:
-        return cls(keys=dict(order.roster.keys), supports=order.supports, **asdict(order.tag))
+        roster = order.roster
+        return cls(
+            keys=dict(roster.keys),
+            chosen=roster.chosen,
+            names=roster.names,
+            supports=order.supports,
+            **asdict(order.tag),
+        )
 
     def order(self) -> MaskOrder:
         tag = SumTag(**{each.name: getattr(self, each.name) for each in fields(SumTag)})
-        return MaskOrder(SumRoster(self.keys), tag, self.supports)
+        return MaskOrder(SumRoster(self.keys, self.chosen, self.names), tag, self.supports)
 
 
 @dataclass(frozen=True)

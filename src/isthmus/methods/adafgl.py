@@ -72,6 +72,7 @@ class AdaFGLConfig(FedAvgConfig):
         switch: Take the homophilous head alone where H is at least this, else the other alone; not given = mix.
     """
 
+    scores_after_local: ClassVar[bool] = False
     extractor_rounds: int = 100
     own_edges: float = 0.05
     agreement: float = 0.2

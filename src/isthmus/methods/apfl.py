@@ -25,7 +25,7 @@ step, and add # 0.02 alpha to alpha's gradient. This is the paper's form; mixing
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -55,6 +55,7 @@ class APFLConfig(FedAvgConfig):
         alpha_lr: Step size of alpha; not given = ``lr``.
     """
 
+    scores_after_local: ClassVar[bool] = False
     mixing: float = 0.5
     adaptive: bool = True
     alpha_lr: float | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -122,7 +123,7 @@ class ModelCohort(Cohort[Any]):
         """`ModelClient.evaluate` for all."""
         if self._evaluation is None:
             self._evaluation = _StackedEvaluation(self.clients)
-        return Stacked(self._evaluation.score(self.model, self.weights), self.parties)
+        return self.scored(self._evaluation.score(self.model, self.weights))
 
     def deploy(self, common: Deployed) -> Stacked[Evaluation]:
         """`ModelClient.deploy` for all."""
@@ -132,7 +133,14 @@ class ModelCohort(Cohort[Any]):
             self._evaluation = _StackedEvaluation(self.clients)
         # Plain weights where nothing is personal: one product for the whole cohort.
         weights = dict(common.weights) if common.weights.keys() == self.weights.keys() else self.weights
-        return Stacked(self._evaluation.score(self.model, weights), self.parties)
+        return self.scored(self._evaluation.score(self.model, weights))
+
+    def scored(self, evaluation: Evaluation) -> Stacked[Evaluation]:
+        """Evaluations of all; each client finds its own again when it is asked for its bins."""
+        stacked = Stacked(evaluation, self.parties)
+        for k, client in enumerate(self.clients):
+            client.scratch.scored = partial(stacked.row, k)
+        return stacked
 
     def shares(self, total: float) -> Any:
         """n_k / n of all clients (K,); stands for a number in a stacked message."""

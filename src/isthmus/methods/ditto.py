@@ -49,6 +49,7 @@ class DittoConfig(FedAvgConfig):
         pull: Weight lambda of the distance between the personal and the received model; 0 is Local.
     """
 
+    scores_after_local: ClassVar[bool] = False
     pull: float = 1.0
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 
@@ -53,16 +53,27 @@ class FedAvgConfig(AveragingConfig):
             of at least that share, and of at least 3 clients (`averaging`).
         reset_optimizer: Start the clients' optimiser afresh in every round.
         share_input_norm: False keeps the input LayerNorm at home, as FedStruct's reference code does.
+        score_model: A client scores the model as ``received``, or what its own epochs made of the one before
+            (``after_local``), which some published tables do: the two differ by points on one and the same run.
     """
+
+    scores_after_local: ClassVar[bool] = True
+    """Whether ``score_model`` has a meaning; not where a client's own model is scored in any case."""
 
     fraction: float = 1.0
     reset_optimizer: bool = False
     share_input_norm: bool = True
+    score_model: Literal["received", "after_local"] = "received"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0.0 < self.fraction <= 1.0:
             raise ConfigError(f"fraction must lie in (0, 1], got {self.fraction}")
+        if self.score_model == "after_local" and (self.fraction < 1.0 or not self.scores_after_local):
+            raise ConfigError(
+                "score_model=after_local is for fedavg, fedprox, fedper, fedsage, fedsageplus, moon, fedpub and fedtad "
+                "with fraction=1: leave it out"
+            )
         if self.groups and self.fraction < 1.0:
             raise ConfigError("all groups take part in every round: leave fraction at 1, or groups out")
 
@@ -153,6 +164,11 @@ class FedAvgClient(WeightedClient[ConfigT]):
         return Update(scaled(weights, share), share)
 
 
+def scored(config: FedAvgConfig, client: type[FedAvgClient[Any]]) -> Callable[..., Any]:
+    """The handler by which clients score: with the common model, or with what they have after their epochs."""
+    return client.evaluate if config.score_model == "after_local" else client.deploy
+
+
 def init(view: View, config: FedAvgConfig, common: Stream) -> ServerState:
     """w_0: the shared part of the common first model."""
     model = config.first_model(view, common)
@@ -234,7 +250,7 @@ def script(config: FedAvgConfig, view: View) -> Script:
     return {
         "setup": (total(FedAvgClient.size),),
         "train": (update_line(FedAvgClient.local_update, config, view, drawn=in_a_round),),
-        "evaluation": (ask(FedAvgClient.deploy),),
+        "evaluation": (ask(scored(config, FedAvgClient)),),
     }
 
 

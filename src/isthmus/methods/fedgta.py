@@ -67,6 +67,7 @@ class FedGTAConfig(FedAvgConfig):
         temperature: Of the soft labels whose entropy is the confidence.
     """
 
+    scores_after_local: ClassVar[bool] = False
     order: int = 6
     moments: Literal["raw", "central", "hybrid"] = "hybrid"
     similarity: float = 0.5

@@ -24,7 +24,7 @@ import hmac
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import scipy.sparse as sp
@@ -64,6 +64,7 @@ class FedPerGNNConfig(FedAvgConfig):
         epsilon: Of the Laplace noise on one clipped update; 0 = no noise (the upper bound of accuracy).
     """
 
+    scores_after_local: ClassVar[bool] = False
     clip: float = 0.0
     epsilon: float = 0.0
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ from isthmus.federation.messages import Embedding, Message, Model, PartyId
 from isthmus.federation.roles import Cohort, Role, handler
 from isthmus.federation.script import Script, ask
 from isthmus.methods.evaluation import Evaluation, scores_of
-from isthmus.methods.fedavg import FedAvgClient, FedAvgConfig
+from isthmus.methods.fedavg import FedAvgClient, FedAvgConfig, scored
 from isthmus.methods.learners import NodeLearner, dropout_source
 from isthmus.methods.registry import Log, Method, Phase, register
 from isthmus.methods.training import Deployed, ModelState
@@ -67,7 +67,6 @@ class FedPubConfig(FedAvgConfig):
         terms: False leaves both terms out of the gradient, as the authors' code does.
         train_masks: False keeps the masks at 1.
         proxy_graphs, proxy_nodes, proxy_degree: Blocks of the random graph, nodes of one, and a node's mean degree.
-        score_model: A client's model is scored as ``received``, or after its own epochs (``after_local``).
     """
 
     sharpness: float = 3.0
@@ -78,7 +77,6 @@ class FedPubConfig(FedAvgConfig):
     proxy_graphs: int = 5
     proxy_nodes: int = 100
     proxy_degree: float = 10.0
-    score_model: Literal["received", "after_local"] = "received"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -284,9 +282,9 @@ def evaluate(state: ServerState, federation: Federation, config: FedPubConfig) -
 
 def script(config: FedPubConfig, view: View) -> Script:
     """The server reads every client's weights and embedding."""
-    after_local = config.score_model == "after_local"
-    scored = ask(FedPubClient.evaluate) if after_local else ask(FedPubClient.deploy, each=True)
-    return {"train": (ask(FedPubClient.report_update, each=True),), "evaluation": (scored,)}
+    handler = scored(config, FedPubClient)
+    each = handler is not FedPubClient.evaluate  # everybody gets its own model
+    return {"train": (ask(FedPubClient.report_update, each=True),), "evaluation": (ask(handler, each=each),)}
 
 
 METHOD = register(

@@ -62,6 +62,7 @@ class GCFLConfig(FedAvgConfig):
         warmup: Rounds before the first split.
     """
 
+    scores_after_local: ClassVar[bool] = False
     eps1: float = 0.05
     eps2: float = 0.1
     warmup: int = 20

@@ -36,9 +36,11 @@ def first_global_model(view: View, config: TrainConfig, common: Stream) -> Globa
 
 
 def evaluate_models(state: Record, federation: Federation, config: object) -> Mapping[PartyId, Evaluation]:
-    """Every client scores its model on its own data, after taking over the common weights where the server has any."""
+    """Every client scores its model on its own data, after taking over the common weights where the server has any
+    (not with ``score_model=after_local``).
+    """
     weights: Weights | None = getattr(state, "weights", None)
-    if weights is None:
+    if weights is None or getattr(config, "score_model", "received") == "after_local":
         return scores_of(federation, ModelClient.evaluate)
     return scores_of(federation, ModelClient.deploy, Deployed(weights))
 

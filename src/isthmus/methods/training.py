@@ -330,8 +330,9 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
         """Score the client's own model on its own data."""
         logits = self.logits()
         tallies = {part: tally(logits, self.learner.y, mask) for part, mask in self.learner.masks.items()}
-        self.scratch.evaluation = Evaluation(tallies)
-        return Evaluation(tallies)
+        evaluation = Evaluation(tallies)
+        self.scratch.scored = lambda: evaluation
+        return evaluation
 
     @handler
     def deploy(self, common: Deployed) -> Evaluation:
@@ -358,10 +359,10 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
     @handler
     def score_bins(self, wanted: WantedMetric) -> ScoreBins:
         """In which bin the scores of the model scored last lie."""
-        if not hasattr(self.scratch, "evaluation"):
+        if not hasattr(self.scratch, "scored"):
             raise ProtocolError(f"{self.party} has scored no model in this round: evaluate first")
         found = None if wanted.metric == ACCURACY else self.detail()
-        return bin_scores(self.scratch.evaluation, wanted.metric, found)
+        return bin_scores(self.scratch.scored(), wanted.metric, found)
 
 
 @dataclass(frozen=True)

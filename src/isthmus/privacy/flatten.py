@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from isthmus.errors import ConfigError, ProtocolError, RunError
+from isthmus.privacy.kernels import fixed_point
 from isthmus.privacy.prg import Words
 
 Leaf = Tensor | int | float
-Reals = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 FRACTION_BITS = 40
@@ -85,16 +86,49 @@ def error_bound(parties: int, fraction_bits: int = FRACTION_BITS) -> float:
     return parties * 2.0 ** -(fraction_bits + 1)
 
 
-def encode_all(leaves: Sequence[Leaf], *, parties: int, fraction_bits: int = FRACTION_BITS) -> Words:
+class WordRows:
+    """Room for ``count`` vectors of one length that is used again and again: fresh memory for each of many clients in
+    every round would cost more than all that is written to it.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count, self._left, self._rows = count, count, np.empty((0, 0), np.int64)
+
+    def begin(self) -> WordRows:
+        """All vectors may be overwritten now."""
+        self._left = self._count
+        return self
+
+    def take(self, words: int) -> Integers:
+        """A vector that nobody else has until the next :meth:`begin`."""
+        if self._left == self._count and self._rows.shape[1] != words:
+            self._rows = np.empty((self._count, words), np.int64)
+        if self._left < 1 or self._rows.shape[1] != words:
+            return np.empty(words, np.int64)
+        self._left -= 1
+        row: Integers = self._rows[self._left]
+        return row
+
+
+def encode_all(
+    leaves: Sequence[Leaf],
+    *,
+    parties: int,
+    fraction_bits: int = FRACTION_BITS,
+    spare: int = 0,
+    rows: WordRows | None = None,
+) -> Words:
     """Leaves in any order as one vector of words.
 
     Args:
         parties: How many such vectors will be added.
+        spare: Words at the end that are left for the caller to fill.
+        rows: Where the vector is made; default an array of its own.
     """
     if parties < 1:
         raise ConfigError(f"a sum needs at least one party, got {parties}")
     check_fraction_bits(fraction_bits)
-    words = np.empty(template_of_leaves(leaves).words, np.int64)
+    words = (rows or WordRows(1)).take(template_of_leaves(leaves).words + spare)
     at = 0
     for leaf in leaves:
         part = words[at : at + (leaf.numel() if isinstance(leaf, Tensor) else 1)]
@@ -105,7 +139,8 @@ def encode_all(leaves: Sequence[Leaf], *, parties: int, fraction_bits: int = FRA
         elif isinstance(leaf, float):
             _encode_real(np.array([leaf]), parties, fraction_bits, part)
         elif leaf.is_floating_point():
-            _encode_real(leaf.detach().reshape(-1).to("cpu", torch.float64).numpy(), parties, fraction_bits, part)
+            wide = torch.float32 if leaf.dtype == torch.float32 else torch.float64
+            _encode_real(leaf.detach().reshape(-1).to("cpu", wide).numpy(), parties, fraction_bits, part)
         else:
             _encode_integer(leaf.detach().reshape(-1).to("cpu", torch.int64).numpy(), parties, part)
     return words.view(np.uint64)
@@ -154,11 +189,12 @@ def _describe(leaf: Leaf) -> tuple[str, tuple[int, ...]]:
     return _NAMES[leaf.dtype], tuple(leaf.shape)
 
 
-def _encode_real(values: Reals, parties: int, bits: int, out: Integers) -> None:
+def _encode_real(values: NDArray[Any], parties: int, bits: int, out: Integers) -> None:
     if not values.size:
         return
-    top = float(np.abs(values).max())  # NaN if there is one
-    if not math.isfinite(top):
+    high, low = float(values.max()), float(values.min())  # NaN if there is one
+    top = max(high, -low)
+    if not (math.isfinite(high) and math.isfinite(low)):
         raise RunError(
             "a message to be summed holds NaN or infinity: training has diverged; lower lr or check the features"
         )
@@ -171,7 +207,7 @@ def _encode_real(values: Reals, parties: int, bits: int, out: Integers) -> None:
             f"(below {largest(parties, bits):g}): scale it down, or set fewer fractional bits (at least "
             f"{LEAST_FRACTION_BITS})"
         )
-    out[:] = np.rint(values * 2.0**bits)
+    fixed_point(values, 2.0**bits, out)
 
 
 def _encode_integer(values: Integers, parties: int, out: Integers) -> None:

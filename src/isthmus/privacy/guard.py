@@ -14,7 +14,7 @@ parties that pool what they know.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from isthmus.errors import ConfigError, ProtocolError
 from isthmus.privacy.field import P61
@@ -46,7 +46,6 @@ class RosterGuard:
         self.minimum = minimum
         self._admitted: dict[str, list[frozenset[str]]] = {}
         self._series: dict[str, frozenset[str]] = {}
-        self._reduced: dict[str, dict[str, Row]] = {}
 
     def admit(self, content: str, roster: Iterable[str], series: str | None = None) -> None:
         """Remember a roster for a content, or refuse it. The same roster again is no new knowledge and always
@@ -77,22 +76,26 @@ class RosterGuard:
                     "reveal their part: "
                     "repeat the sum with the roster of the first one"
                 )
-        reduced = _with_row(self._reduced.get(content, {}), dict.fromkeys(parties, 1))
+        if earlier:  # one roster alone reveals nobody, and is what almost every content has
+            self._check_together(content, [*earlier, parties])
+        earlier.append(parties)
+        if series is not None:
+            self._series[series] = parties
+
+    def _check_together(self, content: str, rosters: Sequence[frozenset[str]]) -> None:
+        reduced: dict[str, Row] = {}
+        for roster in rosters:
+            reduced = _with_row(reduced, dict.fromkeys(roster, 1))
         exposed = sorted(party for row in reduced.values() if len(row) == 1 for party in row)
         if exposed:
             raise ProtocolError(
                 f"the sums of {content!r} asked for so far would together reveal the value of {exposed[0]}: "
                 "repeat one of the earlier rosters"
             )
-        self._reduced[content] = reduced
-        earlier.append(parties)
-        if series is not None:
-            self._series[series] = parties
 
     def forget(self, content: str) -> None:
         """Drop what is known of a content whose values can never be asked for again."""
         self._admitted.pop(content, None)
-        self._reduced.pop(content, None)
 
 
 def _with_row(reduced: dict[str, Row], row: Row) -> dict[str, Row]:

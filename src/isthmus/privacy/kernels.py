@@ -82,3 +82,20 @@ def segment_sum(values: Elements, segment: NDArray[np.int64], prime: np.uint64, 
         for d in range(values.shape[1]):
             total = out[row, d] + values[e, d]
             out[row, d] = total - prime if total >= prime else total
+
+
+@_compiled
+def fixed_point(values: NDArray[Any], scale: float, out: NDArray[np.int64]) -> None:
+    """``out = round(scale values)``, of numbers that the caller has found to be small enough."""
+    for i in range(values.size):
+        out[i] = np.int64(np.rint(np.float64(values[i]) * scale))
+
+
+@_compiled
+def odd_multiples(words: Elements, step: np.uint64) -> np.uint64:
+    """``sum_k (2 k + 1) step words[k]`` modulo 2^64."""
+    total, factor = _ZERO, step
+    for i in range(words.size):
+        total += factor * words[i]
+        factor += step + step
+    return total

@@ -122,10 +122,7 @@ class SessionKey:
 
     def __init__(self) -> None:
         self._private = X25519PrivateKey.generate()
-
-    @property
-    def public(self) -> bytes:
-        return self._private.public_key().public_bytes_raw()
+        self.public = self._private.public_key().public_bytes_raw()
 
     def agree(self, other: bytes, *purpose: str | int | bytes) -> bytes:
         """32 bytes that only the holders of the two keys know, for one purpose (HKDF-SHA256; both public keys are the

@@ -1,8 +1,8 @@
 """Secure sums by pairwise masks: the server adds what it is sent and learns the total, nothing of the parts.
 
-Every pair of parties agrees on a secret (X25519); for every sum it is expanded (HKDF, AES-CTR) into one mask per
-number, which the one adds and the other subtracts modulo 2^64. Single uploads are uniform; in the sum of all, masks
-cancel.
+Two neighbours (``mask_graph``: about 3 log2 K for each of K parties, below 20 parties everybody) agree on a secret
+(X25519), once per session; for every sum it is expanded (HKDF, AES-CTR) into one mask per number, which the one adds
+and the other subtracts modulo 2^64. Single uploads are uniform; in the sum of all, masks cancel.
 
     per session   party.public_key (signed, see ``keys``) -> everybody;   roster = SumRoster({party: key, ...})
     per sum       words = party.mask(values, roster, tag) -> server;   SumServer(roster, tag).add(party, words), then
@@ -22,18 +22,28 @@ values learn the sum of the rest.
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from isthmus.errors import ProtocolError
-from isthmus.privacy.flatten import FRACTION_BITS, Leaf, LeafTemplate, check_fraction_bits, decode_leaves, encode_all
+from isthmus.privacy.flatten import (
+    FRACTION_BITS,
+    Leaf,
+    LeafTemplate,
+    WordRows,
+    check_fraction_bits,
+    decode_leaves,
+    encode_all,
+)
 from isthmus.privacy.guard import RosterGuard
+from isthmus.privacy.kernels import odd_multiples
 from isthmus.privacy.keys import PUBLIC_BYTES, Roster, SessionKey, SignedKey, frame
-from isthmus.privacy.prg import Keystream, Words
+from isthmus.privacy.mask_graph import choices, neighbours
+from isthmus.privacy.prg import SHORT_KEY_BYTES, Words, add_streams
 
 CHECK_WORDS = 2
 """Words that travel beside the numbers."""
@@ -56,8 +66,9 @@ class SumTag:
     receiver: str = "server"
     request: str = ""
 
+    @cached_property
     def encoded(self) -> bytes:
-        return frame("isthmus/sum/1", *astuple(self))
+        return frame("isthmus/sum/1", *(getattr(self, each.name) for each in fields(self)))
 
     @property
     def content(self) -> str:
@@ -80,21 +91,29 @@ def series_of(content: str) -> str | None:
 
 @dataclass(frozen=True)
 class SumRoster:
-    """Who takes part in a sum, with their session keys.
+    """Who takes part in a sum, with session keys.
 
     Every party builds its own with :meth:`of`: one whose keys came from the server unsigned lets the server impersonate
     all the other parties (``attacks.relay.Impersonator``).
+
+    Args:
+        keys: Session keys by party.
+        chosen: How many others each party chooses to mask with (`mask_graph.choices_for`); 0: everybody masks with
+            everybody.
+        names: All parties, where ``keys`` has only those that one party needs (:meth:`seen_by`).
     """
 
     keys: Mapping[str, bytes]
+    chosen: int = 0
+    names: tuple[str, ...] = ()
 
     @staticmethod
-    def of(announcements: Iterable[SignedKey], identities: Roster) -> SumRoster:
+    def of(announcements: Iterable[SignedKey], identities: Roster, *, chosen: int = 0) -> SumRoster:
         """The roster of parties whose session keys are signed by the long-term keys agreed outside."""
         announced = list(announcements)
         if len({signed.party for signed in announced}) != len(announced):
             raise ProtocolError("a party announced two session keys for one sum: start a new session")
-        return SumRoster({signed.party: identities.verify(signed) for signed in announced})
+        return SumRoster({signed.party: identities.verify(signed) for signed in announced}, chosen)
 
     def __post_init__(self) -> None:
         for party, key in self.keys.items():
@@ -102,17 +121,69 @@ class SumRoster:
                 raise ProtocolError(f"the session key of {party} must have {PUBLIC_BYTES} bytes, got {len(key)}")
         if len(set(self.keys.values())) != len(self.keys):
             raise ProtocolError("two parties of a sum have the same session key: each must make its own")
+        if self.chosen < 0 or len(self.members) != len(self.parties) or not self.keys.keys() <= self.members:
+            raise ProtocolError("the roster of a sum names a party twice, or has keys of others than its parties")
 
-    @property
+    @cached_property
     def parties(self) -> tuple[str, ...]:
-        return tuple(sorted(self.keys))
+        return tuple(sorted(self.names or self.keys))
 
+    @cached_property
+    def members(self) -> frozenset[str]:
+        return frozenset(self.parties)
+
+    def seen_by(self, party: str) -> SumRoster:
+        """The same roster with no other keys than this party needs: its own and its neighbours'."""
+        if not self.chosen:
+            return self
+        if party not in self._views:
+            needed = (party, *self.neighbours(party)) if party in self.members else ()
+            self._views[party] = SumRoster({name: self.keys[name] for name in needed}, self.chosen, self.parties)
+        return self._views[party]
+
+    def neighbours(self, party: str) -> tuple[str, ...]:
+        """Whom a party masks with, in order. Of a roster as the party sees it, the neighbours are checked: its own
+        choice is all there, and everybody else chose it.
+        """
+        if len(self.keys) == len(self.parties):
+            return self._graph[party] if self.chosen else tuple(name for name in self.parties if name != party)
+        if party not in self._checked:
+            self._checked[party] = self._check_neighbours(party)
+        return self._checked[party]
+
+    def _check_neighbours(self, party: str) -> tuple[str, ...]:
+        others = self.keys.keys() - {party}
+        own = (
+            choices(self.keys[party], party, self.parties, self.chosen) if self.chosen and party in self.keys else None
+        )
+        if own is None or not own <= others:
+            raise ProtocolError(f"{party} has no keys of the parties it has to mask with: exchange keys again")
+        for other in others - own:
+            if party not in choices(self.keys[other], other, self.parties, self.chosen):
+                raise ProtocolError(f"{other} is no neighbour of {party} in this sum: repeat it with the right ones")
+        return tuple(sorted(others))
+
+    @cached_property
+    def _graph(self) -> dict[str, tuple[str, ...]]:
+        return neighbours(self.keys, self.chosen)
+
+    @cached_property
+    def _views(self) -> dict[str, SumRoster]:
+        return {}
+
+    @cached_property
+    def _checked(self) -> dict[str, tuple[str, ...]]:
+        return {}
+
+    @cached_property
     def fingerprint(self) -> bytes:
-        """The same for two rosters only if parties and keys are."""
-        return hashlib.sha256(frame(*(part for party in self.parties for part in (party, self.keys[party])))).digest()
+        """The same for two rosters only if parties and number of neighbours are. Keys need not be in it: masks of two
+        parties who see other keys of each other do not cancel.
+        """
+        return hashlib.sha256(frame("isthmus/sum-roster/2", self.chosen, *self.parties)).digest()
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self.parties)
 
 
 class SumParty:
@@ -151,43 +222,57 @@ class SumParty:
         *,
         content: str | None = None,
         context: bytes = b"",
+        rows: WordRows | None = None,
     ) -> Words:
         """Numbers of a message, hidden: a vector of as many words, and :data:`CHECK_WORDS` more.
 
         Args:
             content: What is summed, for the guard; default that of the tag.
             context: What the parties must have in common beside roster and tag for their masks to cancel.
+            rows: Where the vector is made.
         """
-        words = encode_all(values, parties=max(1, len(roster)), fraction_bits=self.fraction_bits)
-        return self.mask_words(words, roster, tag, content=content, context=context)
+        words = encode_all(
+            values, parties=max(1, len(roster)), fraction_bits=self.fraction_bits, spare=CHECK_WORDS, rows=rows
+        )
+        return self._mask(words, roster, tag, content, context)
 
     def mask_words(
         self, words: Words, roster: SumRoster, tag: SumTag, *, content: str | None = None, context: bytes = b""
     ) -> Words:
         """The same for words the caller encoded."""
+        return self._mask(np.concatenate([words, np.zeros(CHECK_WORDS, np.uint64)]), roster, tag, content, context)
+
+    def _mask(self, masked: Words, roster: SumRoster, tag: SumTag, content: str | None, context: bytes) -> Words:
+        """Words with room for the check words behind them, masked in place."""
         if roster.keys.get(self.name) != self.public_key:
             raise ProtocolError(
                 f"{self.name} is not on the roster of this sum with its present key: exchange keys again"
             )
-        if tag.encoded() in self._used:
+        if tag.encoded in self._used:
             raise ProtocolError(
                 f"{self.name} has already masked for {tag}: masks are never used twice; ask under a new attempt"
             )
+        neighbours = roster.neighbours(self.name)
         self.guard.admit(
-            tag.content if content is None else content, roster.parties, tag.series if content is None else None
+            tag.content if content is None else content, roster.members, tag.series if content is None else None
         )
-        self._used.add(tag.encoded())
-        masked = np.concatenate([words, _check_words(words, roster, tag)])
-        purpose = frame(tag.encoded(), roster.fingerprint(), context)
-        for other, key in roster.keys.items():
-            if other != self.name:
-                Keystream(self._stream_key(key, purpose)).add_to(masked, subtract=other < self.name)
+        self._used.add(tag.encoded)
+        masked[-CHECK_WORDS:] = _check_words(masked[:-CHECK_WORDS], roster, tag)
+        purpose = frame(tag.encoded, roster.fingerprint, context)
+        keys = [(self._stream_key(roster.keys[other], purpose), other < self.name) for other in neighbours]
+        add_streams(
+            masked,
+            [key for key, subtracted in keys if not subtracted],
+            [key for key, subtracted in keys if subtracted],
+        )
         return masked
 
     def _stream_key(self, other: bytes, purpose: bytes) -> bytes:
+        """Of one sum with one neighbour: HKDF-Expand of the secret the two agreed on, which is kept for the session."""
         if other not in self._pairs:
             self._pairs[other] = self._key.agree(other, "isthmus/sum/1")
-        return HKDFExpand(algorithm=hashes.SHA256(), length=32, info=purpose).derive(self._pairs[other])
+        # AES-128: X25519 has no more than 128 bits of security either, and streams are most of what a sum costs.
+        return hmac.digest(self._pairs[other], purpose + b"\x01", "sha256")[:SHORT_KEY_BYTES]
 
 
 class SumServer:
@@ -205,7 +290,7 @@ class SumServer:
 
     def add(self, party: str, masked: Words) -> None:
         """Take one party's vector."""
-        if party not in self.roster.keys or party in self._heard:
+        if party not in self.roster.members or party in self._heard:
             raise ProtocolError(
                 f"{party} {'has already sent its part of' if party in self._heard else 'is not on the roster of'} this "
                 "sum"
@@ -249,11 +334,8 @@ def _check_words(words: Words, roster: SumRoster, tag: SumTag) -> Words:
     """A word of tag, roster and length, and one that is linear in the numbers: sum_k (2k + 1) phi w_k. Odd factors miss
     no changed word.
     """
-    digest = hashlib.sha256(frame("check", tag.encoded(), roster.fingerprint(), words.size)).digest()
-    factors = np.arange(1, 2 * words.size, 2, dtype=np.uint64)
-    factors *= _GOLDEN
-    factors *= words
-    return np.array([int.from_bytes(digest[:8], "big"), int(factors.sum(dtype=np.uint64))], dtype=np.uint64)
+    digest = hashlib.sha256(frame("check", tag.encoded, roster.fingerprint, words.size)).digest()
+    return np.array([int.from_bytes(digest[:8], "big"), int(odd_multiples(words, _GOLDEN))], dtype=np.uint64)
 
 
 def _times(word: np.uint64, count: int) -> np.uint64:

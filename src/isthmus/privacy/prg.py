@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -15,20 +16,24 @@ from numpy.typing import NDArray
 
 Words = NDArray[np.uint64]
 
-KEY_BYTES = 32
-_BLOCK = 1 << 17
-"""Words made at a time (1 MiB): they are added while still in the cache."""
+KEY_BYTES, SHORT_KEY_BYTES = 32, 16
+_BLOCK = 1 << 15
+"""Words made at a time (256 KiB): they are added while still in the cache."""
 _ZEROS = bytes(8 * _BLOCK)
 
 
 class Keystream:
-    """The stream of one 32-byte key. Each key has one stream; the caller never uses a key for two purposes."""
+    """The stream of one key, of 32 bytes (AES-256) or 16 (AES-128). Each key has one stream; the caller never uses a
+    key for two purposes.
+    """
 
     def __init__(self, key: bytes) -> None:
-        if len(key) != KEY_BYTES:
-            raise ValueError(f"a stream key has {KEY_BYTES} bytes, got {len(key)}")
+        if len(key) not in (KEY_BYTES, SHORT_KEY_BYTES):
+            raise ValueError(f"a stream key has {KEY_BYTES} or {SHORT_KEY_BYTES} bytes, got {len(key)}")
         # The counter starts at zero: safe because a key serves one stream only.
-        self._encryptor = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
+        self._encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+        self.fill: Callable[[memoryview, bytearray], int] = self._encryptor.update_into
+        """The next bytes of the stream, as many as there are zeros, into a buffer that is 16 bytes longer."""
 
     @staticmethod
     def fresh() -> Keystream:
@@ -43,15 +48,6 @@ class Keystream:
             size = min(8 * _BLOCK, 8 * count - done)
             done += self._encryptor.update_into(memoryview(_ZEROS)[:size], view[done:])
         return np.frombuffer(buffer, "<u8", count).astype(np.uint64, copy=False)
-
-    def add_to(self, target: Words, *, subtract: bool = False) -> None:
-        """Add (or subtract) the next ``len(target)`` words modulo 2^64, in place."""
-        buffer = bytearray(8 * min(_BLOCK, target.size) + 16)
-        for begin in range(0, target.size, _BLOCK):
-            part = target[begin : begin + _BLOCK]
-            self._encryptor.update_into(memoryview(_ZEROS)[: 8 * part.size], buffer)
-            mask = np.frombuffer(buffer, "<u8", part.size)
-            (np.subtract if subtract else np.add)(part, mask, out=part)
 
     def below(self, bound: int, count: int) -> Words:
         """``count`` uniform integers in [0, bound), without bias: words that would cause one are thrown away."""
@@ -80,3 +76,15 @@ class Keystream:
         words = self.words(count)
         size = -np.log(((words >> np.uint64(11)).astype(np.float64) + 1.0) * 2.0**-53)
         return np.where(words & np.uint64(1), size, -size)
+
+
+def add_streams(target: Words, add: Sequence[bytes], subtract: Sequence[bytes] = ()) -> None:
+    """Add the streams of some keys to ``target`` and subtract those of others, modulo 2^64, in place."""
+    fills = [(Keystream(key).fill, np.add) for key in add] + [(Keystream(key).fill, np.subtract) for key in subtract]
+    buffer = bytearray(8 * min(_BLOCK, target.size) + 16)
+    for begin in range(0, target.size, _BLOCK):
+        part = target[begin : begin + _BLOCK]
+        zeros, mask = memoryview(_ZEROS)[: 8 * part.size], np.frombuffer(buffer, "<u8", part.size)
+        for fill, apply in fills:
+            fill(zeros, buffer)
+            apply(part, mask, part)

@@ -154,7 +154,7 @@
       if (value === null) return;
       const rgb = mix(stops, value / trace.zmax);
       hover(add(svg, "rect", {x: X(j) - w / 2 + gap / 2, y: Y(i) - h / 2 + gap / 2, width: w - gap, height: h - gap,
-        fill: `rgb(${rgb.join(",")})`}), trace.hovertext[i][j]);
+        fill: `rgb(${rgb.join(",")})`}), trace.hovertext ? trace.hovertext[i][j] : `row ${i}, column ${j}: ${short(value)}`);
       const text = trace.text && trace.text[i][j];
       if (text && w > 7 * text.length) add(svg, "text", {x: X(j), y: Y(i) + 4, "text-anchor": "middle", "font-size": 11,
         "pointer-events": "none",

@@ -23,6 +23,7 @@ _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "pentagon")
 _MOST_BARS = 120  # above it bars become too thin to see, and clients are drawn as points
 _MOST_TICKS = 20
+_MOST_HOVERS = 3600  # above it the texts of a heat map's cells would be most of the page; the script tells the number
 _TICKS_IN_PAIR = 12  # two heat maps share the width of the page
 _NUMBERED = re.compile(r"client[-_ ]?(\d+)")
 
@@ -625,6 +626,8 @@ def _heat_map(
             "tickfont": {"color": "@muted", "size": 11},
         },
     }
+    if len(values) * len(values[0]) > _MOST_HOVERS:
+        del trace["hovertext"]
     if small:
         trace |= {"text": text, "texttemplate": "%{text}", "textfont": {"size": 10}}
     rows = dict(_client_axis(clients))

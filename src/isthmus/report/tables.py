@@ -193,7 +193,12 @@ def columns(rows: Sequence[ResultRow]) -> list[Column]:
     rules: dict[Scenario, set[str]] = {}
     for row in rows:
         rules.setdefault(row.scenario, set()).update(row.rules)
-    local = {row.scenario: row.score for row in rows if row.method == "local" and len(rules[row.scenario]) < 2}
+    alone = [row.scenario for row in rows if row.method == "local"]
+    local = {
+        row.scenario: row.score
+        for row in rows
+        if row.method == "local" and len(rules[row.scenario]) < 2 and alone.count(row.scenario) == 1
+    }
     if any(row.method != "local" and row.scenario in local for row in rows):
         shown.append(Column("to Local", lambda row: _gain(row, local), value=lambda row: _to_local(row, local)))
     shown += [

@@ -22,6 +22,7 @@ from isthmus.federation.messages import SERVER, ClientId, Message, PartyId, addr
 from isthmus.federation.party import Invocation, Outcome, Parcel, Party, Store, readdress, transfer_copy, transfer_wire
 from isthmus.federation.roles import Client, Cohort, CohortChoice, RoleTable, cohort_of, overridden_on_objects
 from isthmus.federation.watch import Watch
+from isthmus.privacy.flatten import WordRows
 from isthmus.seeds import Stream
 from isthmus.tensors import num_values
 
@@ -67,6 +68,7 @@ class LocalEngine:
         self._cohorts: dict[str, Cohort[Any]] = {}
         self._with_cohort: set[str] = set()
         self._choices: dict[str, CohortChoice] = {}
+        self._words: dict[tuple[str, str], WordRows] = {}  # masked vectors of the last call of each handler
         self._parties: dict[str, dict[PartyId, Party]] = {}
         for role, entry in table.roles.items():
             self._parties[role] = {}
@@ -119,7 +121,10 @@ class LocalEngine:
 
     def _together(self, calls: Sequence[Invocation]) -> Stacked[Any] | dict[PartyId, Outcome] | None:
         cohort = self._cohort_for(calls)
-        if cohort is None or self._table.signature(calls[0].role, calls[0].handler).sends:
+        role, handler = calls[0].role, calls[0].handler
+        if cohort is None or self._table.signature(role, handler).sends:
+            return None
+        if calls[0].mask is not None and handler in cohort.only_totals:
             return None
         try:
             return self._run_together(cohort, calls)
@@ -129,12 +134,7 @@ class LocalEngine:
     def _cohort_for(self, calls: Sequence[Invocation]) -> Cohort[Any] | None:
         """The cohort that can run these calls."""
         role = calls[0].role
-        if (
-            not self._cohort_wanted
-            or calls[0].parcels is not None
-            or calls[0].mask is not None
-            or len(calls) != len(self._parties[role])
-        ):
+        if not self._cohort_wanted or calls[0].parcels is not None or len(calls) != len(self._parties[role]):
             return None
         cohort = self._cohort(role)
         return cohort if cohort is not None and calls[0].handler in self._choice(role).handlers else None
@@ -153,7 +153,7 @@ class LocalEngine:
         self, calls: Sequence[Invocation], received: Callable[[], Sequence[Invocation]]
     ) -> Exchanged[Any] | Mapping[PartyId, Failure] | None:
         cohort = self._cohort_for(calls)
-        if cohort is None:
+        if cohort is None or calls[0].mask is not None:
             return None
         role, handler = calls[0].role, calls[0].handler
         try:
@@ -195,7 +195,11 @@ class LocalEngine:
             raise ProtocolError(
                 f"{type(cohort).__name__}.{handler} must return the replies of all its clients as a Stacked message"
             )
-        return result
+        if calls[0].mask is None:
+            return result
+        # What was masked under these calls before has been added up.
+        rows, parties = self._words.setdefault((role, handler), WordRows(len(calls))).begin(), self._parties[role]
+        return {call.party: parties[call.party].mask(result.row(k), call, rows) for k, call in enumerate(calls)}
 
     def _requests(self, calls: Sequence[Invocation]) -> tuple[Any, ...]:
         if calls[0].argument is None:

@@ -51,6 +51,7 @@ class FedGCNConfig(FedAvgConfig):
         legacy: The published form: raw features and edges of the neighbourhood in place of exact sums.
     """
 
+    scores_after_local: ClassVar[bool] = False
     hops: int | None = 2
     legacy: bool = False
 

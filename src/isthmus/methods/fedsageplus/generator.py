@@ -19,7 +19,7 @@ columns of the candidates they use; features stay sparse; nearest hidden neighbo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -35,6 +35,8 @@ from isthmus.nn.sparse import Sparse, as_csr, canonical, stored
 from isthmus.seeds import Stream
 
 Named = Mapping[str, Tensor]
+Draw = Callable[[int], tuple[Tensor, Tensor | None]]
+"""Number of nodes -> noise of their codes, and what dropout multiplies by."""
 ROWS = "rows."
 """Prefix of fGen's weights: all that is trained across clients."""
 
@@ -109,7 +111,8 @@ class Impaired(NamedTuple):
 
     graph: Of the nodes that are left. kept: Their rows in the whole graph. train, y: Of them. hidden_of: For the i-th
     training node in ``train`` up to P hidden neighbours as rows of the whole graph, padded with -1 (T, P). missing:
-    d_v, how many it has in truth (T,).
+    d_v, how many it has in truth (T,). near: Nodes whose generated neighbours the losses depend on, training nodes and
+    their neighbours: what is attached to others is more than two layers away (n,).
     """
 
     graph: Graph
@@ -118,6 +121,7 @@ class Impaired(NamedTuple):
     y: Tensor
     hidden_of: Tensor
     missing: Tensor
+    near: Tensor
 
 
 def impair(data: NodeData, hidden: Tensor, most: int, dtype: torch.dtype) -> Impaired:
@@ -131,7 +135,11 @@ def impair(data: NodeData, hidden: Tensor, most: int, dtype: torch.dtype) -> Imp
     train = torch.nonzero(data.train[kept] & (data.y[kept] >= 0)).flatten()
     lost = hidden[source] & ~hidden[target]
     hidden_of, missing = _lists(place[target[lost]], source[lost], len(kept), most)
-    return Impaired(graph, kept, train, data.y[kept], hidden_of[train], missing[train])
+    near = torch.zeros(len(kept), dtype=torch.bool)
+    near[train] = True
+    source, target = graph.edge_index
+    near[source[near[target]]] = True
+    return Impaired(graph, kept, train, data.y[kept], hidden_of[train], missing[train], near)
 
 
 def _lists(owner: Tensor, item: Tensor, owners: int, most: int) -> tuple[Tensor, Tensor]:
@@ -157,9 +165,11 @@ def missing_counts(weights: Named, codes: Tensor) -> Tensor:
     return torch.relu(codes @ weights["count.0.weight"] + weights["count.0.bias"]).squeeze(1)
 
 
-def used_slots(counts: Tensor, most: int) -> Slots:
-    """The first round(d^_v) candidates of every node, P at most."""
+def used_slots(counts: Tensor, most: int, among: Tensor | None = None) -> Slots:
+    """The first round(d^_v) candidates of every node, or of every node ``among`` all; P at most."""
     number = counts.detach().round().clamp(max=most)
+    if among is not None:
+        number = number * among
     place, node = torch.nonzero(torch.arange(most)[:, None] < number, as_tuple=True)
     return Slots(node, place)
 
@@ -168,23 +178,21 @@ def generated_rows(weights: Named, sizes: Sizes, noisy: Tensor, slots: Slots, dr
     """X^ of the slots (S, F).
 
     Args:
-        noisy: Codes with noise added, of all nodes.
-        drop: What dropout multiplies the last wide layer by, of all nodes.
+        noisy: Codes with noise added, of the nodes that have slots, in order.
+        drop: What dropout multiplies their last wide layer by.
     """
-    nodes, position = torch.unique(slots.node, return_inverse=True)
-    h, last = noisy[nodes], len(sizes.row_layers) - 2
+    position = torch.unique(slots.node, return_inverse=True)[1]
+    h, last = noisy, len(sizes.row_layers) - 2
     for layer in range(last):
         h = h @ weights[f"{ROWS}{layer}.weight"] + weights[f"{ROWS}{layer}.bias"]
         if layer < len(sizes.widths):
             h = torch.relu(h)
         if layer == len(sizes.widths) - 1 and drop is not None:
-            h = h * drop[nodes]
-    weight, bias = weights[f"{ROWS}{last}.weight"], weights[f"{ROWS}{last}.bias"]
-    found, width = [], sizes.features
-    for place, rows in enumerate(torch.split(position, torch.bincount(slots.place, minlength=1).tolist())):
-        columns = slice(place * width, (place + 1) * width)
-        found.append(h[rows] @ weight[:, columns] + bias[columns])
-    x = torch.cat(found)
+            h = h * drop
+    by_place = torch.split(position, torch.bincount(slots.place, minlength=sizes.most).tolist())
+    columns = torch.split(weights[f"{ROWS}{last}.weight"], sizes.features, dim=1)
+    biases = torch.split(weights[f"{ROWS}{last}.bias"], sizes.features)
+    x = torch.cat([torch.addmm(b, h[rows], w) for rows, w, b in zip(by_place, columns, biases, strict=True)])
     return torch.tanh(x) if sizes.output == "tanh" else x
 
 
@@ -242,17 +250,17 @@ def attached(edge_index: Tensor, count: int, slots: Slots, *, both: bool = True)
     return torch.cat([edge_index, outward, *([outward.flip(0)] if both else [])], dim=1)
 
 
-def local_loss(
-    weights: Named, sizes: Sizes, impaired: Impaired, x: sp.csr_matrix, noise: Tensor, drop: Tensor | None
-) -> Tensor:
+def local_loss(weights: Named, sizes: Sizes, impaired: Impaired, x: sp.csr_matrix, draw: Draw) -> Tensor:
     """L^d + L^f + CE of one client's NeighGen on its impaired graph. ``x``: features of the whole graph."""
     codes = encode(weights, impaired.graph)
     counts = missing_counts(weights, codes)
     wrong = torch.nn.functional.smooth_l1_loss(
         counts[impaired.train], impaired.missing.to(counts.dtype), reduction="sum"
     )
-    slots = used_slots(counts, sizes.most)
-    rows = generated_rows(weights, sizes, codes + noise, slots, drop)
+    slots = used_slots(counts, sizes.most, impaired.near)
+    nodes = torch.unique(slots.node)
+    noise, drop = draw(len(nodes))
+    rows = generated_rows(weights, sizes, codes[nodes] + noise, slots, drop)
     return wrong / max(1, len(impaired.train)) + row_loss(weights, impaired, x, slots, rows)
 
 

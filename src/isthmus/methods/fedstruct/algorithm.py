@@ -242,6 +242,8 @@ class Known(Message):
 class FedStructCohort(StructureCohort):
     """`FedStructClient`'s handlers, of many clients together."""
 
+    only_totals = frozenset({"gradient"})
+
     def gradient(self, task: Task) -> Stacked[Step]:
         nsf, count = self.clients[0].nsf(task.nsf), len(self.clients)
         shares = [client.samples() / task.total for client in self.clients]

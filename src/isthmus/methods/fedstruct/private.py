@@ -77,6 +77,7 @@ class PrivateConfig(FedStructConfig):
         gradients: Of theta_s: ``jacobian`` (as printed, small graphs only) or ``residuals``.
     """
 
+    protocol: Literal["streamed", "published", "hardened"] = "hardened"
     form: Literal["headed", "direct"] = "direct"
     queries: Rule = "safe"
     gradients: Literal["residuals", "jacobian"] = "residuals"
@@ -85,6 +86,8 @@ class PrivateConfig(FedStructConfig):
         if self.nsf != "hop2vec" and self.form == "direct":
             object.__setattr__(self, "form", "headed")
         super().__post_init__()
+        if self.streamed:
+            raise ConfigError("fedstruct-private needs rows of powers: set protocol=hardened or published")
         if self.nsf == "hop2vec" and self.form != "direct":
             raise ConfigError("fedstruct-private learns S in the direct form (appendix G.1): leave form out")
         if self.train_betas or self.algorithm == "fedavg" or self.local_epochs > 1:

@@ -54,7 +54,7 @@ from isthmus.tensors import Weights, get_weights, scaled
 
 KEPT_VALUES = 2**23
 """Hidden values of g that an owner keeps from the forward to the backward pass; with more it computes them again."""
-NO_ARCS = tensor_of(sp.csr_matrix((0, 0), dtype=np.float32))
+NO_ARCS = tensor_of(sp.csr_matrix(np.zeros((0, 0), dtype=np.float32)))
 
 FIXED_FEATURES: Mapping[str, Callable[[NodeData, int], Tensor]] = {
     "degree": lambda data, width: degree_feature(degrees(data), width)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 class StreamedCohort(Cohort[Any]):
     """`StreamedClient`'s handlers, of many clients together. Clients keep their own state."""
 
+    masked = False
     clients: Sequence[StreamedClient]
 
     def __init__(self, clients: Sequence[StreamedClient]) -> None:

@@ -38,7 +38,7 @@ from isthmus.federation.messages import Count, LabelStatistic, Message, Model, P
 from isthmus.federation.roles import Cohort, Role, handler
 from isthmus.federation.script import Script, ask
 from isthmus.graph.embedding import walk_embedding
-from isthmus.methods import gcfl
+from isthmus.methods import fedavg, gcfl
 from isthmus.methods.fedavg import FedAvgClient, FedAvgConfig
 from isthmus.methods.fedtad.distillation import Distillation, distil, first_generator, fresh_adam
 from isthmus.methods.registry import Log, Method, Phase, register
@@ -256,7 +256,7 @@ def script(config: FedTADConfig, view: View) -> Script:
     return {
         "setup": (ask(FedTADClient.reliability),),
         "train": (ask(FedTADClient.local_model),),
-        "evaluation": (ask(FedTADClient.deploy),),
+        "evaluation": (ask(fedavg.scored(config, FedTADClient)),),
     }
 
 
