@@ -156,7 +156,7 @@ class Reproduction:
         published = next(
             (table.runs for table in published_tables.load_paper(cell.paper).tables if table.key == cell.table), 0
         )
-        found = {}
+        found: dict[int, Mapping[str, Any]] = {}
         for seed, job in enumerate(self.jobs_of(cell, asked or published)):
             outcome = self.outcomes.get(job.folder) or existing_outcome(job)
             if outcome is not None and outcome.result is not None:
