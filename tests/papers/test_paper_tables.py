@@ -41,7 +41,6 @@ TABLES = {
     "fedtad": ["10.1", "check.rows"],
     "rivals": ["fedstruct", "fedggr", "hifgl"],
     "hifgl": ["9.1", "9.2", "9.3", "9.4", "9.5", "9.6", "9.7", "check.pubmed", "check.protocols"],
-    "rivals": ["fedstruct", "fedggr", "hifgl"],
     "fedspray": ["8.2", "8.3", "8.5", "4.lambda1", "4.ds", "4.motivation", "check.teacher", "check.last"],
     "fedstar": ["8.1", "8.2", "8.3", "8.4", "8.10", "4.clients", "check.fedper", "check.splits"],
 }
