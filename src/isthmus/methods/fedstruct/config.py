@@ -90,8 +90,6 @@ class FedStructConfig(WeightedConfig):
             raise ConfigError(f"form=direct has no head to read nsf={self.nsf} with: use nsf=hop2vec, or form=headed")
         if self.walk_steps is not None and self.walk_steps < 1:
             raise ConfigError(f"walk_steps must be at least 1, got {self.walk_steps}")
-        if self.nsf != "walk":  # a preset has it for all features: where it says nothing, the run is the same without
-            object.__setattr__(self, "walk_steps", None)
         if self.nsf == "walk" and self.nsf_dim <= self.steps:
             raise ConfigError(f"nsf=walk has {self.steps} walk values and the degree: nsf_dim must be above that")
         if self.nsf_lr is not None and self.nsf_lr <= 0.0:
