@@ -54,6 +54,7 @@ NAV: list[tuple[str, str | list[tuple[str, str]]]] = [
         [
             ("Choosing", "choosing.md"),
             ("Advice", "advise.md"),
+            ("All methods", "methods.md"),
             ("FedStruct", "methods/fedstruct.md"),
             ("FedGGR", "methods/fedggr.md"),
             ("HiFGL", "methods/hifgl.md"),
@@ -283,7 +284,7 @@ def settings(pages: Path) -> str:
             return f"{{ {json.dumps(title)} = {json.dumps(target)} }}"
         return f"{{ {json.dumps(title)} = [{', '.join(entry(*one) for one in target)}] }}"
 
-    listed = ",\n  ".join(entry(*one) for one in NAV)
+    listed = ",\n  ".join(entry(*one) for one in [*NAV, *more(pages)])
     return f"""[project]
 site_name = "Isthmus"
 site_description = "Federated graph learning between owners of one graph"
@@ -318,6 +319,15 @@ media = "(prefers-color-scheme: dark)"
 scheme = "slate"
 toggle = {{ icon = "lucide/moon", name = "Switch to light mode" }}
 """
+
+
+def more(pages: Path) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Pages that the navigation above does not name: nothing is left out of the site."""
+    named = {page for _, part in NAV for page in ([part] if isinstance(part, str) else [p for _, p in part])}
+    found = sorted(path.relative_to(pages).as_posix() for path in pages.rglob("*.md"))
+    lone = [page for page in found if page not in named and not page.startswith(("results/", "specs/"))]
+    titled = [((pages / page).read_text().splitlines() or [page])[0].lstrip("# ") for page in lone]
+    return [("More", list(zip(titled, lone, strict=True)))] if lone else []
 
 
 # -- links --------------------------------------------------------------------------------------------
