@@ -191,7 +191,7 @@ def loop_loss(weights: dict[str, Tensor], each: Any, noise: Tensor, most: int) -
         total = total + torch.nn.functional.smooth_l1_loss(counts[v], torch.tensor(float(len(neighbours))).double())
         for p in range(min(most, round(counts[v].item())) if neighbours else 0):
             away = [((rows[v, p] - x[u]) ** 2).mean() for u in neighbours[:most]]
-            total = total + min(away, key=float)
+            total = total + min(away, key=lambda value: value.item())
     new = [(v, p) for p in range(most) for v in range(count) if p < round(counts[v].item())]
     large = torch.zeros(count + len(new), count + len(new), dtype=torch.float64)
     large[:count, :count] = adjacency

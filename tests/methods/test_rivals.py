@@ -329,8 +329,8 @@ def test_a_pair_that_can_subtract_is_counted() -> None:
 
 
 def test_fedpub_without_masks_and_sharpness_is_fedavg_of_equal_clients() -> None:
-    ours = play("fedpub", sharpness=0.0, train_masks=False, terms=False, sparsity=0.0)
-    theirs = play("fedavg", weighting="uniform")
+    ours = play("fedpub", sharpness=0.0, train_masks=False, terms=False, sparsity=0.0, lr=0.005)
+    theirs = play("fedavg", weighting="uniform", lr=0.005)
     assert max_difference(ours.loop.state.models[0], theirs.loop.state.weights) < 1e-6
 
 
