@@ -136,7 +136,7 @@ def test_what_was_not_tried_is_not_claimed(
 
 def test_missing_masks_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The attack on masked messages succeeds where masks are zero, so that it fails says something."""
-    monkeypatch.setattr("isthmus.privacy.prg.Keystream.add_to", lambda self, target, *, subtract=False: None)
+    monkeypatch.setattr("isthmus.privacy.masks.add_streams", lambda *arguments: None)
     mlp = ["--set", "backbone=mlp", "--set", "dropout=0", "--split", "4/10/86", "--set", "secure_sum=true"]
     path = finished_run(tmp_path / "bare", "fedsgd", *mlp)
     found = {each.attack: each for each in recover(RunFolder(path)) if each.on.startswith("masked")}

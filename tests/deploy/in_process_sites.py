@@ -25,7 +25,7 @@ DATA = {
 
 def settings_of(method: str = "fedavg", **more: object) -> Settings:
     """Settings of a submitted run."""
-    given = {**DATA, "undirected": False, "rounds": 2, "hidden": 4, **more}
+    given = {**DATA, "undirected": False, "scale": "none", "rounds": 2, "hidden": 4, **more}
     return resolve(method, {**given, "engine": "nvflare", "execution": "each"})
 
 

@@ -371,6 +371,17 @@ OUT_OF_RANGE: dict[str, tuple[Any, ...]] = {
     "head_width": (0,),
     "head_lr": (0.0,),
     "switch": (-0.1, 1.1),
+    "forward_noise": (-1.0,),
+    "generator_epochs": (-1,),
+    "cross_rounds": (-1,),
+    "generator_rank": (-1,),
+    "most_neighbours": (0,),
+    "encoder_width": (0,),
+    "code_width": (0,),
+    "generator_widths": ("0",),
+    "generator_lr": (0.0,),
+    "generator_dropout": (-0.1, 1.0),
+    "generator_weight_decay": (-1.0,),
 }
 
 

@@ -183,15 +183,21 @@ def as_if_unmasked(masked: Masked, reply: type[Message]) -> Message | None:
     """What one masked message says if its masks are missing; None if that is no message at all."""
     words = masked.words.numpy().view(np.uint64)[:-CHECK_WORDS]
     try:
-        return _read(words, masked.layout, reply, 1, None)
+        return _read(words, masked.layout, reply, 1, None, usable=True)
     except IsthmusError:
         return None
 
 
 def _read(
-    words: NDArray[np.uint64], text: str, reply: type[Message], parties: int, supports: tuple[Tensor, ...] | None
+    words: NDArray[np.uint64],
+    text: str,
+    reply: type[Message],
+    parties: int,
+    supports: tuple[Tensor, ...] | None,
+    *,
+    usable: bool = False,
 ) -> Message:
-    """A message from the words of a sum and its layout."""
+    """A message from the words of a sum and its layout; ``usable``: whatever the parties say of their numbers."""
     try:
         layout = json.loads(text)
         tensors, floats, integers = layout["counts"]
@@ -202,7 +208,7 @@ def _read(
     if len(leaves) != tensors + floats + integers + 1:
         raise ProtocolError("the layout of a secure sum does not fit its numbers")
     unusable = leaves.pop()
-    if unusable:
+    if unusable and not usable:
         raise RunError(
             f"{unusable} of the {parties} parties of a secure sum hold numbers that are too large for it, NaN or "
             "infinite: training has diverged; lower lr or check the features (their logs say more)"

@@ -119,9 +119,12 @@ class FedSagePlusConfig(FedAvgConfig):
             raise ConfigError("generator_widths: give at least one layer, and every layer a width of at least 1")
         if self.generator_lr <= 0.0:
             raise ConfigError(f"generator_lr must be above 0, got {self.generator_lr}")
-        for name in ("hidden_share", "generator_dropout"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ConfigError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
+        if not 0.0 < self.hidden_share < 1.0:
+            raise ConfigError(
+                f"hidden_share must lie in (0, 1), or the generator has nothing to learn from, got {self.hidden_share}"
+            )
+        if not 0.0 <= self.generator_dropout < 1.0:
+            raise ConfigError(f"generator_dropout must lie in [0, 1), got {self.generator_dropout}")
         if self.dp_clip and self.cross != "none":
             raise ConfigError(f"dp_clip does not cover what cross={self.cross} sends: set cross=none, or dp_clip=0")
 
