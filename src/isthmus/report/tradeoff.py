@@ -69,7 +69,8 @@ def tradeoff_figure(points: Sequence[Point], adversary: str) -> Figure:
         zoom=True,
     )
     axes["annotations"] = [
-        {"x": x, "y": y, "text": f"  {label(point.method, 24)}"} for point, (x, y) in zip(points, places, strict=True)
+        {"x": x, "y": y, "text": f"\u00a0\u00a0{label(point.method, 24)}"}
+        for point, (x, y) in zip(points, places, strict=True)
     ]
     return {"data": marks, "layout": axes}
 
