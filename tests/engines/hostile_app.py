@@ -9,7 +9,7 @@ from typing import Any
 
 from nvflare.collab import collab
 
-from isthmus.deploy.handshake import BEGIN, CALL, ORDER, BeginRun
+from isthmus.deploy.handshake import BEGIN, CALL, KEYS, ORDER, BeginRun, JoinReply, PeerKeys
 from isthmus.deploy.processes import exit_with_parent
 from isthmus.experiments.folder import NO_RUN
 from isthmus.experiments.result import versions
@@ -49,7 +49,9 @@ class HostileServer:
         )
         ask("a damaged config", BEGIN, pack((codec.encode(BeginRun("hostile", NO_RUN, 0, "[run", versions())),)))
         ask("a path for a name", BEGIN, pack((codec.encode(begin),)), run="../../etc")
-        ask("begin", BEGIN, pack((codec.encode(begin),)))
+        begun = bytes(site(timeout=120.0).handle(run="hostile", kind=BEGIN, data=pack((codec.encode(begin),))))
+        found["begin"], joined = _answer(begun), codec.decode(unpack(begun)[0], JoinReply)
+        ask("keys", KEYS, pack((codec.encode(PeerKeys(joined.keys or {}, joined.heads or {})),)))
         ask("unknown handler", CALL, call("client-0", "initial_state"))
         ask("unknown role", CALL, call("client-0", "evaluate", role="device"))
         ask("somebody else's party", CALL, call("client-2", "evaluate"))
@@ -71,8 +73,6 @@ class HostileServer:
 
 
 def _answer(data: bytes) -> str:
-    from isthmus.deploy.handshake import JoinReply
-
     frame = unpack(data)
     for kind in (Answer, JoinReply):
         try:

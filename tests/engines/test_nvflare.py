@@ -158,7 +158,7 @@ def test_organisations_by_their_commands(tmp_path: Path) -> None:
     )
     assert (down.returncode, json.loads(down.stdout)["server"]) == (4, False)
     assert "isthmus server start" in down.stderr
-    wanted = local_hashes(settings_of("fedavg", "local", rounds=3, clients=2), tmp_path / "local")
+    wanted = local_hashes(settings_of("fedavg", "local", rounds=3, clients=2, scale="none"), tmp_path / "local")
     (run,) = (home / "runs").iterdir()
     assert (
         hashes(tmp_path / "state-a" / run.name / "models") | hashes(tmp_path / "state-b" / run.name / "models")

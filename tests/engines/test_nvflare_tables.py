@@ -122,7 +122,7 @@ def test_same_bits_as_in_one_process(walked: Walked, tmp_path: Path) -> None:
 
 def test_every_bank_can_show_what_it_was_asked_under_its_strict_policy(walked: Walked) -> None:
     runs = sorted((walked.hosts.folder / HUB / "federation" / "runs").iterdir())
-    assert [run.name.partition("-")[0] for run in runs] == ["fedavg", "fedstruct"]
+    assert [run.name.partition("-")[0] for run in runs] == ["fedavg", "fedstruct", "predict"]
     assert all((run / "result.json").exists() for run in runs)
     contracts = []
     for bank in BANKS:

@@ -117,12 +117,11 @@ def run_on_sites(path: Path, run: str, attempt: int, transport: Transport) -> No
         engine = SitesEngine(places, settings.method.table, transport, run)
         if settings.run.predict is not None:
             _predict(begin, settings, folder, engine, view)
-            transport.request(run, END, dict.fromkeys(places, pack((codec.encode(Answer()),))), None)
-            return
-        described = Described(*next((one.dataset, one.source) for one in joined.values() if one.clients))
-        samples = {client: facts.samples for client, facts in clients.items()}
-        driver = RunDriver(settings, engine, view, samples, described, callbacks=[ProgressWriter()])
-        driver.play(folder, resumed=True)
+        else:
+            described = Described(*next((one.dataset, one.source) for one in joined.values() if one.clients))
+            samples = {client: facts.samples for client, facts in clients.items()}
+            driver = RunDriver(settings, engine, view, samples, described, callbacks=[ProgressWriter()])
+            driver.play(folder, resumed=True)
         ended = transport.request(run, END, dict.fromkeys(places, pack((codec.encode(Answer()),))), None)
         keep_heads(path, attempt, "end", {site: _end_heads(reply) for site, reply in ended.items()})
     except BaseException as error:
