@@ -138,6 +138,11 @@ def test_a_cohort_that_forms_only_totals_is_not_asked_for_rows(
     assert experiment.settings.run.execution == "cohort"
 
 
+def test_a_cohort_that_stands_for_exchanges_is_not_used_behind_masks(scenario: Scenario) -> None:
+    experiment = play("fedstruct", scenario, execution="cohort", secure_sum=True, rounds=1)
+    assert experiment.settings.run.execution == "each", "its mail has no parts of single clients that could be masked"
+
+
 def masked_rows(experiment: SimulatedRun) -> list[Any]:
     """The ledger without the keys: how many neighbours a client has depends on secret keys."""
     return [row for row in experiment.loop.sheet.rows() if row["message"] != "SumKeys"]
