@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.api.compare import compare, split_method
+from isthmus.api.progress import ProgressDisplay
 from isthmus.cli.main import main
 from isthmus.errors import unknown
 from isthmus.experiments.callbacks import Callback, Progress
@@ -166,3 +167,14 @@ def test_compare_says_what_else_differs(tmp_path: Path, capsys: pytest.CaptureFi
     assert "not the same model for all" in capsys.readouterr().out
     assert main(["compare", "fedavg", "local", *words[3:], "--out", str(tmp_path / "same")]) == 0
     assert "not the same" not in capsys.readouterr().out
+
+
+def test_a_second_seed_does_not_begin_with_the_score_of_the_first(capsys: pytest.CaptureFixture[str]) -> None:
+    display = ProgressDisplay()
+    settings = resolve("fedavg", {"dataset": "csbm:nodes=60", "clients": 2, "rounds": 2})
+    for _ in range(2):
+        display.on_start(settings, Path("nowhere"), 0, 2)
+        display.on_round(Progress("setup", 1, 1, 1, 2, None, {}, None))
+        display.on_round(Progress("train", 1, 1, 2, 2, None, {}, {"val": 0.5}))
+    begins = [line for line in capsys.readouterr().err.splitlines() if " setup " in line]
+    assert len(begins) == 2 and all("val -" in line for line in begins)

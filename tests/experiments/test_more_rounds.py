@@ -51,7 +51,7 @@ def test_more_rounds_are_a_longer_run(case: str, tmp_path: Path) -> None:
     isthmus.run(method, **{**keys, "rounds": 5}, out=tmp_path / "long")
     isthmus.run(method, **{**keys, "rounds": 2}, out=tmp_path / "short")
     assert result(tmp_path / "short")["rounds"] == 2
-    more = isthmus.resume(tmp_path / "short", rounds=+2)
+    more = isthmus.resume(tmp_path / "short", rounds="+2")  # as it is typed
     assert more["rounds"] == 4 and len(more.history["round"]) == 4
     isthmus.resume(tmp_path / "short", rounds=+1)
     assert_same_run(tmp_path / "short", tmp_path / "long")

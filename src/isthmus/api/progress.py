@@ -59,7 +59,7 @@ class ProgressDisplay(Callback):
 
     def on_start(self, settings: Settings, folder: Path, step: int, steps: int) -> None:
         run = settings.run
-        self.folder = folder
+        self.folder, self.scores = folder, {}
         if not self._given:
             self.label = f"{run.method} on {run.dataset}, {run.clients} clients, seed {run.seed}"
             if self.cell is None:

@@ -135,7 +135,7 @@ def resume(
     path: str | os.PathLike[str],
     callbacks: Sequence[Callback] = (),
     *,
-    rounds: int | None = None,
+    rounds: int | str | None = None,
     quiet: bool = False,
     **given_again: Any,
 ) -> Result:
@@ -144,7 +144,7 @@ def resume(
     Args:
         path: The run folder.
         callbacks: As of `run`.
-        rounds: How many more rounds a finished run gets, ``+100``. It ends with the same bits as a run of that many
+        rounds: How many more rounds a finished run gets, 100 or ``+100``. It ends with the same bits as a run of that many
             rounds from the start.
         quiet: Show no progress.
         given_again: ``dataset``, ``partition`` and ``split`` that were handed over as objects when the run began.

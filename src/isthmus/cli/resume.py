@@ -23,14 +23,5 @@ def command(
     """Continue a run from its newest checkpoint; the result is that of an uninterrupted run."""
     from isthmus.experiments.run import resume
 
-    more = None if rounds is None else _more(rounds)
     display = ProgressDisplay()
-    run_and_print(display, lambda: resume(run_dir, [display], more=more), json_)
-
-
-def _more(text: str) -> int:
-    from isthmus.errors import ConfigError
-
-    if not (text.startswith("+") and text[1:].isdecimal()):
-        raise ConfigError(f"--rounds takes how many more rounds, as +100, got {text!r}")
-    return int(text)
+    run_and_print(display, lambda: resume(run_dir, [display], more=rounds), json_)

@@ -120,7 +120,11 @@ def _validated(scenario: AnyScenario, settings: Settings) -> float | None:
 
 
 def resume(
-    path: str | os.PathLike[str], callbacks: Sequence[Callback] = (), *, more: int | None = None, **given_again: Any
+    path: str | os.PathLike[str],
+    callbacks: Sequence[Callback] = (),
+    *,
+    more: int | str | None = None,
+    **given_again: Any,
 ) -> dict[str, Any]:
     """Continue a run from its newest checkpoint; of a finished run the result is returned again.
 
@@ -134,6 +138,7 @@ def resume(
             "resume takes rounds, and dataset, partition and split again, nothing else: settings of a run stay"
         )
     by_name(given_again)
+    more = more_rounds(more)
     folder = RunFolder.open(Path(path))
     try:
         finished = folder.result()
@@ -160,6 +165,15 @@ def resume(
             return simulated.play(folder, resumed=True)
     finally:
         folder.close()
+
+
+def more_rounds(text: int | str | None) -> int | None:
+    """How many more rounds a run gets: 100, or ``+100`` as it is typed."""
+    if not isinstance(text, str):
+        return text
+    if not (text.startswith("+") and text[1:].isdecimal()):
+        raise ConfigError(f"rounds of a run that goes on are how many more it gets, as +100, got {text!r}")
+    return int(text)
 
 
 def _with_more_rounds(settings: Settings, folder: RunFolder, more: int) -> Settings:
