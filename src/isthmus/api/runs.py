@@ -144,8 +144,8 @@ def resume(
     Args:
         path: The run folder.
         callbacks: As of `run`.
-        rounds: How many more rounds a finished run gets, 100 or ``+100``. It ends with the same bits as a run of that many
-            rounds from the start.
+        rounds: How many more rounds a finished run gets, 100 or ``+100``. It ends with the same bits as a run of
+            that many rounds from the start.
         quiet: Show no progress.
         given_again: ``dataset``, ``partition`` and ``split`` that were handed over as objects when the run began.
     """
