@@ -123,8 +123,11 @@ def test_the_live_page_follows_a_run(started: Any, tmp_path: Path) -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         address = f"http://{HOST}:{server.server_address[1]}/"
-        page, problems = opened(started, address, 800, "light")
-        assert "round 15 of 50" in page.inner_text("body") and page.locator("polyline").count() == 4
+        page, problems = opened(started, address, 390, "light")
+        assert "round 15 of 50" in page.inner_text("body") and page.locator(".curve").count() == 4
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        ticks = page.evaluate("[...document.querySelectorAll('.live span')].map(s => s.getBoundingClientRect().left)")
+        assert len(ticks) == 10 and min(ticks) >= 0  # three heights and two rounds of each picture
         (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
         (folder / "result.json").write_text(json.dumps({"method": "fedavg"}))
         page.wait_for_selector("text=The run is finished", timeout=10_000)

@@ -45,10 +45,10 @@ figcaption { max-width: 44rem; margin-top: .35rem; }
 figure { margin: .9rem 0 0; }
 code, pre { font-family: var(--mono); font-size: .85em; }
 a { color: var(--accent); }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(8.2rem, 1fr)); gap: 1px; margin: 1.6rem 0 0;
+.tiles { display: flex; flex-wrap: wrap; gap: 1px; margin: 1.6rem 0 0;
 padding: 0;
   background: var(--line); border: 1px solid var(--line); border-radius: 10px; overflow: hidden; }
-.tiles div { background: var(--page); padding: .8rem 1rem; }
+.tiles div { flex: 1 1 8.2rem; box-sizing: border-box; background: var(--page); padding: .8rem 1rem; }
 .tiles dt { color: var(--muted); font-size: .82rem; }
 .tiles dd { margin: 0; font-size: 1.3rem; font-weight: 600; letter-spacing: -.01em; font-variant-numeric: tabular-nums;
 } .notes { margin: 1.4rem 0 1.2rem; padding: .7rem 1rem; list-style: none; background: var(--warn-bg); border: 1px solid
