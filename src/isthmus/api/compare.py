@@ -350,7 +350,7 @@ def _ran(result: Mapping[str, Any]) -> str:
 
 def equal_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Methods that scored the same on every seed, in validation too: what tells them apart did nothing to the score."""
-    groups: dict[tuple[float, ...], list[str]] = {}
+    groups: dict[tuple[float | None, ...], list[str]] = {}
     for row in rows:
         if row["seeds"] and all(score is not None for score in row["scores"]):
             others = tuple((row.get(key) or {}).get("mean") for key in ("val", "test"))
