@@ -308,7 +308,7 @@ def compare_methods(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]
                 "ran": ran_with([by_seed[seed] for seed in seeds]),
                 "seeds": seeds,
                 "score": _summary(score),
-                "val": _summary(spread([by_seed[seed]["val"] for seed in seeds])),
+                "val": _summary(spread([by_seed[seed].get("val") for seed in seeds])),
                 "test": _summary(test),
                 "difference": _summary(paired),
                 "client_stds": _client_stds([by_seed[seed] for seed in seeds]),
