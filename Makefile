@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export ISTHMUS_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: setup demo test docs first-steps browser explore test-engines lint types check bench clean
+.PHONY: setup demo test docs first-steps browser explore test-engines lint types check bench bench-check clean
 
 setup: $(READY)
 
@@ -64,8 +64,12 @@ types: setup
 
 check: lint types test
 
+# Rounds beside a plain PyG loop; ends with a table of ratios. bench-check fails where one fell by more than a fifth.
 bench: setup
-	$(BIN)/python benchmarks/local_loop.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/local_loop.py
+
+bench-check: setup
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/local_loop.py --check
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,35 +1,43 @@
-"""Local training: a cohort in one set of kernels against a plain PyG loop over clients, and against the arithmetic
-lower bound.
+"""FedAvg rounds: Isthmus against a straightforward PyG implementation, and against the same training in C.
 
-FedAvg, two-layer GCN (hidden 64), full-batch local epochs with Adam and weight decay, persistent optimiser states; a
-round is training, messages and averaging, without evaluation. Both sides start from the same weights; the averaged
-weights must agree to 1e-5 after one round before anything is timed.
+    python benchmarks/local_loop.py [--only TEXT] [--rounds N] [--commit] [--check]
 
-    python benchmarks/local_loop.py [--threads N] [--only TEXT] [--rounds N]
+A round is training (dropout 0.5, full-batch local epochs, persistent optimiser states), messages, averaging and an
+evaluation of the new common model at every client, as a run has it by default. Sides take turns, round by round, in one
+process on one thread; figures are CPU time (``time.process_time``), medians over rounds, and only ratios within one run
+count. Before anything is timed both sides do a round without dropout from the same weights and must agree to 1e-5.
 
-Times are CPU time per round (``time.process_time``, all threads), the median over rounds. The lower bound of a round
-is, per step, the larger of
-  - the floating-point operations of the sparse products (2 x non-zeros x width, forward and backward, first layer and
-    propagation) and of the dense ones (hidden x classes) at the rate of a dense float32 product measured here, and
-  - the memory traffic of Adam on the first layer, 24 bytes per parameter (read and write weight and both moments;
-    parameters of features that no training node of a client sees need it only once per round), at the bandwidth
-    measured here by scaling an array of the size of weights and moments in place.
+    plain     a module and an optimiser per client, dense features, PyG's layers, `state_dict`s averaged; evaluation is
+              a forward pass per client on all its nodes
+    ours      the registered method on the local engine, clients together; ``each``: every client by itself
+    native    local training alone written in C (`native_floor.c`), where a compiler is found: all weights per client
+
+Settings: ``openfgl`` is GCN, Adam, weight decay 5e-4, three epochs; ``default`` is what ``isthmus run fedavg`` does:
+GraphSAGE, AdamW, one epoch; ``norm`` is openfgl's with an input norm.
+
+``--commit`` writes the ratios to benchmarks/ratios.json, ``--check`` fails where one fell by more than a fifth.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import json
+import shutil
 import statistics
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import GCNConv
+from torch_geometric.nn import GCNConv, SAGEConv
 
 from isthmus.data.node_data import NodeData
 from isthmus.data.scenario import build_scenario
@@ -37,12 +45,18 @@ from isthmus.errors import DataError
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.interface import View
 from isthmus.federation.session import Session
+from isthmus.graph.normalise import gcn_norm
 from isthmus.methods.fedavg import METHOD, FedAvgConfig, count_round, fedavg_round, init
-from isthmus.nn import Inputs, stack_inputs
+from isthmus.nn.inputs import build_inputs
+from isthmus.nn.registry import build_backbone
+from isthmus.nn.sparse import as_csr
 from isthmus.seeds import Stream
-from isthmus.tensors import Weights, get_weights, max_difference
+from isthmus.tensors import Weights, max_difference
 
-HIDDEN, LR, WEIGHT_DECAY = 64, 0.01, 5e-4
+HIDDEN, DROPOUT = 64, 0.5
+COMMITTED = Path(__file__).with_name("ratios.json")
+FALL = 0.8
+"""What a ratio may fall to, of the committed one."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +64,16 @@ class Case:
     """One workload."""
 
     name: str
-    load: Callable[[int], list[NodeData]]
-    clients: int
-    epochs: int
+    load: Callable[[], list[NodeData]]
+    settings: dict[str, Any]
     rounds: int
+    native: bool = False
 
 
-def cora(clients: int) -> list[NodeData]:
+def cora(clients: int, partition: str = "random") -> list[NodeData]:
     """Cora, or where its files are missing a generated graph of its size and sparsity."""
     try:
-        return list(build_scenario(dataset="cora", clients=clients).parts.values())
+        return list(build_scenario(dataset="cora", clients=clients, partition=partition).parts.values())
     except DataError as error:
         print(f"note: {error}; using a generated graph of Cora's size")
         return generated(2708, 1433, 0.0127, 5278, 7, clients)
@@ -113,40 +127,70 @@ def generated(nodes: int, features: int, density: float, edges: int, classes: in
     return parts
 
 
-class PlainGCN(nn.Module):
+OPENFGL: dict[str, Any] = {
+    "backbone": "gcn",
+    "optimizer": "adam",
+    "lr": 0.01,
+    "weight_decay": 5e-4,
+    "local_epochs": 3,
+}
+DEFAULT: dict[str, Any] = {
+    "backbone": "sage",
+    "optimizer": "adamw",
+    "lr": 0.01,
+    "weight_decay": 0.01,
+    "local_epochs": 1,
+}
+NORM: dict[str, Any] = {**OPENFGL, "input_norm": True}
+
+
+class PlainModel(nn.Module):
     """What one writes first."""
 
-    def __init__(self, num_features: int, num_classes: int) -> None:
+    def __init__(self, num_features: int, num_classes: int, settings: dict[str, Any], dropout: float) -> None:
         super().__init__()
-        self.first = GCNConv(num_features, HIDDEN)
-        self.second = GCNConv(HIDDEN, num_classes)
+        layer = GCNConv if settings["backbone"] == "gcn" else SAGEConv
+        self.norm = nn.LayerNorm(num_features) if settings.get("input_norm") else None
+        self.first, self.second, self.dropout = layer(num_features, HIDDEN), layer(HIDDEN, num_classes), dropout
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        h: Tensor = self.second(torch.relu(self.first(x, edge_index)), edge_index)
-        return h
+        x = x if self.norm is None else self.norm(x)
+        h = torch.relu(self.first(x, edge_index))
+        h = nn.functional.dropout(h, self.dropout, self.training)
+        logits: Tensor = self.second(h, edge_index)
+        return logits
+
+
+NAMES = {
+    "gcn": {"weight": "lin.weight", "bias": "bias"},
+    "sage": {"neighbour": "lin_l.weight", "bias": "lin_l.bias", "root": "lin_r.weight"},
+}
 
 
 class PlainLoop:
     """A module and an optimiser per client, dense features, one client after the other."""
 
-    def __init__(self, parts: list[NodeData], start: Weights, epochs: int) -> None:
+    def __init__(self, parts: list[NodeData], start: Weights, settings: dict[str, Any], dropout: float) -> None:
         self.parts = [replace(part, x=part.x.to_dense()) for part in parts]
-        self.epochs = epochs
-        self.models = [PlainGCN(part.num_features, part.num_classes) for part in parts]
-        self.optimizers = [
-            torch.optim.Adam(model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY) for model in self.models
-        ]
-        self.shared = {
-            "first.lin.weight": start["layers.0.weight"].mT.contiguous(),
-            "first.bias": start["layers.0.bias"],
-            "second.lin.weight": start["layers.1.weight"].mT.contiguous(),
-            "second.bias": start["layers.1.bias"],
-        }
+        self.epochs = settings["local_epochs"]
+        sizes = parts[0].num_features, parts[0].num_classes
+        self.models = [PlainModel(*sizes, settings, dropout) for _ in parts]
+        kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings["optimizer"]]
+        rates = {"lr": settings["lr"], "weight_decay": settings["weight_decay"]}
+        self.optimizers = [kind(model.parameters(), **rates) for model in self.models]
+        self.names = {}
+        for layer, place in (("first", "layers.0"), ("second", "layers.1")):
+            for ours, theirs in NAMES[settings["backbone"]].items():
+                self.names[f"{layer}.{theirs}"] = f"{place}.{ours}"
+        if settings.get("input_norm"):
+            self.names |= {"norm.weight": "input_norm.gamma", "norm.bias": "input_norm.beta"}
+        self.shared = {theirs: _turned(start[ours]) for theirs, ours in self.names.items()}
 
     def round(self) -> None:
         total = {name: torch.zeros_like(tensor) for name, tensor in self.shared.items()}
         for part, model, optimizer in zip(self.parts, self.models, self.optimizers, strict=True):
             model.load_state_dict(self.shared)
+            model.train()
             for _ in range(self.epochs):
                 optimizer.zero_grad()
                 logits = model(part.x, part.edge_index)
@@ -156,119 +200,232 @@ class PlainLoop:
                 total[name] += tensor / len(self.parts)
         self.shared = total
 
+    @torch.no_grad()
+    def evaluate(self) -> list[float]:
+        found = [0.0, 0.0, 0.0]
+        for part, model in zip(self.parts, self.models, strict=True):
+            model.load_state_dict(self.shared)
+            model.eval()
+            logits = model(part.x, part.edge_index)
+            right = logits.argmax(1) == part.y
+            for i, mask in enumerate((part.train, part.val, part.test)):
+                found[i] += float(right[mask].sum())
+                nn.functional.cross_entropy(logits[mask], part.y[mask])
+        return found
+
     def weights(self) -> dict[str, Tensor]:
-        return {
-            "layers.0.weight": self.shared["first.lin.weight"].mT,
-            "layers.0.bias": self.shared["first.bias"],
-            "layers.1.weight": self.shared["second.lin.weight"].mT,
-            "layers.1.bias": self.shared["second.bias"],
-        }
+        return {ours: _turned(self.shared[theirs]) for theirs, ours in self.names.items()}
 
 
-class Cohort:
-    """FedAvg as a user runs it: the registered method on the local engine with ``execution=cohort``, messages, ledger
-    and sum included.
-    """
+def _turned(tensor: Tensor) -> Tensor:
+    return tensor.mT.contiguous() if tensor.dim() == 2 else tensor.clone()
 
-    def __init__(self, parts: list[NodeData], epochs: int) -> None:
-        self.config = FedAvgConfig(
-            backbone="gcn",
-            hidden=(HIDDEN,),
-            dropout=0.0,
-            lr=LR,
-            weight_decay=WEIGHT_DECAY,
-            local_epochs=epochs,
-            weighting="uniform",
-        )
+
+class Ours:
+    """FedAvg as a user runs it: the registered method on the local engine, messages, ledger and sum included."""
+
+    def __init__(self, parts: list[NodeData], settings: dict[str, Any], dropout: float, *, cohort: bool = True) -> None:
+        self.config = FedAvgConfig(hidden=(HIDDEN,), dropout=dropout, weighting="uniform", **settings)
         clients = {f"client-{i:04d}": part for i, part in enumerate(parts)}
-        engine = LocalEngine(clients, METHOD.table, self.config, Stream(0, ("party",)), cohort=True)
-        if engine.execution != "cohort":
-            raise SystemExit("these clients are too uneven to be trained together")
+        engine = LocalEngine(clients, METHOD.table, self.config, Stream(0, ("party",)), cohort=cohort)
+        if cohort and engine.execution != "cohort":
+            raise SystemExit("these clients are not trained together")
         self.session = Session(engine, METHOD.table)
         view = View(engine.parties("client"), parts[0].num_features, parts[0].num_classes)
         self.state, _ = count_round(init(view, self.config, Stream(0, ("common",))), self.session, self.config)
-        learner: Any = engine.party("client-0000").client
-        self.inputs = stack_inputs([engine.party(name).client.learner.inputs for name in clients])  # type: ignore[attr-defined]
-        self.start = get_weights(learner.learner.model)
+        self.start = self.state.weights
 
     def round(self) -> None:
         self.session.clock.begin("train", self.state.round + 1, self.state.round + 1)
         self.state, _ = fedavg_round(self.state, self.session, self.config)
         self.session.ledger.take()
 
-
-def cpu_ms(work: Callable[[], object], rounds: int) -> float:
-    """Median CPU milliseconds of one call."""
-    times = []
-    for _ in range(rounds):
-        begin = time.process_time()
-        work()
-        times.append(1e3 * (time.process_time() - begin))
-    return statistics.median(times)
+    def evaluate(self) -> None:
+        self.session.clock.begin("evaluation", self.state.round, self.state.round + 1)
+        METHOD.evaluate(self.state, self.session, self.config)
+        self.session.ledger.take()
 
 
-def lower_bound_ms(inputs: Inputs, num_features: int, num_classes: int, epochs: int) -> tuple[float, float]:
-    """(arithmetic, memory) milliseconds of a round; see the module docstring."""
-    square = torch.randn(512, 512)
-    rate = 2 * 512**3 / cpu_ms(lambda: square @ square, 20)  # operations per millisecond
-    parameters = inputs.clients * num_features * HIDDEN
-    array = torch.from_numpy(np.ones(3 * parameters, dtype=np.float32))  # weight and both moments
-    array.mul_(1.0)
-    bandwidth = 8 * array.numel() / cpu_ms(lambda: array.mul_(1.0), 9)  # bytes per millisecond
-    first = inputs.first["layers.0.weight"]
-    products = int(first.matrix.numel() if isinstance(first.matrix, torch.Tensor) else first.matrix.nnz)
-    products += 0 if first.after is None else first.after.csr.nnz
-    operations = 4 * products * HIDDEN + 4 * inputs.hidden[0].csr.nnz * num_classes
-    operations += 6 * sum(inputs.rows[0]) * HIDDEN * num_classes
-    blocks = first.blocks
-    idle = 0 if blocks is None else int((np.diff(blocks.transposed.indptr) == 0).sum()) * HIDDEN
-    return epochs * operations / rate, 24 * (epochs * (parameters - idle) + idle) / bandwidth
+class Native:
+    """The epochs of all clients and their average in C."""
+
+    def __init__(self, library: Path, parts: list[NodeData], start: Weights, settings: dict[str, Any]) -> None:
+        self.library, self.settings = ctypes.CDLL(str(library)), settings
+        backbone = build_backbone(
+            "gcn",
+            num_features=parts[0].num_features,
+            num_classes=parts[0].num_classes,
+            hidden=(HIDDEN,),
+            dropout=0.0,
+            input_norm=False,
+            head=False,
+            stream=Stream(0),
+        )
+        order = ("layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias")
+        self.shared = torch.cat([start[name].flatten() for name in order]).numpy()
+        self.sizes = parts[0].num_features, HIDDEN, parts[0].num_classes
+        self.clients, self.step = [], 0
+        for part in parts:
+            steps = gcn_norm(part.edge_index, part.num_nodes)
+            inputs = build_inputs(part, backbone, part.train)
+            seeds = np.flatnonzero(part.train.numpy())
+            near = np.flatnonzero(np.asarray(abs(steps[seeds]).sum(0)).ravel())
+            s = sp.csr_matrix(steps[near] @ as_csr(part.x))
+            a = sp.csr_matrix(steps[seeds][:, near])
+            assert inputs.counts[0] == len(seeds)
+            matrices = []
+            for matrix in (s, s.T.tocsr(), a, a.T.tocsr()):
+                parts_of = (matrix.indptr, np.int64), (matrix.indices, np.int32), (matrix.data, np.float32)
+                matrices += [np.ascontiguousarray(array, dtype=kind) for array, kind in parts_of]
+            y = np.ascontiguousarray(part.y.numpy()[seeds], dtype=np.int64)
+            moments = [np.zeros_like(self.shared) for _ in range(2)]
+            self.clients.append((len(near), len(seeds), matrices, y, np.empty_like(self.shared), moments))
+
+    def round(self) -> None:
+        settings, total = self.settings, np.zeros_like(self.shared)
+        rates = ctypes.c_float(settings["lr"]), ctypes.c_float(settings["weight_decay"])
+        for p, q, matrices, y, weights, moments in self.clients:
+            weights[:] = self.shared
+            arrays = [_pointer(array) for array in (*matrices, y, weights, *moments)]
+            self.library.train(*self.sizes, p, q, *arrays, self.step, settings["local_epochs"], *rates, 1)
+            share = ctypes.c_float(1.0 / len(self.clients))
+            self.library.add(ctypes.c_int64(total.size), share, _pointer(weights), _pointer(total))
+        self.shared, self.step = total, self.step + settings["local_epochs"]
+
+
+def _pointer(array: Any) -> Any:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+def native_library(folder: Path) -> Path | None:
+    """`native_floor.c` compiled, None without a compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        return None
+    source, target = Path(__file__).with_name("native_floor.c"), folder / "native_floor.so"
+    flags = ["-O3", "-march=native", "-ffast-math", "-shared", "-fPIC"]
+    subprocess.run([compiler, *flags, str(source), "-o", str(target), "-lm"], check=True)
+    return target
 
 
 CASES = [
-    Case("cora, 10 clients, 3 epochs", cora, 10, 3, 15),
-    Case("cora, 10 clients, 1 epoch", cora, 10, 1, 15),
-    Case("cora, 50 clients, 3 epochs", cora, 50, 3, 7),
-    Case("pubmed-sized, 100 clients, 1 epoch", pubmed_sized, 100, 1, 7),
-    Case("pubmed-sized, 1000 clients, 1 epoch", pubmed_sized, 1000, 1, 3),
+    Case("cora 10, openfgl", lambda: cora(10), OPENFGL, 15, native=True),
+    Case("cora 10, default", lambda: cora(10), DEFAULT, 15),
+    Case("cora 10, norm", lambda: cora(10), NORM, 9),
+    Case("cora 50, openfgl", lambda: cora(50), OPENFGL, 9, native=True),
+    Case("cora 50, default", lambda: cora(50), DEFAULT, 9),
+    Case("cora 50 louvain, openfgl", lambda: cora(50, "louvain"), OPENFGL, 9),
+    Case("pubmed-sized 1000, one epoch", lambda: pubmed_sized(1000), {**OPENFGL, "local_epochs": 1}, 3),
 ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=0, help="torch threads (default: as they come)")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--rounds", type=int, default=0, help="timed rounds (default: per case)")
+    parser.add_argument("--commit", action="store_true", help="write the ratios to benchmarks/ratios.json")
+    parser.add_argument("--check", action="store_true", help="fail where a ratio fell by more than a fifth")
     options = parser.parse_args()
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    print(f"threads {torch.get_num_threads()}; CPU ms per round")
-    for case in CASES:
-        if options.only in case.name:
-            run(case, options.rounds or case.rounds)
+    torch.set_num_threads(1)
+    print("one thread; CPU ms per round, medians; +e with evaluation")
+    rows = {}
+    with tempfile.TemporaryDirectory() as folder:
+        library = native_library(Path(folder))
+        for case in CASES:
+            if options.only in case.name:
+                rows[case.name] = run(case, options.rounds or case.rounds, library)
+    print()
+    columns = "plain", "plain +e", "ours", "ours +e", "each +e", "native", "ratio", "ratio +e"
+    print(f"| case | {' | '.join(columns)} | each / together | ours / native |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    for name, row in rows.items():
+        print(f"| {name} | {' | '.join(row.cells())} |")
+    ratios = {name: round(row.plain_both / row.ours_both, 1) for name, row in rows.items()}
+    if options.commit:
+        known = json.loads(COMMITTED.read_text()) if COMMITTED.exists() else {}
+        COMMITTED.write_text(json.dumps({**known, **ratios}, indent=2) + "\n")
+    if options.check:
+        check(ratios)
 
 
-def run(case: Case, rounds: int) -> None:
-    parts = case.load(case.clients)
-    parts = [part for part in parts if part.num_train]  # the plain loop knows no mean over nothing
-    width, classes = parts[0].num_features, parts[0].num_classes
-    cohort = Cohort(parts, case.epochs)
-    plain = PlainLoop(parts, cohort.start, case.epochs)
-    plain.round()
-    cohort.round()
-    difference = max_difference(plain.weights(), cohort.state.weights)
-    if not difference < 1e-5:
-        raise SystemExit(f"{case.name}: plain loop and cohort differ by {difference:.1e} after one round")
-    cohort.round()
-    ours = cpu_ms(cohort.round, 3 * rounds)
-    theirs = cpu_ms(plain.round, rounds)
-    arithmetic, memory = lower_bound_ms(cohort.inputs, width, classes, case.epochs)
-    print(
-        f"{case.name}: plain {theirs:.1f}, cohort {ours:.2f}, ratio {theirs / ours:.1f}x; lower bound "
-        f"{max(arithmetic, memory):.2f} "
-        f"(arithmetic {arithmetic:.2f}, memory {memory:.2f}), {ours / max(arithmetic, memory):.1f}x above it; "
-        f"equal to {difference:.0e}; {len(parts)} clients with training nodes"
+def check(ratios: dict[str, float]) -> None:
+    """Fail where a ratio is more than a fifth below the committed one."""
+    known = json.loads(COMMITTED.read_text())
+    fallen = [
+        f"{name}: {ratio} times plain, committed {known[name]}"
+        for name, ratio in ratios.items()
+        if name in known and ratio < FALL * known[name]
+    ]
+    if fallen:
+        raise SystemExit("slower than committed: " + "; ".join(fallen))
+    print(f"all {len(ratios)} ratios within a fifth of the committed ones, or above")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Medians of a case in milliseconds."""
+
+    plain: float
+    plain_both: float
+    ours: float
+    ours_both: float
+    each_both: float
+    native: float | None
+
+    def cells(self) -> list[str]:
+        native = "-" if self.native is None else f"{self.native:.2f}"
+        beside = "-" if self.native is None else f"{self.ours / self.native:.2f}"
+        times = (self.plain, self.plain_both, self.ours, self.ours_both, self.each_both)
+        ratios = f"{self.plain / self.ours:.1f}", f"{self.plain_both / self.ours_both:.1f}"
+        return [*(f"{ms:.2f}" for ms in times), native, *ratios, f"{self.each_both / self.ours_both:.2f}", beside]
+
+
+def cpu_ms(work: Callable[[], object]) -> float:
+    begin = time.process_time()
+    work()
+    return 1e3 * (time.process_time() - begin)
+
+
+def run(case: Case, rounds: int, library: Path | None) -> Row:
+    parts = [part for part in case.load() if part.num_train]  # the plain loop knows no mean over nothing
+    check_equal(case, parts)
+    ours, each = Ours(parts, case.settings, DROPOUT), Ours(parts, case.settings, DROPOUT, cohort=False)
+    plain = PlainLoop(parts, ours.start, case.settings, DROPOUT)
+    sides: dict[str, Any] = {"plain": plain, "ours": ours, "each": each}
+    if case.native and library is not None:
+        sides["native"] = Native(library, parts, ours.start, case.settings)
+    times: dict[str, list[float]] = {name: [] for name in (*sides, "plain e", "ours e", "each e")}
+    for turn in range(rounds + 2):
+        for name, side in sides.items():
+            train = cpu_ms(side.round)
+            score = cpu_ms(side.evaluate) if name != "native" else 0.0
+            if turn >= 2:  # the first ones compile, allocate and warm up
+                times[name].append(train)
+                if name != "native":
+                    times[f"{name} e"].append(train + score)
+    median = {name: statistics.median(found) for name, found in times.items() if found}
+    row = Row(
+        median["plain"],
+        median["plain e"],
+        median["ours"],
+        median["ours e"],
+        median["each e"],
+        median.get("native"),
     )
+    print(f"{case.name} ({len(parts)} clients with training nodes): {', '.join(row.cells())}", flush=True)
+    return row
+
+
+def check_equal(case: Case, parts: list[NodeData]) -> None:
+    """One round without dropout: all sides do the same."""
+    ours, each = Ours(parts, case.settings, 0.0), Ours(parts, case.settings, 0.0, cohort=False)
+    plain = PlainLoop(parts, ours.start, case.settings, 0.0)
+    for side in (ours, each, plain):
+        side.round()
+    for name, side in (("clients together", ours), ("each by itself", each)):
+        difference = max_difference(plain.weights(), side.state.weights)
+        if not difference < (1e-3 if case.settings.get("input_norm") else 1e-5):
+            raise SystemExit(f"{case.name}: plain loop and {name} differ by {difference:.1e} after one round")
 
 
 if __name__ == "__main__":

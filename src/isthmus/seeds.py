@@ -14,11 +14,19 @@ import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
 
 Key = str | int
+
+
+@lru_cache(maxsize=1 << 14)
+def _encoded(key: Key) -> bytes:
+    # By value, not by class: a StrEnum or a numpy integer draws what the plain string or int draws.
+    data = (f"str:{str.__str__(key)}" if isinstance(key, str) else f"int:{operator.index(key)}").encode()
+    return len(data).to_bytes(4, "big") + data
 
 
 @dataclass(frozen=True)
@@ -42,12 +50,8 @@ class Stream:
         """A 63-bit seed. Keys are length-prefixed and typed, so ``("ab",)``, ``("a", "b")``, ``(1,)``, ``("1",)``
         differ.
         """
-        digest = hashlib.sha256(b"isthmus/stream")
-        for key in (self.seed, *self.path):
-            # By value, not by class: a StrEnum or a numpy integer draws what the plain string or int draws.
-            data = (f"str:{str.__str__(key)}" if isinstance(key, str) else f"int:{operator.index(key)}").encode()
-            digest.update(len(data).to_bytes(4, "big") + data)
-        return int.from_bytes(digest.digest()[:8], "big") >> 1
+        digest = hashlib.sha256(b"".join([b"isthmus/stream", *map(_encoded, (self.seed, *self.path))])).digest()
+        return int.from_bytes(digest[:8], "big") >> 1
 
     def torch(self) -> torch.Generator:
         """A fresh torch generator at the start of this stream."""

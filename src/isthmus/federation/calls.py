@@ -78,9 +78,9 @@ class Caller:
         return {party: request.messages[party] for party in parties}
 
     def _check_known(self, parties: Iterable[PartyId]) -> None:
-        everyone = self.parties
+        everyone, known = self.parties, set(self.parties)
         for party in parties:
-            if party not in everyone:
+            if party not in known:
                 raise unknown("party", party, everyone, error=ProtocolError)
 
     def receivers(self, functions: Sequence[Callable[..., Any]], combine: Combine) -> dict[str, str]:

@@ -71,6 +71,10 @@ class Stacked(Generic[M]):
         assert isinstance(row, type(self.message))
         return row
 
+    def rows(self) -> list[M]:
+        """The messages of all parties."""
+        return schema(type(self.message)).rows(self.message, len(self.parties))
+
     def total(self) -> M:
         total = schema(type(self.message)).sum_rows(self.message)
         assert isinstance(total, type(self.message))
@@ -108,7 +112,7 @@ class Replies(Mapping[PartyId, MaybeRep]):
 
     def _rows(self) -> dict[PartyId, MaybeRep]:
         if self._stack is not None and not self._replies:
-            self._replies = {party: self._stack.row(k) for k, party in enumerate(self._stack.parties)}
+            self._replies = dict(zip(self._stack.parties, self._stack.rows(), strict=True))
         return self._replies
 
     @property

@@ -131,6 +131,10 @@ class Node:
         """Client k's value out of a cohort's stack."""
         raise ProtocolError(f"{self.where} cannot be stacked: only tensors and numbers can")
 
+    def rows(self, stack: Any, count: int) -> list[Any]:
+        """`row` of every k."""
+        return [self.row(stack, k) for k in range(count)]
+
     def sum_rows(self, stack: Any) -> Any:
         raise ProtocolError(f"{self.where} cannot be summed: only tensors and numbers can")
 
@@ -186,6 +190,9 @@ class IntNode(Node):
     def row(self, stack: Any, k: int) -> int:
         return int(stack[k])
 
+    def rows(self, stack: Any, count: int) -> list[Any]:
+        return [int(value) for value in torch.as_tensor(stack).tolist()]
+
     def sum_rows(self, stack: Any) -> int:
         return int(torch.as_tensor(stack).sum())
 
@@ -214,6 +221,9 @@ class FloatNode(Node):
 
     def row(self, stack: Any, k: int) -> float:
         return float(stack[k])
+
+    def rows(self, stack: Any, count: int) -> list[Any]:
+        return [float(value) for value in torch.as_tensor(stack).tolist()]
 
     def sum_rows(self, stack: Any) -> float:
         return float(torch.as_tensor(stack, dtype=torch.float64).sum())
@@ -451,6 +461,10 @@ class MapNode(Node):
     def row(self, stack: Any, k: int) -> dict[str, Any]:
         return {key: self.value.row(item, k) for key, item in stack.items()}
 
+    def rows(self, stack: Any, count: int) -> list[Any]:
+        columns = {key: self.value.rows(item, count) for key, item in stack.items()}
+        return [{key: column[k] for key, column in columns.items()} for k in range(count)]
+
     def sum_rows(self, stack: Any) -> dict[str, Any]:
         return {key: self.value.sum_rows(item) for key, item in stack.items()}
 
@@ -493,6 +507,10 @@ class RecordNode(Node):
 
     def row(self, stack: Any, k: int) -> Any:
         return self.record(**{name: node.row(getattr(stack, name), k) for name, node in self.fields.items()})
+
+    def rows(self, stack: Any, count: int) -> list[Any]:
+        columns = [node.rows(getattr(stack, name), count) for name, node in self.fields.items()]
+        return [self.record(*values) for values in zip(*columns, strict=True)]  # fields stand in their order
 
     def sum_rows(self, stack: Any) -> Any:
         return self.record(**{name: node.sum_rows(getattr(stack, name)) for name, node in self.fields.items()})

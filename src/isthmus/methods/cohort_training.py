@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from isthmus.methods.learners import NodeLearner, SampledLearner, dropout_source
 from isthmus.methods.training import Deployed, ModelClient
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.buffers import Workspace
-from isthmus.nn.client_program import Program, build_program
+from isthmus.nn.client_program import Program, build_program, in_one_loop
 from isthmus.nn.client_stack import ClientStack
 from isthmus.nn.client_training import LOSSES, pull_fits
 from isthmus.nn.cohort import stack_states, stack_weights, unstack_states, unstack_weights
@@ -37,6 +37,8 @@ class ModelCohort(Cohort[Any]):
     """
 
     MAX_PADDING = 4.0
+    pads_less: ClassVar[bool] = False
+    """Whether it trains by `train_together` alone, which pads nothing where clients run in one compiled loop."""
 
     @classmethod
     def worthwhile(cls, clients: Sequence[Any]) -> bool:
@@ -48,8 +50,9 @@ class ModelCohort(Cohort[Any]):
             return False
         if any(isinstance(each, SampledLearner) for each in learners):
             return False
-        rows: list[int] = [max(1, learner.inputs.rows[0][0]) for learner in learners]
-        return len(rows) * max(rows) <= cls.MAX_PADDING * sum(rows)
+        if cls.pads_less and in_one_loop(learners[0].model, [learner.inputs for learner in learners]):
+            return True  # nothing is padded
+        return padding([learner.inputs.rows[0][0] for learner in learners]) <= cls.MAX_PADDING
 
     def __init__(self, clients: Sequence[Any]) -> None:
         super().__init__(clients)
@@ -272,6 +275,12 @@ class ModelCohort(Cohort[Any]):
         }
 
 
+def padding(rows: Sequence[int]) -> float:
+    """How many rows there are with every client padded to the largest, for each that is one."""
+    counts = [max(1, count) for count in rows]
+    return len(counts) * max(counts) / sum(counts)
+
+
 class _StackedEvaluation:
     """Tallies of all clients at once."""
 
@@ -297,7 +306,13 @@ class _StackedEvaluation:
 
     def score(self, model: Backbone, weights: Weights) -> Evaluation:
         common = all(weights[name].shape == parameter.shape for name, parameter in model.named_parameters())
-        logits = predict(model, weights, self.joined if common else self.stacked)
+        if common:
+            logits = predict(model, weights, self.joined)
+        elif padding([learner.num_samples for learner in self.learners]) <= ModelCohort.MAX_PADDING:
+            logits = predict(model, weights, self.stacked)
+        else:
+            own = unstack_weights(weights)
+            logits = torch.cat([predict(model, own[k], each.everything) for k, each in enumerate(self.learners)])
         correct, losses = tallies(logits, self.y, self.owner, self.bits, len(self.parts), len(self.learners))
         found: dict[str, Any] = {
             part: Tally(correct[i], self.counts[i], losses[i])  # type: ignore[arg-type]

@@ -129,6 +129,8 @@ class ServerState(Record):
 class FedAvgCohort(ModelCohort):
     """FedAvg's clients, trained together."""
 
+    pads_less = True
+
     def local_update(self, common: Broadcast) -> Stacked[Update]:
         if self.config.reset_optimizer:
             self.restart_optimizer()

@@ -26,6 +26,8 @@ class ServerState(Record):
 
 
 class LocalCohort(ModelCohort):
+    pads_less = True
+
     def train_alone(self) -> None:
         self.train_together(received={})
 

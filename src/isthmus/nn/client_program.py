@@ -6,6 +6,7 @@ nodes never see are *idle*: their gradient is zero. With ``compact`` the array h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +27,8 @@ from isthmus.nn.layers import Conv
 from isthmus.nn.manual_gradients import has_manual_gradient
 
 MOST_TERMS = 2
+LOOPS_BELOW = 0.5
+"""Share of non-zeros above which a dense product is faster, whatever calling it costs."""
 _WORDS = 4  # values per 64 random bits
 
 
@@ -76,7 +79,8 @@ class Program:
         return {name: self._part(flat, place, shape) for name, (place, shape) in self.flat.items()}
 
     def _part(self, flat: Tensor, place: int, shape: tuple[int, ...]) -> Tensor:
-        return flat[:, place : place + int(np.prod(shape))].view(len(flat), *shape)
+        stride = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        return flat.as_strided((flat.shape[0], *shape), (flat.stride(0), *stride), flat.storage_offset() + place)
 
     def trained(self, names: Collection[str]) -> Array:
         """Where the flat weights of these names lie, neighbours joined."""
@@ -84,7 +88,7 @@ class Program:
         for name, (place, shape) in self.flat.items():
             if name not in names:
                 continue
-            end = place + int(np.prod(shape))
+            end = place + math.prod(shape)
             if parts and parts[-1][1] == place:
                 parts[-1][1] = end
             else:
@@ -142,6 +146,15 @@ def padded(tensors: Sequence[Tensor]) -> list[Array | None]:
     return [tensor.numpy() for tensor in tensors] + [None] * (3 - len(tensors))
 
 
+def in_one_loop(model: Backbone, clients: Sequence[Inputs]) -> bool:
+    """Whether `build_program` makes a program of these."""
+    return _layers(model) is not None and not _dense(clients, int(model.convs[0].get_parameter(_first(model)).shape[0]))
+
+
+def _first(model: Backbone) -> str:
+    return next(iter(model.convs[0].weight_terms))
+
+
 def build_program(model: Backbone, clients: Sequence[Inputs], *, compact: bool = False) -> Program | None:
     """The program of these clients' inputs (one client each), None where the compiled loop does not know the model."""
     layers = _layers(model)
@@ -151,7 +164,7 @@ def build_program(model: Backbone, clients: Sequence[Inputs], *, compact: bool =
     names = tuple(model.first_terms)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     features, first_width = shapes[names[0]]
-    if any(_unknown(inputs, features) for inputs in clients):
+    if _dense(clients, features):
         return None
     packed = _Packed(len(clients), 4 * len(names) + 2 * (len(clients[0].rows) - 1))
     rows = np.array([[count for (count,) in inputs.rows] for inputs in clients], dtype=np.int64)
@@ -164,8 +177,7 @@ def build_program(model: Backbone, clients: Sequence[Inputs], *, compact: bool =
     for k, inputs in enumerate(clients):
         for t, name in enumerate(names):
             operand = inputs.first[name]
-            matrix, after = operand.matrix, operand.after
-            assert isinstance(matrix, sp.csr_matrix)
+            matrix, after = _csr(operand.matrix), operand.after
             transposed = matrix.T.tocsr()
             own = np.arange(features) if norm else np.flatnonzero(np.diff(transposed.indptr))
             base = used if compact else (k * len(names) + t) * features
@@ -247,12 +259,18 @@ def program_of(model: Backbone, inputs: Inputs) -> Program | None:
     return known[1]
 
 
-def _unknown(inputs: Inputs, features: int) -> bool:
-    """Whether features are dense, or not those of the model (which is refused where it is looked at closely)."""
-    return any(
-        not isinstance(operand.matrix, sp.csr_matrix) or operand.matrix.shape[1] != features
-        for operand in inputs.first.values()
-    )
+def _dense(clients: Sequence[Inputs], features: int) -> bool:
+    """Whether features are too dense for loops over what is not zero, or not those of the model (which is refused where
+    it is looked at closely).
+    """
+    matrices = [operand.matrix for inputs in clients for operand in inputs.first.values()]
+    entries = sum(int(torch.count_nonzero(m)) if isinstance(m, Tensor) else m.nnz for m in matrices)
+    places = sum(int(m.shape[0]) * int(m.shape[1]) for m in matrices)
+    return entries > LOOPS_BELOW * places or any(int(m.shape[1]) != features for m in matrices)
+
+
+def _csr(matrix: Tensor | sp.csr_matrix) -> sp.csr_matrix:
+    return sp.csr_matrix(matrix.numpy()) if isinstance(matrix, Tensor) else matrix
 
 
 def _layers(model: Backbone) -> tuple[dict[str, tuple[int, tuple[int, ...]]], Array, int] | None:
@@ -269,7 +287,7 @@ def _layers(model: Backbone) -> tuple[dict[str, tuple[int, tuple[int, ...]]], Ar
     places, at = dict[str, tuple[int, tuple[int, ...]]](), 0
     for name in order:
         places[name] = (at, shapes[name])
-        at += int(np.prod(shapes[name]))
+        at += math.prod(shapes[name])
     table = np.zeros((len(model.layers_after_input), 11), dtype=np.int64)
     for row, placed in zip(table, model.layers_after_input, strict=True):
         terms = _terms(placed.conv)

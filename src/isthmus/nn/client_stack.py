@@ -8,6 +8,7 @@ do not. Clients' own, *active* rows are kept side by side. Everything is what th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from functools import cached_property
 
@@ -186,7 +187,7 @@ class ClientStack:
             return self._given[name] * float(share.sum())
         if name not in program.first:
             at, shape = program.flat[name]
-            part = self.flat[0][:, at : at + int(np.prod(shape))]
+            part = self.flat[0][:, at : at + math.prod(shape)]
             return (torch.from_numpy(share).to(program.dtype) @ part).view(shape)
         t = program.first.index(name)
         owner, feature, place = program.active[t]
@@ -234,7 +235,7 @@ class ClientStack:
         program = self.program
         if name not in program.first:
             place, shape = program.flat[name]
-            return self.flat[part][client, place : place + int(np.prod(shape))].view(shape).clone()
+            return self.flat[part][client, place : place + math.prod(shape)].view(shape).clone()
         t = program.first.index(name)
         own = slice(t * program.features, (t + 1) * program.features)
         value = empty((program.features, program.layout.first_width), program.dtype)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Required, TypedDict
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -240,7 +241,7 @@ def _whole_call(
     """The program that does all steps of the call in one compiled loop, where there is one."""
     if inputs.clients != 1 or not epochs or loss not in LOSSES:
         return None
-    if any(weights[name].shape != parameter.shape for name, parameter in model.named_parameters()):
+    if any(weights[name].shape != shape for name, shape in _shapes(model).items()):
         return None  # stacked, of one client
     if extra_gradient is not None and not isinstance(extra_gradient, Proximal):
         return None
@@ -426,9 +427,19 @@ def _norm(model: Backbone, weights: Weights) -> Norm | None:
     return (weights[names[0]], weights[names[1]]) if names else None
 
 
+_SHAPES: WeakKeyDictionary[nn.Module, dict[str, torch.Size]] = WeakKeyDictionary()
+
+
+def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+    """Shape of each parameter; looked up once, since a walk over modules takes as long as a small client's epoch."""
+    if model not in _SHAPES:
+        _SHAPES[model] = {name: parameter.shape for name, parameter in model.named_parameters()}
+    return _SHAPES[model]
+
+
 def _for_clients(model: Backbone, weights: Weights, inputs: Inputs) -> dict[str, Tensor]:
     """The weights, checked against the model; plain ones seen by every client of a cohort (no copy)."""
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    shapes = _shapes(model)
     check_same_names(shapes, weights)
     clients, dtype = inputs.clients, inputs.weight.dtype
     result = {}
