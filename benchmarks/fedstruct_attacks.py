@@ -88,7 +88,7 @@ def main() -> None:
         cases.append((f"private (G.1), queries={rule}", "plain", private(folder / rule, given, rule, options.hops)))
     for secure in (False, True):
         for close in (False, True):
-            name = "streamed" if close else "streamed, withhold_exposed=false"
+            name = "streamed, withhold_exposed" if close else "streamed"
             hopped = {**given, "structure_hops": options.hops}
             attacks = streamed(folder / f"{secure}{close}", hopped, secure, close)
             cases.append((name, "masked" if secure else "plain", attacks))

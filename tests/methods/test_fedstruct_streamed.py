@@ -18,6 +18,7 @@ from fedstruct_helpers import graph, states, walk
 from torch import Tensor
 
 import isthmus
+from isthmus.cli.main import main
 from isthmus.cli.recover_streamed import hop_sums
 from isthmus.data.scenario import Scenario
 from isthmus.errors import ConfigError, DataError, RunError
@@ -38,7 +39,7 @@ from isthmus.privacy.determined import determined
 from isthmus.tensors import Weights
 from isthmus.testing import check_method
 
-experiment = partial(any_experiment, protocol="streamed", withhold_exposed=False)
+experiment = partial(any_experiment, protocol="streamed")
 SKIP = {
     "one_client_equals_local": "one client still has its structure branch",
     "identical_clients_stay_identical": "a node has one owner: clients with the same nodes are refused",
@@ -215,9 +216,9 @@ def test_hidden_values_that_are_not_kept_are_made_again(monkeypatch: pytest.Monk
         {},
         {"nsf": "degree", "train_betas": True},
         {"algorithm": "fedavg", "local_epochs": 2},
-        {"withhold_exposed": False},
+        {"withhold_exposed": True},
     ],
-    ids=["hop2vec", "degree", "fedavg", "nothing closed"],
+    ids=["hop2vec", "degree", "fedavg", "closed"],
 )
 def test_general_properties(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     same_secrets(monkeypatch)
@@ -335,6 +336,16 @@ def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
         resolve("fedstruct", {"dataset": "csbm", "preset": "fedstruct", **settings})
 
 
+def test_the_sheet_says_what_remains(capsys: pytest.CaptureFixture[str]) -> None:
+    told = []
+    for flags in (["--secure-sum"], ["--secure-sum", "--set", "withhold_exposed=true"], []):
+        assert main(["disclose", "fedstruct", *flags]) == 0
+        told.append(" ".join(capsys.readouterr().out.split()))
+    assert "named 74 of 685 adjacent training nodes" in told[0] and "ClosedNodes" not in told[0]
+    assert "named 0 of 685" in told[1] and "ClosedNodes" in told[1]
+    assert "sender by sender" in told[2]
+
+
 def test_noise_is_shared_out_among_the_senders_and_repeats_in_a_replay() -> None:
     where = graph(60, clients=3)
     run = experiment(where, structure_hops=2, rounds=1, forward_noise=2.0, nsf="degree")
@@ -441,7 +452,7 @@ def trained(folder: Path, **settings: Any) -> tuple[Settings, dict[str, dict[str
         "structure_hidden": (6,),
         "loss": "ce",
     }
-    given |= {"dropout": 0.0, "precision": "float64", "withhold_exposed": False, **settings}
+    given |= {"dropout": 0.0, "precision": "float64", **settings}
     isthmus.run("fedstruct", **given, out=folder)
     settings_ = settings_from_toml(RunFolder(folder).config)
     parts = parts_for(settings_, scenario_of(settings_))
