@@ -76,6 +76,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=0, help="rounds of whole runs; 0 as in the reference profile")
     parser.add_argument("--hops", type=int, default=10)
     parser.add_argument("--split", default="10/10/80")
+    parser.add_argument("--only", default="", help="protocols whose name and sums have this text")
     options = parser.parse_args()
     given = {"dataset": options.dataset, "clients": options.clients, "partition": options.partition, "seed": 0}
     given |= {"preset": "fedstruct", "profile": "reference", "eval_every": 1000, "split": options.split}
@@ -95,7 +96,7 @@ def main() -> None:
     print("| protocol | sums | who | attack; on | precision | recall | what came out |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for name, sums, found in cases:
-        for each in found:
+        for each in found if options.only in f"{name}, {sums}" else ():
             if each.attack in SHOWN:
                 print(line(name, sums, each), flush=True)
 

@@ -60,6 +60,7 @@ class FedAvgConfig(AveragingConfig):
     scores_after_local: ClassVar[bool] = True
     """Whether ``score_model`` has a meaning; not where a client's own model is scored in any case."""
 
+    mini_batches: ClassVar[bool] = True
     fraction: float = 1.0
     reset_optimizer: bool = False
     share_input_norm: bool = True
@@ -130,12 +131,10 @@ class FedAvgCohort(ModelCohort):
 
     def local_update(self, common: Broadcast) -> Stacked[Update]:
         if self.config.reset_optimizer:
-            self.optimizer = fresh_state(self.config.optimizer, self.weights, clients=len(self.clients))
+            self.restart_optimizer()
         self.train_together(self.clients[0].allowed(common.weights))
         shares = self.shares(common.total)
-        return Stacked(
-            Update(self.scaled({name: self.weights[name] for name in common.weights}, shares), shares), self.parties
-        )
+        return Stacked(Update(self.scaled_weights(common.weights, shares), shares), self.parties)
 
 
 class FedAvgClient(WeightedClient[ConfigT]):
