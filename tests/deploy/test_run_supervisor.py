@@ -70,6 +70,7 @@ def supervise(tmp_path: Path, server: FakeServer) -> tuple[RunSupervisor, Path]:
         "attempts": [],
         "_last_heartbeat": 0.0,
         "warn_after": 0.0,
+        "check": lambda: None,
     }
     return supervisor, run
 

@@ -51,6 +51,7 @@ class RunSupervisor:
         sites: Organisations that must take part.
         on_poll: Called twice a second, e.g. to show progress.
         warn_after: Seconds that an organisation may be absent before a warning names it.
+        check: Raises if the runs cannot be finished any more; called before every attempt and while one is awaited.
     """
 
     def __init__(
@@ -60,10 +61,11 @@ class RunSupervisor:
         sites: Sequence[str],
         on_poll: Callable[[], None] = lambda: None,
         warn_after: float = 0.0,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self.admin = AdminSession(kit)
         self.runs, self.sites, self.on_poll = runs, tuple(sites), on_poll
-        self.warn_after = warn_after
+        self.warn_after, self.check = warn_after, check
         self._last_heartbeat = 0.0  # when the server job was last known to have started
         self.attempts: list[dict[str, Any]] = []
         """What happened, attempt by attempt."""
@@ -115,7 +117,7 @@ class RunSupervisor:
         for run in runs:
             (self.runs / run / FAILED).unlink(missing_ok=True)
         with tempfile.TemporaryDirectory() as folder:
-            job = write_job(Path(folder) / f"{runs[0]}-{number}", runs, number, len(self.sites))
+            job = write_job(Path(folder) / f"{runs[0]}-{number}", runs, number, self.sites)
             job_id = self._submit(job, f"{runs[0]}-{number}")
         attempt: dict[str, Any] = {"attempt": number, "job": job_id, "submitted": time.time()}
         self.attempts.append(attempt)
@@ -212,6 +214,7 @@ class RunSupervisor:
         """Wait until every organisation is connected."""
         next_warning = time.monotonic() + self.warn_after
         while True:
+            self.check()
             try:
                 missing = sorted(set(self.sites) - set(self.admin.sites()))
             except Exception as error:
