@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -55,6 +55,7 @@ class AveragingConfig(WeightedConfig):
             total gradient.
     """
 
+    mini_batches: ClassVar[bool] = True
     aggregation: Literal["mean", "median", "trimmed", "bounded"] = "mean"
     trim: float = 0.2
     groups: int = 0
