@@ -80,7 +80,7 @@ def test_a_request_is_confirmed_by_a_person(founded: FederationFolder, tmp_path:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("client", "other"), ("organisation", "bank-b"), ("key", Identity().public.hex()), ("signature", "00" * 64)],
+    [("client", "other"), ("organisation", "bank-b"), ("key", "07" * 32), ("signature", "00" * 64)],
 )
 def test_a_request_that_was_changed_is_refused(tmp_path: Path, field: str, value: str) -> None:
     file, _ = ask(tmp_path)
