@@ -88,6 +88,27 @@ def join(
     print(f"{made.name} may connect to {made.target[0]}:{made.target[1]} until {expires:%Y-%m-%d %H:%M} UTC")
 
 
+@app.command("restored")
+def restored(
+    head: Annotated[str, typer.Argument(help="The line that the refusal names, 16 digits or more.")],
+    config: Config = CLIENT_TOML,
+) -> None:
+    """Write into the audit chain that its newer part is lost, after restoring an old backup: runs are joined again."""
+    import getpass
+    import re
+
+    from isthmus.deploy.audit_chain import ORDER, RESTORED, AuditChain
+    from isthmus.deploy.site_settings import SiteSettings
+
+    if not re.fullmatch(r"[0-9a-f]{16,64}", head):
+        raise ConfigError(f"{head!r} is no line of an audit chain: give the digits that the refusal names")
+    chain = AuditChain(SiteSettings.read(config).state).open()
+    chain.append(ORDER, name=RESTORED, contract=head, by=getpass.getuser())
+    print(
+        f"written: what followed line {chain.head.number - 1} is lost; what was spent of epsilon since is not counted"
+    )
+
+
 # -- roster ----------------------------------------------------------------------------------------
 
 

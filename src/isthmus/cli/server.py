@@ -15,6 +15,7 @@ app = typer.Typer(
 )
 
 Folder = Annotated[Path, typer.Argument(help="The federation's folder.")]
+Metrics = Annotated[int | None, typer.Option(help="Port of this machine's loopback for /healthz and /metrics.")]
 RootFolder = Annotated[Path | None, typer.Option("--root", help="Where the root key is; by default FOLDER/root.")]
 
 
@@ -110,9 +111,11 @@ def renew(folder: Folder, root: RootFolder = None) -> None:
 
 
 @app.command("start")
-def start(folder: Folder) -> None:
+def start(folder: Folder, metrics: Metrics = None) -> None:
     """Run the server until Ctrl-C; it is restarted if it dies."""
     from isthmus.deploy.federation_folder import FederationFolder
+    from isthmus.deploy.health import HealthServer
+    from isthmus.deploy.measurements import SentBytes, measure_hub
     from isthmus.deploy.processes import interrupt_on_terminate
 
     interrupt_on_terminate()
@@ -121,4 +124,7 @@ def start(folder: Folder) -> None:
     print(
         f"server of {config.name} on {config.host}:{config.port}, log in {parent.log}; Ctrl-C ends it", file=sys.stderr
     )
+    if metrics is not None:
+        sent = SentBytes(federation.runs)
+        HealthServer(metrics, lambda: measure_hub(federation, parent, sent))
     parent.run_until_stopped()

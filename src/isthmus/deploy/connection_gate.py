@@ -8,6 +8,7 @@ its job loses the site too. No organisation holds more connections than its shar
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -29,7 +30,8 @@ MAX_CONNECTIONS = 12
 """Of one certificate's owner at a time. A site needs one, and one more for every job."""
 MEMBERS_FILE = "ISTHMUS_MEMBERS"
 """Environment variable of the server's parent process: the register. Without it (one machine) nobody is refused."""
-REFUSALS_FILE = "refused-connections"
+REFUSALS_FILE, SEEN_FILE = "refused-connections", "last-seen.json"
+"""Beside the register, for ``isthmus status`` and the metrics: a count, and when each party was last heard of."""
 
 
 class ConnectionGate:
@@ -39,6 +41,7 @@ class ConnectionGate:
         self.register, self.most = register, most
         self.refused = 0
         self._open: dict[Any, x509.Certificate] = {}
+        self._seen: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def refusal(self, certificate: x509.Certificate) -> str:
@@ -68,6 +71,12 @@ class ConnectionGate:
         with self._lock:
             self._open.pop(context, None)
 
+    def heard(self, context: Any) -> None:
+        """Something arrived over a connection; a site that is there sends a sign of life every few seconds."""
+        certificate = self._open.get(context)
+        if certificate is not None:
+            self._seen[common_name(certificate.subject)] = time.time()
+
     def check(self) -> int:
         """Cut every connection that would not be admitted any more; returns how many were cut."""
         with self._lock:
@@ -80,6 +89,9 @@ class ConnectionGate:
                 context.cancel()
                 self.leave(context)
                 cut += 1
+        temporary = self.register.with_name(f".{SEEN_FILE}.tmp")
+        temporary.write_text(json.dumps(self._seen))
+        temporary.rename(self.register.with_name(SEEN_FILE))
         return cut
 
     def _note(self, reason: str) -> None:
@@ -101,6 +113,12 @@ class ConnectionGate:
         threading.Thread(target=loop, name="connection-gate", daemon=True).start()
 
 
+def _heard(gate: ConnectionGate, requests: Any, context: Any) -> Iterator[Any]:
+    for request in requests:
+        gate.heard(context)
+        yield request
+
+
 def install(gate: ConnectionGate) -> None:
     """Put a gate before NVIDIA FLARE's listener, which serves each connection with one call of ``Stream``."""
     import grpc  # type: ignore[import-untyped]
@@ -113,7 +131,7 @@ def install(gate: ConnectionGate) -> None:
         if reason:
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "not a member of this federation")
         try:
-            yield from serve(self, requests, context)
+            yield from serve(self, _heard(gate, requests, context), context)
         finally:
             gate.leave(context)
 

@@ -42,6 +42,7 @@ from isthmus.deploy.run_status import (
     RunFailure,
     committed_rounds,
     read_progress,
+    read_waiting,
 )
 from isthmus.deploy.run_supervisor import RunSupervisor
 from isthmus.deploy.startup_kit import StartupKit
@@ -266,17 +267,30 @@ class FederationFolder:
         found: dict[str, Any] = {
             "server": False,
             "organisations": {name: "not connected" for name in self.config.organisations},
+            "last_seen": {name: None for name in self.config.organisations},
+            "certificate_days": self.certificate_days(),
         }
         try:
             with AdminSession(self.kit(COORDINATOR_KIT)) as admin:
                 for name, seconds in admin.last_seen().items():
                     lost = seconds > SEEN_WITHIN
                     found["organisations"][name] = f"not seen for {seconds:.0f} s" if lost else "connected"
+                    found["last_seen"][name] = round(seconds, 1)
                 found["server"] = True
         except Exception as error:
             found["reason"] = type(error).__name__
-        found["runs"] = [_run_status(path) for path in sorted(self.runs.iterdir()) if path.is_dir()]
+        found["runs"] = self.run_states()
         return found
+
+    def certificate_days(self) -> dict[str, float | None]:
+        """Days until the certificate of each organisation expires; None if it has none that is valid."""
+        register = Members.read(self.register)
+        found = {name: register.valid(name) for name in self.config.organisations}
+        return {name: None if one is None else round(one.days_left, 1) for name, one in found.items()}
+
+    def run_states(self) -> list[dict[str, Any]]:
+        """How far each run is."""
+        return [_run_status(path) for path in sorted(self.runs.iterdir()) if path.is_dir()]
 
 
 def _check_format(path: Path, found: object) -> None:
@@ -296,6 +310,7 @@ def _run_status(path: Path) -> dict[str, Any]:
         "state": _run_state(path),
         "rounds": committed_rounds(path),
         "of": None if progress is None else progress.steps,
+        "waiting_for": read_waiting(path),
     }
 
 

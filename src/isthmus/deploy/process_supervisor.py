@@ -66,7 +66,7 @@ class ProcessSupervisor:
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._supervise, name=f"supervise-{kit.name}", daemon=True)
-        self.failed = False
+        self.failed, self.restarts = False, 0
 
     def start(self) -> ProcessSupervisor:
         self._thread.start()
@@ -93,6 +93,7 @@ class ProcessSupervisor:
         while not self._stopping.is_set():
             if self._before_start is not None:
                 self._before_start()
+            self.kit.prune_jobs()
             started = time.monotonic()
             with self._lock:
                 if self._stopping.is_set():
@@ -122,6 +123,7 @@ class ProcessSupervisor:
                 self.failed = True
                 return
             logger.warning("%s ended (code %d); restarting it", self.kit.name, code)
+            self.restarts += 1
             self._stopping.wait(RESTART_AFTER)
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:

@@ -11,6 +11,8 @@ import datetime
 import json
 import logging
 import os
+import re
+import shutil
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +27,8 @@ from isthmus.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-WARN_DAYS = 30
+WARN_DAYS, KEEP_JOBS = 30, 20
+JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 Kind = Literal["server", "client", "admin"]
 CONFIG_FILES: dict[str, Kind] = {
     "fed_server.json": "server",
@@ -137,6 +140,18 @@ class StartupKit:
                 raise ConfigError(
                     f"port {port} cannot be used ({reason}): stop what uses it, or make kits with another --port"
                 ) from None
+
+    def prune_jobs(self, keep: int = KEEP_JOBS) -> int:
+        """Remove all but the newest folders of jobs, which NVIDIA FLARE never does; results are elsewhere. Only while
+        the owner's process is down.
+        """
+        count = 0
+        for place in (self.path, self.job_store):
+            jobs = [path for path in place.glob("*") if path.is_dir() and JOB_ID.fullmatch(path.name)]
+            for path in sorted(jobs, key=lambda one: one.stat().st_mtime)[:-keep]:
+                shutil.rmtree(path, ignore_errors=True)
+                count += 1
+        return count
 
     def abandon_stale_jobs(self) -> int:
         """Mark the jobs of a server that was killed as abandoned; otherwise they would be listed as running for ever.

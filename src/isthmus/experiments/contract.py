@@ -106,10 +106,10 @@ def link_of_settings(settings: Settings) -> Link | None:
 
 
 def release(package: str, version: str) -> str:
-    """The part of a version that must be equal everywhere: of Python major and minor, of packages all but the build
-    (``2.13.0+cpu`` is ``2.13.0``).
+    """The part of a version that must be equal everywhere: of Isthmus all of it, since a method's code is part of what
+    is agreed; of Python and the libraries major and minor, so that one organisation can install a fix before others.
     """
-    return ".".join(version.split(".")[:2]) if package == "python" else version.partition("+")[0]
+    return version.partition("+")[0] if package == "isthmus" else ".".join(version.partition("+")[0].split(".")[:2])
 
 
 def check_versions(server: Mapping[str, str]) -> None:
@@ -120,4 +120,5 @@ def check_versions(server: Mapping[str, str]) -> None:
         if here is None or there is None or release(package, here) != release(package, there):
             raise ConfigError(
                 f"{package} is {here or 'none'} here and {there or 'none'} at the server: install the same version"
+                + ("" if package == "isthmus" else " (the third number may differ)")
             )
