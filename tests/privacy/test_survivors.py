@@ -209,9 +209,7 @@ def _stories(told: Sequence[Sequence[set[str]]]) -> Iterator[tuple[list[set[str]
         yield list(survivors), list(survivors)
 
 
-def _traitors_code(
-    traitor: SumParty, roster: SumRoster, tag: SumTag, name: str, present: set[str], survivors: set[str]
-):
+def _traitors_code(traitor: SumParty, tag: SumTag, name: str, present: set[str], survivors: set[str]) -> bytes:
     """A traitor confirms to each what it was told."""
     known = traitor.open[tag.encoded]
     known.present, known.survivors = tuple(sorted(present)), tuple(sorted(survivors))

@@ -106,6 +106,11 @@ def lost_share(parties: int, at_least: int) -> float:
     return 1.0 - at_least / parties if at_least else 0.0
 
 
+def least_left(parties: int) -> int:
+    """Fewest parties a sum can do with: two such groups of honest parties would have one in common."""
+    return (parties + math.ceil(COLLUDING * parties)) // 2 + 1
+
+
 @lru_cache(maxsize=256)
 def sharing_for(parties: int, lost: float) -> Sharing:
     """Shares for a sum of which a share ``lost`` of the parties may be lost.
@@ -116,7 +121,7 @@ def sharing_for(parties: int, lost: float) -> Sharing:
     share `COLLUDING` of bad ones. Where holders are chosen, as neighbours are, ``bad`` among them is exceeded, at any
     party, with probability at most 2^-:data:`SECURITY_BITS`; and enough of them are left but for 2^-20.
     """
-    everybody = Sharing(0, (parties + math.ceil(COLLUDING * parties)) // 2 + 1)
+    everybody = Sharing(0, least_left(parties))
     colluding, gone = math.ceil(COLLUDING * parties), math.ceil(lost * parties)
     for holders in range(20, int(0.6 * parties), 4):
         bad = _tail(parties - 1, colluding, holders, 2.0**-SECURITY_BITS / parties)

@@ -42,7 +42,7 @@ from isthmus.privacy.flatten import (
 from isthmus.privacy.guard import RosterGuard
 from isthmus.privacy.kernels import odd_multiples
 from isthmus.privacy.keys import PUBLIC_BYTES, Roster, SessionKey, SignedKey, frame
-from isthmus.privacy.mask_graph import Sharing, choices, lost_share, neighbours, sharing_for
+from isthmus.privacy.mask_graph import Sharing, choices, least_left, lost_share, neighbours, sharing_for
 from isthmus.privacy.prg import SHORT_KEY_BYTES, Words, add_streams
 
 CHECK_WORDS = 2
@@ -145,10 +145,10 @@ class SumRoster:
             raise ProtocolError("two parties of a sum have the same session key: each must make its own")
         if self.chosen < 0 or len(self.members) != len(self.parties) or not self.keys.keys() <= self.members:
             raise ProtocolError("the roster of a sum names a party twice, or has keys of others than its parties")
-        if self.at_least and not self.sharing.threshold <= self.at_least <= len(self.parties):
+        if self.at_least and not least_left(len(self.parties)) <= self.at_least <= len(self.parties):
             raise ProtocolError(
                 f"a sum of {len(self.parties)} parties cannot do with {self.at_least}: it needs at least "
-                f"{self.sharing.threshold}, or those who work with the server could open more than the sum"
+                f"{least_left(len(self.parties))}, or those who work with the server could open more than the sum"
             )
 
     @cached_property
