@@ -60,6 +60,7 @@ NAV: list[tuple[str, str | list[tuple[str, str]]]] = [
             ("HiFGL", "methods/hifgl.md"),
             ("FedSpray", "methods/fedspray.md"),
             ("FedStar", "methods/fedstar.md"),
+            ("FedSage+", "methods/fedsageplus.md"),
             ("Methods of the field", "methods/rivals.md"),
         ],
     ),

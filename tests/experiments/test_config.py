@@ -261,6 +261,8 @@ OUT_OF_RANGE: dict[str, tuple[Any, ...]] = {
     "weight_decay": (-1e-9,),
     "local_epochs": (0, -2),
     "batch_size": (0, -1),
+    "fanout": ("0", "5,-1"),
+    "batches": ("walks",),
     "hops": (-1,),
     "heads": (0,),
     "alpha": (2.0,),

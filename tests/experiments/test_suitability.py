@@ -19,6 +19,8 @@ GRAPH: dict[str, Any] = {"dataset": "csbm:nodes=80,features=5,degree=4", "client
         ({"hidden": "", "dropout": 0.3}, "dropout changes nothing"),
         ({"hidden": "8", "head": True, "backbone": "sage", "dropout": 0.3}, "dropout changes nothing"),
         ({"batch_size": 16}, "batch_size changes nothing"),
+        ({"batch_size": 16, "batches": "neighbours", "fanout": "5,3"}, None),
+        ({"batches": "clusters", "fanout": "5"}, "fanout changes nothing"),
         ({"lr_step": 3}, "lr_step changes nothing"),
         ({"schedule": "decay", "schedule_rounds": 3}, "schedule_rounds changes nothing"),
         ({"hidden": "8", "dropout": 0.3}, None),

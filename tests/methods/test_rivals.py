@@ -8,70 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+from rivals_helpers import RIVALS, SGD, SMALL, clients_of, mean_of, models, play, same, start
 
 import isthmus
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.disclosure import sheet_of_settings
-from isthmus.experiments.run import SimulatedRun
-from isthmus.experiments.scenarios import scenario_of
 from isthmus.methods import adafgl, fedgta, fedpub, fedtad, moon
 from isthmus.methods.fedtad import distillation
 from isthmus.methods.fedtad.algorithm import alikeness
 from isthmus.nn.inputs import build_inputs
 from isthmus.nn.registry import build_backbone
 from isthmus.seeds import Stream
-from isthmus.tensors import Weights, equal_weights, max_difference, num_values, weighted_mean
+from isthmus.tensors import equal_weights, max_difference, num_values
 from isthmus.testing import check_method
-
-RIVALS = ("scaffold", "ditto", "moon", "fedproto", "fedgta", "fedpub", "fedtad", "adafgl")
-SMALL: dict[str, Any] = {
-    "dataset": "csbm:nodes=120,classes=3,features=16,degree=4",
-    "partition": "dirichlet:alpha=1",
-    "split": "50/20/30",
-    "clients": 5,
-    "seed": 3,
-    "rounds": 3,
-    "hidden": (8,),
-    "dropout": 0.0,
-    "preset": "fedstruct",
-    "head": False,
-    "execution": "each",
-}
-FEW: dict[str, dict[str, Any]] = {
-    "adafgl": {"extractor_rounds": 2, "head_width": 6},
-    "fedpub": {"proxy_nodes": 10, "proxy_graphs": 2},
-    "fedtad": {"distil_epochs": 1, "model_steps": 2, "pseudo_nodes": 12},
-}
-SGD: dict[str, Any] = {"optimizer": "sgd", "lr": 0.1, "precision": "float64"}
-
-
-def start(method: str, **settings: Any) -> SimulatedRun:
-    resolved = resolve(method, {**SMALL, **FEW.get(method, {}), **settings})
-    return SimulatedRun(resolved, scenario_of(resolved))
-
-
-def play(method: str, **settings: Any) -> SimulatedRun:
-    experiment = start(method, **settings)
-    experiment.loop.play()
-    return experiment
-
-
-def clients_of(experiment: SimulatedRun) -> list[Any]:
-    return [experiment.engine.party(name).client for name in experiment.engine.parties("client")]
-
-
-def models(experiment: SimulatedRun) -> dict[str, Weights]:
-    return {client: export.weights or {} for client, export in experiment.engine.export(selected=False)}
-
-
-def same(a: SimulatedRun, b: SimulatedRun) -> bool:
-    ours, theirs = models(a), models(b)
-    return ours.keys() == theirs.keys() and all(equal_weights(ours[client], theirs[client]) for client in ours)
-
-
-def mean_of(items: list[Weights]) -> Weights:
-    return weighted_mean(items, [1.0 / len(items)] * len(items))
 
 
 @pytest.mark.parametrize("method", RIVALS)

@@ -16,8 +16,12 @@ from isthmus.methods.training import drops_nothing
 def idle_settings(config: Any, given: Collection[str], task: str) -> list[str]:
     """Settings given by hand that change nothing in the model or training that is built, one sentence each."""
     powers = ("prune", "prune_mode", "renormalise") if hasattr(config, "streamed") else ()
+    sampled = getattr(config, "batches", "full")
+    full = task == "node" and sampled == "full"
     rules = [
-        ("batch_size", task == "node", "node tasks take the whole graph in every step"),
+        ("batch_size", full, "batches=full takes all training nodes in every step; set batches=neighbours"),
+        ("fanout", task == "graph" or sampled != "neighbours", "only batches=neighbours draws neighbours"),
+        ("batches", task == "graph", "graph tasks take batch_size graphs in every step"),
         ("lr_decay", getattr(config, "schedule", "decay") != "decay", "only schedule=decay uses it"),
         ("lr_step", getattr(config, "schedule", "decay") != "decay", "only schedule=decay uses it"),
         ("schedule_rounds", getattr(config, "schedule", "cosine") != "cosine", "only schedule=cosine uses it"),

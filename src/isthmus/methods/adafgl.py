@@ -21,14 +21,17 @@ heterophilous one on X, on X~, and on messages with signs: :math:`t = \tfrac{1}{
 \mathrm{softmax}(\sigma(-M) z) + z)`.
 
 # Differs from the authors' code: it takes one head only, by H >= 0.9 (``switch=0.9`` does so; the paper mixes, and so
-does this by default). A client compares all pairs of its nodes, so it may have at most ``MOST_NODES``.
+does this by default); its extractor is that of the best validation round, this one that of the last (the paper's); a
+client takes its own best epoch of step 2, here one round is picked for all; step 1 keeps the optimiser's state over
+rounds (``reset_optimizer=true`` is the authors'); weights start as torch draws linear layers, each head has a slope of
+its own. A client compares all pairs of its nodes, so it may have at most ``MOST_NODES``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -45,9 +48,10 @@ from isthmus.methods import fedavg
 from isthmus.methods.averaging import update_line
 from isthmus.methods.evaluation import Evaluation, scores_of
 from isthmus.methods.fedavg import FedAvgClient, FedAvgConfig, ServerState
-from isthmus.methods.learners import NodeLearner
+from isthmus.methods.learners import NodeLearner, dropout_source
 from isthmus.methods.registry import Log, Phase, register
 from isthmus.methods.training import ModelState
+from isthmus.nn.dropout import DropoutSource, dropout_mask
 from isthmus.nn.optim import OptimizerState, fresh_state, step_plan, take_step
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights
@@ -142,13 +146,13 @@ class AdaFGLClient(FedAvgClient[AdaFGLConfig]):
         """E steps on both heads; nothing is returned."""
         config, state = self.config, self.state
         heads = {name: tensor.clone() for name, tensor in state.heads.items()}
-        moments = state.heads_optimizer.copy()
+        moments, dropout = state.heads_optimizer.copy(), dropout_source(config, [self.stream])
         lr = config.rate(self.round) if config.head_lr is None else config.head_lr
         plan = step_plan(config.optimizer, moments.steps, config.local_epochs, lr, config.weight_decay, config.dtype)
         # Not isthmus.nn.train.local_epochs: heads are no backbone, and their inputs depend on the extractor.
         for epoch in range(config.local_epochs):
             leaves = {name: tensor.detach().requires_grad_() for name, tensor in heads.items()}
-            found = torch.autograd.grad(self.loss(leaves), list(leaves.values()))
+            found = torch.autograd.grad(self.loss(leaves, dropout), list(leaves.values()))
             moments = take_step(heads, dict(zip(leaves, found, strict=True)), moments, replace(plan, step=epoch))
         self.state = replace(state, heads=heads, heads_optimizer=moments)
 
@@ -177,10 +181,10 @@ class AdaFGLClient(FedAvgClient[AdaFGLConfig]):
             self._extracted = p, agrees, rewired(self.adjacency, agrees, self.config.own_edges)
         return self._extracted
 
-    def outputs(self, heads: Weights) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """l, o, s and t."""
+    def outputs(self, heads: Weights, dropout: DropoutSource | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """l, o, s and t; ``dropout`` in training, after every PReLU between layers."""
         _, agrees, propagation = self.extracted()
-        x = self.features
+        x, drop = self.features, partial(dropped, dropout=dropout, rate=self.config.dropout)
 
         def stacked(name: str) -> Tensor:
             """First layer on [X, Â X, Â^2 X, Â^3 X], propagated after the products."""
@@ -190,18 +194,18 @@ class AdaFGLClient(FedAvgClient[AdaFGLConfig]):
                 h = x @ parts[hop] + propagation @ h
             return h + heads[f"{name}.0.bias"]
 
-        label = deeper(heads, "homophilous", stacked("homophilous"), layers=2)
-        own = deeper(heads, "own", x @ heads["own.0.weight"] + heads["own.0.bias"], layers=3)
-        smooth = deeper(heads, "smooth", stacked("smooth"), layers=3)
-        z = deeper(heads, "signed", stacked("signed"), layers=3)
+        label = deeper(heads, "homophilous", stacked("homophilous"), drop, layers=2)
+        own = deeper(heads, "own", x @ heads["own.0.weight"] + heads["own.0.bias"], drop, layers=3)
+        smooth = deeper(heads, "smooth", stacked("smooth"), drop, layers=3)
+        z = deeper(heads, "signed", stacked("signed"), drop, layers=3)
         signs = signed_messages(agrees, z, self.config.agreement)
         slope = heads["signs.slope"]
         toward, away = (torch.nn.functional.prelu(each, slope) @ z for each in (signs, -signs))
         return label, own, smooth, (torch.softmax(toward, dim=1) - torch.softmax(away, dim=1) + z) / 2.0
 
-    def loss(self, heads: Weights) -> Tensor:
+    def loss(self, heads: Weights, dropout: DropoutSource | None = None) -> Tensor:
         p, _, _ = self.extracted()
-        label, *others = self.outputs(heads)
+        label, *others = self.outputs(heads, dropout)
         weight = self.learner.whole.weight[: len(p)]
 
         def ce(logits: Tensor) -> Tensor:
@@ -283,10 +287,16 @@ def signed_messages(agrees: Tensor, z: Tensor, agreement: float) -> Tensor:
     return signs.clamp(-1.0, 1.0) + torch.eye(len(found), dtype=found.dtype)
 
 
-def deeper(heads: Weights, name: str, h: Tensor, *, layers: int) -> Tensor:
-    """The layers after the first: PReLU, then a linear map."""
+def dropped(h: Tensor, dropout: DropoutSource | None, rate: float) -> Tensor:
+    """Activations of one client after dropout."""
+    mask = dropout_mask(dropout, [len(h)], len(h), h, rate)
+    return h if mask is None else h * mask
+
+
+def deeper(heads: Weights, name: str, h: Tensor, drop: Callable[[Tensor], Tensor], *, layers: int) -> Tensor:
+    """The layers after the first: PReLU, dropout, then a linear map."""
     for layer in range(1, layers):
-        h = torch.nn.functional.prelu(h, heads[f"{name}.slope"])
+        h = drop(torch.nn.functional.prelu(h, heads[f"{name}.slope"]))
         h = h @ heads[f"{name}.{layer}.weight"] + heads[f"{name}.{layer}.bias"]
     return h
 

@@ -60,6 +60,7 @@ class AveragingConfig(WeightedConfig):
     that was absent answers as if it had not been; a subclass says so for itself.
     """
 
+    mini_batches: ClassVar[bool] = True
     aggregation: Literal["mean", "median", "trimmed", "bounded"] = "mean"
     trim: float = 0.2
     groups: int = 0

@@ -15,7 +15,7 @@ from isthmus.federation.interface import Stacked
 from isthmus.federation.roles import Cohort
 from isthmus.federation.schema import ScaledRows
 from isthmus.methods.evaluation import Evaluation, Tally
-from isthmus.methods.learners import NodeLearner, dropout_source
+from isthmus.methods.learners import NodeLearner, SampledLearner, dropout_source
 from isthmus.methods.training import Deployed, ModelClient
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.buffers import Workspace
@@ -41,6 +41,8 @@ class ModelCohort(Cohort[Any]):
         if len(learners) < 2 or clients[0].config.one_by_one:
             return False
         if not all(isinstance(each, NodeLearner) and getattr(each.model, "cohort", True) for each in learners):
+            return False
+        if any(isinstance(each, SampledLearner) for each in learners):
             return False
         rows: list[int] = [max(1, learner.inputs.rows[0][0]) for learner in learners]
         return len(rows) * max(rows) <= cls.MAX_PADDING * sum(rows)

@@ -50,6 +50,7 @@ class DittoConfig(FedAvgConfig):
     """
 
     scores_after_local: ClassVar[bool] = False
+    mini_batches: ClassVar[bool] = True
     pull: float = 1.0
 
     def __post_init__(self) -> None:

@@ -61,6 +61,7 @@ class FedAvgConfig(AveragingConfig):
     scores_after_local: ClassVar[bool] = True
     """Whether ``score_model`` has a meaning; not where a client's own model is scored in any case."""
 
+    mini_batches: ClassVar[bool] = True
     fraction: float = 1.0
     reset_optimizer: bool = False
     share_input_norm: bool = True

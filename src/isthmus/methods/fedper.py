@@ -7,6 +7,7 @@ none it is FedAvg, with all of them Local. HiFGL's paper leaves the split open; 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from isthmus.errors import ConfigError
 from isthmus.federation.roles import Role
@@ -26,6 +27,7 @@ class FedPerConfig(FedAvgConfig):
         personal_layers: How many layers, from the output back, stay with the client (K_P).
     """
 
+    mini_batches: ClassVar[bool] = True
     personal_layers: int = 1
 
     def __post_init__(self) -> None:

@@ -32,6 +32,7 @@ class FedProxConfig(FedAvgConfig):
 
     forgets: ClassVar[bool] = True
 
+    mini_batches: ClassVar[bool] = True
     mu: float = 0.01
 
     def __post_init__(self) -> None:

@@ -22,7 +22,8 @@ apart over rounds.
 # Differs from the paper: the random graph is not sent by the server.
 # Differs from the authors' code: there both terms have no gradient, because they are formed of detached tensors
 (``terms=false`` trains what it trains), and clients are scored after their local epoch (``score_model=after_local``).
-The model is the run's own backbone, the same as that of the methods it is compared with.
+The model is the run's own backbone, the same as that of the methods it is compared with; the functional embedding is
+what its last layer is given (the authors' code takes the layer before the last ahead of its ReLU).
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ Learning on Large Graphs, NeurIPS 2017, https://arxiv.org/abs/1706.02216. No nei
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from isthmus.errors import ConfigError
 from isthmus.methods import fedavg
@@ -17,6 +18,7 @@ from isthmus.methods.registry import register
 class FedSageConfig(FedAvgConfig):
     """Settings of FedAvg; the backbone is given."""
 
+    mini_batches: ClassVar[bool] = True
     backbone: str = "sage"
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
@@ -35,6 +35,7 @@ from isthmus.nn.loss import get_loss
 from isthmus.nn.optim import OptimizerState
 from isthmus.nn.own_module import ModuleData, module_gradients, predict_module, train_module
 from isthmus.nn.registry import find_architecture
+from isthmus.nn.sampling import Sampler
 from isthmus.nn.train import (
     ExtraGradient,
     TrainResult,
@@ -42,6 +43,7 @@ from isthmus.nn.train import (
     call_with_embedding,
     gradients,
     predict,
+    train_batches,
     train_locally,
 )
 from isthmus.seeds import Stream
@@ -71,6 +73,10 @@ class Hyper(Protocol):
     def dropout(self) -> float: ...
     @property
     def batch_size(self) -> int: ...
+    @property
+    def batches(self) -> Any: ...
+    @property
+    def fanout(self) -> tuple[int, ...]: ...
     @property
     def class_weight(self) -> Any: ...
     @property
@@ -198,6 +204,53 @@ class NodeLearner(Learner):
         return predict(self.model, weights, self.everything)
 
 
+class SampledLearner(NodeLearner):
+    """Node classification by mini-batches (`isthmus.nn.sampling`): no step takes the whole graph, evaluation does."""
+
+    def __init__(self, data: NodeData, model: Backbone, config: Hyper) -> None:
+        self.data, self.model, self.config = data, model, config
+        self.y, self.num_samples, self.num_train = data.y, data.num_nodes, data.num_train
+        self.masks: dict[str, Tensor] = {part: getattr(data, part) for part in PARTS} | node_groups(data)
+
+    @property
+    def inputs(self) -> Inputs:  # type: ignore[override]
+        raise ConfigError("this method works on all training nodes at once: set batches=full")
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        config = self.config
+        fanout = config.fanout if config.batches == "neighbours" else None
+        attends = any(conv.attends for conv in self.model.convs)
+        return Sampler(self.whole, config.batch_size, fanout, weighted=not attends)
+
+    def batches(self, stream: Stream) -> list[tuple[Callable[[], Inputs], float]]:
+        """The steps of an epoch, and what each counts in the client's mean loss."""
+        rows = self.sampler.epoch(stream)
+        return [
+            (partial(self.sampler.batch, each, stream.child(step)), len(each) / self.num_train)
+            for step, each in enumerate(rows)
+        ]
+
+    def _train(self, weights: Weights, state: OptimizerState, streams: Streams, settings: TrainSettings) -> TrainResult:
+        epochs = [self.batches(streams("batches").child(epoch)) for epoch in range(settings["epochs"])]
+        others: Any = {name: value for name, value in settings.items() if name != "epochs"}
+        return train_batches(self.model, weights, state, epochs, **others)
+
+    def _train_with(
+        self, term: EmbeddingTerm, weights: Weights, state: OptimizerState, settings: TrainSettings
+    ) -> TrainResult:
+        raise ConfigError("a loss of embeddings works on all training nodes at once: set batches=full")
+
+    def gradients(self, weights: Weights, streams: Streams) -> dict[str, Tensor]:
+        dropout = self._dropout(streams)
+        total = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+        for batch, share in self.batches(streams("batches")):
+            found, _ = gradients(self.model, weights, batch(), loss=self.config.loss, dropout=dropout)
+            for name, grad in found.items():
+                total[name].add_(grad, alpha=share)
+        return total
+
+
 class ModuleLearner(Learner):
     """Node classification with a module of the user's own, full batch."""
 
@@ -228,7 +281,10 @@ class ModuleLearner(Learner):
 def node_learner(data: NodeData, model: nn.Module, config: Hyper) -> NodeLearner | ModuleLearner:
     """The learner of nodes that suits a model: one of ours, or a module of the user's own."""
     if isinstance(model, Backbone) or hasattr(model, "shared_groups"):
-        return NodeLearner(data, model, config)  # type: ignore[arg-type]
+        learner = NodeLearner if config.batches == "full" else SampledLearner
+        return learner(data, model, config)  # type: ignore[arg-type]
+    if config.batches != "full":
+        raise ConfigError("mini-batches need one of Isthmus' backbones: choose one, or set batches=full")
     return ModuleLearner(data, model, config)
 
 

@@ -56,14 +56,21 @@ class TrainConfig:
         optimizer: ``adam``, ``adamw`` or ``sgd``.
         loss: ``ce``, or ``double_softmax`` (what FedStruct's reference code trains).
         class_weight: ``balanced`` makes every class count the same in a client's loss, for rare classes.
-        batch_size: Graphs per step in graph tasks; node tasks take the whole graph.
-        local_epochs: Full-batch steps a client takes in a round (E).
+        batches: What a step of a node task takes: ``full`` (all training nodes), ``neighbours`` (some, with a sample of
+            their neighbours) or ``clusters`` (those of some clusters of the client's graph); `isthmus.nn.sampling`.
+        batch_size: Graphs per step in graph tasks, training nodes per step with such batches.
+        fanout: Neighbours drawn of a node with ``neighbours``, last layer first; the last number holds for the rest.
+            The first layer uses all neighbours.
+        local_epochs: Passes over its training samples a client makes in a round (E): one step each with full batches.
         precision: Of weights and features.
         init: First weights as each layer's authors draw them, or every number of a node model, biases too, from U(0, 1)
             (``uniform01``, FedSpray's reference code).
         first_weights: ``common`` to all clients, or every client draws its ``own`` (of what is not received before the
             first step).
     """
+
+    mini_batches: ClassVar[bool] = True
+    """Whether a method trains by `batches` too. A method says so itself: it is not inherited."""
 
     backbone: str = "gcn"
     hidden: tuple[int, ...] = (64,)
@@ -85,7 +92,9 @@ class TrainConfig:
     loss: Literal["ce", "double_softmax"] = "ce"
     class_weight: Literal["none", "balanced"] = "none"
     local_epochs: int = 1
+    batches: Literal["full", "neighbours", "clusters"] = "full"
     batch_size: int = 128
+    fanout: tuple[int, ...] = (10,)
     precision: Literal["float32", "float64"] = "float32"
     init: Literal["standard", "uniform01"] = "standard"
     first_weights: Literal["common", "own"] = "common"
@@ -99,6 +108,10 @@ class TrainConfig:
         for name in ("local_epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not self.fanout or min(self.fanout) < 1:
+            raise ConfigError(f"fanout needs numbers of at least 1, got {','.join(map(str, self.fanout)) or 'none'}")
+        if self.batches != "full" and "mini_batches" not in vars(type(self)):
+            raise ConfigError("this method trains on all nodes of a client at once: leave batches at full")
         if any(width < 1 for width in self.hidden):
             raise ConfigError(f"hidden: every layer needs a width of at least 1, got {','.join(map(str, self.hidden))}")
         self.build(num_features=1, num_classes=2, stream=Stream(0))  # names and widths are checked where they are used

@@ -21,9 +21,11 @@ on the q rows M reads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -33,7 +35,7 @@ from torch import Tensor
 
 from isthmus.nn.buffers import empty
 from isthmus.nn.fused_optimizer import StepPlan, StepTensors, step_rows, step_rows_normed
-from isthmus.nn.kernels import spmm, spmm_into
+from isthmus.nn.kernels import Array, compiled, split, spmm, spmm_into
 from isthmus.nn.sparse import DENSE_ABOVE, Sparse, block_diagonal, canonical, spread, stored, torch_dtype, vertical
 
 LAYER_NORM_EPS = 1e-5
@@ -223,7 +225,7 @@ def _norm(saved: Sequence[Tensor]) -> Norm | None:
 
 
 def build_operand(
-    x: sp.csr_matrix,
+    x: sp.csr_matrix | NDArray[Any],
     propagation: sp.csr_matrix | None,
     rows: NDArray[np.int64],
     padded: int,
@@ -234,12 +236,14 @@ def build_operand(
     """The operand of one client.
 
     Args:
-        x: Features (n, F).
+        x: Features (n, F), an array where they are `filled`.
         propagation: M (n, n), or None for the features as they are.
         rows: Rows of S to keep, in this order.
         padded: Number of rows to pad to.
         input_norm: Prepare u and v and divide by sigma.
     """
+    if isinstance(x, np.ndarray):
+        return _filled_operand(x, propagation, rows, padded, input_norm=input_norm, dtype=dtype)
     features = x.astype(
         np.float64
     )  # moments are sums over F numbers and S sums over neighbours: rounded once, at the end
@@ -260,6 +264,96 @@ def build_operand(
         return _operand(multiplied, vectors and (part @ vectors[0], part @ vectors[1]), padded, dtype)
     after = Sparse(vertical([canonical(part[:, read].tocsr(), dtype)], padded, len(read)))
     return replace(_operand(inner, vectors and (vectors[0][read], vectors[1][read]), len(read), dtype), after=after)
+
+
+def filled(x: Tensor) -> bool:
+    """Whether features are dense and mostly not zero: a sparse copy would take several times their memory."""
+    return x.layout == torch.strided and x.dtype == torch.float32 and int(x.count_nonzero()) > DENSE_ABOVE * x.numel()
+
+
+def _filled_operand(
+    x: NDArray[Any],
+    propagation: sp.csr_matrix | None,
+    rows: NDArray[np.int64],
+    padded: int,
+    *,
+    input_norm: bool,
+    dtype: torch.dtype,
+) -> Operand:
+    """`build_operand` without a copy of the features in float64: sums are made row by row, rounded once."""
+    scale, vectors = np.ones(len(x)), None
+    if input_norm:
+        mean, deviation = np.empty(len(x)), np.empty(len(x))
+        _moments(x, mean, deviation)
+        scale, vectors = 1.0 / deviation, (mean / deviation, np.ones(len(x)))
+    if propagation is None:
+        part = sp.csr_matrix((np.ones(len(rows)), rows, np.arange(len(rows) + 1)), shape=(len(rows), len(x)))
+    else:
+        part = propagation if _all_rows(rows, len(x)) else propagation[rows]
+    after = None
+    if propagation is not None and DENSE_ABOVE * x.shape[1] * len(rows) > part.nnz:
+        read = np.unique(part.indices)
+        if len(read) and DENSE_ABOVE * x.shape[1] * len(read) + part.nnz < DENSE_ABOVE * x.shape[1] * len(rows):
+            after = Sparse(vertical([canonical(part[:, read].tocsr(), dtype)], padded, len(read)))
+            part = sp.csr_matrix((np.ones(len(read)), read, np.arange(len(read) + 1)), shape=(len(read), len(x)))
+            padded = len(read)
+    matrix = torch.zeros(padded, x.shape[1], dtype=dtype)
+    target = matrix.numpy()
+
+    def work(begin: int, end: int) -> None:
+        _times_filled(begin, end, part.indptr, part.indices, part.data, scale, x, target)
+
+    split(work, int(part.shape[0]), part.nnz * x.shape[1])
+    if vectors is None:
+        return Operand(1, matrix, after=after)
+    exact = part.astype(np.float64)
+    u, v = (_pad(torch.from_numpy(exact @ vector).to(dtype), padded) for vector in vectors)
+    return Operand(1, matrix, u, v, after)
+
+
+def _all_rows(rows: NDArray[np.int64], count: int) -> bool:
+    return len(rows) == count and bool((rows == np.arange(count)).all())
+
+
+@compiled
+def _moments(x: Array, mean: Array, deviation: Array) -> None:
+    for row in range(len(x)):
+        total, square = 0.0, 0.0
+        for h in range(x.shape[1]):
+            value = np.float64(x[row, h])
+            total += value
+            square += value * value
+        mean[row] = total / x.shape[1]
+        deviation[row] = math.sqrt(max(square / x.shape[1] - mean[row] * mean[row], 0.0) + LAYER_NORM_EPS)
+
+
+@compiled
+def _times_filled(
+    begin: int, end: int, indptr: Array, indices: Array, values: Array, scale: Array, x: Array, out: Array
+) -> None:
+    total = np.zeros(x.shape[1])
+    for row in range(begin, end):
+        total[:] = 0.0
+        for j in range(indptr[row], indptr[row + 1]):
+            source, value = x[indices[j]], np.float64(values[j]) * scale[indices[j]]
+            for h in range(len(total)):
+                total[h] += value * source[h]
+        target = out[row]
+        for h in range(len(total)):
+            target[h] = total[h]
+
+
+def operand_rows(operand: Operand, rows: NDArray[np.int64]) -> Operand:
+    """Some rows of one client's operand, in this order: the input of a mini-batch."""
+    after, inner = None, rows
+    if operand.after is not None:
+        part = operand.after.csr[rows]
+        inner = np.unique(part.indices)
+        after = Sparse(canonical(part[:, inner].tocsr()))
+    places = torch.from_numpy(inner)
+    matrix = operand.matrix[places] if isinstance(operand.matrix, Tensor) else canonical(operand.matrix[inner])
+    u, v = (None if vector is None else vector[places] for vector in (operand.u, operand.v))
+    return Operand(1, matrix, u, v, after)
 
 
 def stack_operands(operands: Sequence[Operand], padded: int) -> Operand:

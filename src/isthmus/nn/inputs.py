@@ -24,7 +24,7 @@ from torch import Tensor
 
 from isthmus.errors import DataError
 from isthmus.graph.reach import reach
-from isthmus.nn.first_layer_input import Operand, build_operand, stack_operands
+from isthmus.nn.first_layer_input import Operand, build_operand, filled, stack_operands
 from isthmus.nn.layers import Hop, Propagation
 from isthmus.nn.sparse import Sparse, as_csr, block_diagonal, canonical, vertical
 
@@ -153,7 +153,7 @@ def build_inputs(
     else:
         orders = [np.arange(count)] * levels
     padded = tuple(max(1, len(order)) for order in orders)
-    x = as_csr(data.x)
+    x = data.x.contiguous().numpy() if filled(data.x) else as_csr(data.x)
     first = {
         name: build_operand(
             x, steps if propagated else None, orders[0], padded[0], input_norm=bool(backbone.norm_names), dtype=dtype

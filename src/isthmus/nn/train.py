@@ -219,6 +219,41 @@ def train_locally(
     return TrainResult(current, stepper.state, client_loss.to(inputs.weight.dtype))
 
 
+def train_batches(
+    model: Backbone,
+    weights: Weights,
+    optimizer_state: OptimizerState | None,
+    epochs_of_batches: Sequence[Sequence[tuple[Callable[[], Inputs], float]]],
+    *,
+    lr: float,
+    weight_decay: float = 0.0,
+    optimizer: str = "adam",
+    loss: str | Loss = "ce",
+    extra_gradient: ExtraGradient | None = None,
+    frozen: Collection[str] = (),
+    dropout: DropoutSource | None = None,
+) -> TrainResult:
+    """Train one client by mini-batches; nothing that is given is changed.
+
+    Args:
+        epochs_of_batches: Of every epoch its batches, each made when its turn comes, and what it counts in the epoch's
+            mean loss.
+        lr, weight_decay, optimizer, loss, extra_gradient, frozen, dropout: As in `train_locally`.
+    """
+    current = {name: tensor.detach().clone() for name, tensor in weights.items()}
+    trained = {name for name in current if name not in set(frozen)}
+    state = starting_state(optimizer, optimizer_state, current, trained)
+    steps = sum(len(epoch) for epoch in epochs_of_batches)
+    stepper = Stepper(optimizer, current, state, steps=steps, lr=lr, weight_decay=weight_decay)
+    coming = iter(epochs_of_batches)
+
+    def step_gradients(batch: Callable[[], Inputs]) -> tuple[dict[str, Tensor], Tensor]:
+        return gradients(model, current, batch(), loss=loss, frozen=frozen, dropout=dropout)
+
+    mean = local_epochs(step_gradients, stepper, len(epochs_of_batches), lambda: next(coming), extra_gradient)
+    return TrainResult(current, stepper.state, mean.to(next(iter(current.values())).dtype))
+
+
 def gradients(
     model: Backbone,
     weights: Weights,

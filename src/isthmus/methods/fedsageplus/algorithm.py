@@ -33,7 +33,8 @@ as long as there are no more rows than columns of H (`tests/methods/test_fedsage
 nothing, and takes 2 x 61 MB a pair on Cora. What hides features is the sum over clients.
 # Differs from the authors' code: labels of the generator's classifier are those of its nodes; one split for all steps;
 every client has its own optimiser state; generated neighbours are attached to all nodes; d^ is rounded; models are
-scored on each client's mended graph. fGen is narrower (1,024 for 2,048), its last layer has rank ``generator_rank``:
+scored on each client's mended graph; L^f adds up a node's rows, as in the paper (the code takes their mean over all P
+slots). fGen is narrower (1,024 for 2,048), its last layer has rank ``generator_rank``:
 0.8 M numbers on Cora, not 15 M (``generator_widths=256,2048 generator_rank=0`` are the published ones).
 # Differs from FederatedScope and OpenFGL: there arcs run to generated nodes only, whose features then reach no node
 (``edges=outward`` does so, and is FedSage).

@@ -19,7 +19,9 @@ features.
 
 # Differs from the authors' code: its topology code holds node ids of nearly uniform walks, which makes phi the number
 of training nodes of a class (``topology=counts`` is what it amounts to); dropout is off where models are scored and
-distilled; a class nobody trains has reliability 0, not NaN.
+distilled; a class nobody trains has reliability 0, not NaN; a pseudo node's ``pseudo_neighbours`` are others (the
+code's top k hold the node itself). A training node whose neighbours are opposite to it (features below 0) counts 0, not
+less: shares are never negative.
 """
 
 from __future__ import annotations
@@ -189,7 +191,7 @@ def alikeness(data: Any, known: Tensor, steps: int) -> Tensor:
     alike, degree = np.zeros(nodes), np.zeros(nodes)
     np.add.at(alike, target, cosine)
     np.add.at(degree, target, 1.0)
-    values = torch.from_numpy((1.0 + alike) / (degree + 1.0))
+    values = torch.from_numpy(np.maximum(0.0, (1.0 + alike) / (degree + 1.0)))
     return torch.zeros(data.num_classes, dtype=torch.float64).index_add_(0, data.y[known], values[known])
 
 
