@@ -18,6 +18,7 @@ from isthmus.errors import ConfigError, ProtocolError
 from isthmus.federation.messages import SERVER, ClientId, Message, PartyId, address, kinds_of
 from isthmus.federation.roles import RoleTable
 from isthmus.federation.script import EVALUATION, Script, lines_of
+from isthmus.privacy.mask_graph import least_left
 
 Way = Literal["ask", "total", "send", "receive"]
 
@@ -129,6 +130,14 @@ class Contract:
     settings: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     at_least: int = 0
+
+    def __post_init__(self) -> None:
+        clients = len(self.clients)
+        if self.secure and self.at_least and self.at_least < least_left(clients):
+            raise ConfigError(
+                f"least_clients={self.at_least} of {clients} is too few for secure sums: at least "
+                f"{least_left(clients)}, or those who work with the server could open more than the sum"
+            )
 
     @cached_property
     def parties(self) -> dict[str, frozenset[PartyId]]:
