@@ -14,6 +14,7 @@ from fake_runs import write_run
 
 from isthmus.cli.watch import HOST, serve
 from isthmus.report import write_report
+from isthmus.report.tradeoff import Point, write_tradeoff
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +32,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
         folders = [write_run(base / m, m, clients=clients) for m in ("local", "fedavg", "fedsgd", "central")]
         found[clients] = write_report(folders, base / "report.html")
     return found
+
+
+OUTSIDE = """[...document.querySelectorAll('.plot svg text')].filter(text => {
+  const box = text.getBoundingClientRect(), svg = text.closest('svg').getBoundingClientRect();
+  return box.left < svg.left - 1 || box.right > svg.right + 1 || box.bottom > svg.bottom + 1; })
+  .map(text => text.textContent)"""
+"""Texts that leave their figure."""
 
 
 def opened(started: Any, address: str, width: int, scheme: str) -> tuple[Any, list[str]]:
@@ -55,19 +63,30 @@ def test_nothing_is_cut_off_and_every_figure_is_drawn(
         "[...document.querySelectorAll('.plot')].map(p => p.querySelectorAll('path, rect, circle').length)"
     )
     assert len(drawn) == 9 and min(drawn) >= 2  # two clients have one pair of cross edges, drawn twice
-    # Text of a figure stays inside it.
-    outside = page.evaluate(
-        """[...document.querySelectorAll('.plot svg text')].filter(text => {
-          const box = text.getBoundingClientRect(), svg = text.closest('svg').getBoundingClientRect();
-          return box.left < svg.left - 1 || box.right > svg.right + 1 || box.bottom > svg.bottom + 1; }).length"""
-    )
-    assert outside == 0
+    assert page.evaluate(OUTSIDE) == []
     # Where the table is wider than the page it can be moved, also with keys.
     hidden = page.evaluate("(t => t.scrollWidth - t.clientWidth)(document.querySelector('.scroll.wide'))")
     assert hidden <= 0 or page.evaluate("document.querySelector('.scroll.wide').tabIndex") == 0
     assert hidden <= 0 or width < 1400
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(16, 20, 24)"
     assert dark == (scheme == "dark")
+    page.context.close()
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_long_names_are_cut_in_their_middle_and_ticks_are_whole(started: Any, tmp_path: Path, width: int) -> None:
+    folders = [
+        write_run(tmp_path / str(secure), "fedavg", rounds=10, settings={"secure_sum": secure, "backbone": backbone})
+        for secure, backbone in ((True, "a_backbone_of_my_own_in_a_file"), (False, "another_backbone_of_my_own"))
+    ]
+    page, _ = opened(started, write_report(folders, tmp_path / "report.html").as_uri(), width, "light")
+    assert page.evaluate(OUTSIDE) == []
+    texts = page.evaluate("[...document.querySelectorAll('#f0-bytes text')].map(text => text.textContent)")
+    first = [text for text in texts if text.endswith(" up")]
+    assert len(set(first)) == 2 and all("…" in text for text in first)
+    ticks = page.evaluate("[...document.querySelectorAll('#f0-val text')].map(text => text.textContent)")
+    rounds = [float(text) for text in ticks if "%" not in text and text != "round"]
+    assert len(rounds) > 1 and all(tick % 1 == 0 for tick in rounds)
     page.context.close()
 
 
@@ -104,8 +123,11 @@ def test_the_live_page_follows_a_run(started: Any, tmp_path: Path) -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         address = f"http://{HOST}:{server.server_address[1]}/"
-        page, problems = opened(started, address, 800, "light")
-        assert "round 15 of 50" in page.inner_text("body") and page.locator("polyline").count() == 4
+        page, problems = opened(started, address, 390, "light")
+        assert "round 15 of 50" in page.inner_text("body") and page.locator(".curve").count() == 4
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        ticks = page.evaluate("[...document.querySelectorAll('.live span')].map(s => s.getBoundingClientRect().left)")
+        assert len(ticks) == 10 and min(ticks) >= 0  # three heights and two rounds of each picture
         (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
         (folder / "result.json").write_text(json.dumps({"method": "fedavg"}))
         page.wait_for_selector("text=The run is finished", timeout=10_000)
@@ -114,3 +136,34 @@ def test_the_live_page_follows_a_run(started: Any, tmp_path: Path) -> None:
     finally:
         server.shutdown()
         server.server_close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1400, "dark")])
+def test_names_of_the_trilemma_lie_on_nothing(started: Any, tmp_path: Path, width: int, scheme: str) -> None:
+    points = [
+        Point("local", "general", 0.25, None, 0, {}),
+        Point("fedspray", "general", 0.25, 0.01, 700_000, {"server": (0.4, "labels: 4 of 10")}),
+        Point("fedavg", "general", 0.22, None, 776_000, {}, untried={"server": "inputs"}),
+        Point("fedavg:secure_sum=true", "general", 0.22, None, 900_000, {}),
+        Point("central", "general", 0.3, None, 0, {}, "all data in one place"),
+    ]
+    rows = [[point.method, point.ran] for point in points]
+    out = write_tradeoff(points, ["server"], "csbm", ["method", "ran with"], rows, ["A note."], tmp_path / "t.html")
+    page, problems = opened(started, out.as_uri(), width, scheme)
+    assert problems == [] and page.evaluate(OUTSIDE) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    crossing = page.evaluate(
+        """(() => {
+          const names = ["local", "fedspray", "fedavg", "fedavg:secure_sum=true", "central"];
+          const boxes = [...document.querySelectorAll('#f0 svg text')].filter(t => names.includes(t.textContent))
+            .concat([...document.querySelectorAll('#f0 svg circle, #f0 svg path[stroke-width]')])
+            .map(e => [e.textContent.slice(0, 30), e.getBoundingClientRect()]);
+          return boxes.slice(0, names.length).flatMap(([a, p], i) => boxes.slice(i + 1).filter(([b, q]) =>
+            p.left < q.right && q.left < p.right && p.top + 3 < q.bottom - 3 && q.top + 3 < p.bottom - 3)
+            .map(([b]) => [a, b])); })()"""
+    )
+    assert crossing == []
+    # A method that sends nothing has a place of its own on the axis; what was not attacked is a diamond.
+    assert "0" in page.evaluate("[...document.querySelectorAll('#f0 svg text')].map(t => t.textContent)")
+    assert page.locator("#f0 svg circle").count() == 3
+    page.context.close()

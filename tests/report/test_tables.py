@@ -29,7 +29,7 @@ def test_mean_and_population_spread_over_seeds(tmp_path: Path) -> None:
 def test_one_seed_has_no_spread_and_says_so(tmp_path: Path) -> None:
     (row,) = result_table([write_run(tmp_path / "a", score=0.8)])
     assert row.score_spread is None
-    assert table_cells([row])[1][0][2] == "80.00 (one seed)"
+    assert table_cells([row])[1][0][2] == "80.00"
 
 
 def test_a_missing_score_is_not_averaged_away(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_bytes_are_per_training_round(tmp_path: Path) -> None:
     (row,) = result_table([write_run(tmp_path / "a", rounds=50, result={"bytes": sizes})])
     assert (row.up_per_round, row.down_per_round) == (100.0, 200.0)
     assert row.trainable == PARAMETERS
-    assert "peer / run" not in table_cells([row])[0]
+    assert "between clients / run" not in table_cells([row])[0]
 
 
 def test_columns_for_peers_and_minority_appear_when_some_row_has_them(tmp_path: Path) -> None:
@@ -57,8 +57,8 @@ def test_columns_for_peers_and_minority_appear_when_some_row_has_them(tmp_path: 
         ]
     )
     headings, cells = table_cells(rows)
-    assert cells[1][headings.index("peer / run")] == "500 B"
-    assert [line[headings.index("minority (%)")] for line in cells] == [words.ABSENT, "40.00 (one seed)"]
+    assert cells[1][headings.index("between clients / run")] == "500 B"
+    assert [line[headings.index("minority (%)")] for line in cells] == [words.ABSENT, "40.00"]
 
 
 def test_order_is_as_given_and_the_best_is_marked(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from isthmus.api.batch import Runner, raise_failure, runner
 from isthmus.api.model_words import model_words
 from isthmus.api.progress import say, size, watched
 from isthmus.api.result import Result, load
+from isthmus.api.several import SPREAD
 from isthmus.api.table import Cell, Table, counted, scored
 from isthmus.errors import ConfigError, DataError, unknown
 from isthmus.experiments.batch import Job, Outcome
@@ -307,6 +308,7 @@ def compare_methods(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]
                 "ran": ran_with([by_seed[seed] for seed in seeds]),
                 "seeds": seeds,
                 "score": _summary(score),
+                "val": _summary(spread([by_seed[seed].get("val") for seed in seeds])),
                 "test": _summary(test),
                 "difference": _summary(paired),
                 "client_stds": _client_stds([by_seed[seed] for seed in seeds]),
@@ -347,13 +349,14 @@ def _ran(result: Mapping[str, Any]) -> str:
 
 
 def equal_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Methods that scored the same on every seed: what tells them apart did nothing here."""
-    groups: dict[tuple[float, ...], list[str]] = {}
+    """Methods that scored the same on every seed, in validation too: what tells them apart did nothing to the score."""
+    groups: dict[tuple[float | None, ...], list[str]] = {}
     for row in rows:
         if row["seeds"] and all(score is not None for score in row["scores"]):
-            groups.setdefault((*row["seeds"], *row["scores"]), []).append(row["method"])
+            others = tuple((row.get(key) or {}).get("mean") for key in ("val", "test"))
+            groups.setdefault((*row["seeds"], *row["scores"], *others), []).append(row["method"])
     return [
-        f"{', '.join(names)} scored the same on every seed: what tells them apart did nothing here."
+        f"{', '.join(names)} scored the same on every seed: what tells them apart did nothing to the score here."
         for names in groups.values()
         if len(names) > 1
     ]
@@ -495,7 +498,7 @@ def _table(document: Mapping[str, Any]) -> Table:
     title = f"{scenario['dataset']}, {scenario['clients']} clients ({scenario['partition']}), split {scenario['split']}"
     rules = dict.fromkeys(row["score_rule"] for row in document["methods"] if row["score_rule"])
     notes = [
-        f"score: {'; '.join(rules)}; test pooled is of the same round. ± over seeds, population; the same seeds and "
+        f"score: {'; '.join(rules)}; test pooled is of the same round. {SPREAD}. The same seeds and "
         "partitions for all. Bytes of one whole run.",
         *differences(document["methods"]),
     ]

@@ -52,9 +52,13 @@ def summary(values: Sequence[float | None]) -> dict[str, Any] | None:
     return None if found is None else {"mean": found.mean, "std": found.std, "runs": found.runs}
 
 
+SPREAD = "± is the standard deviation over seeds; one seed has none"
+"""What the tables of runs say of their spread; it is that of a population."""
+
+
 def percent_spread(value: Mapping[str, Any] | None, *, sign: bool = False) -> str:
-    """``64.80 ± 1.50`` in percent; the spread of one seed is unknown."""
+    """``64.80 ± 1.50`` in percent; without the spread where there is one seed, which has none."""
     if value is None:
         return "-"
-    std = "unknown" if value["std"] is None else f"{100 * value['std']:.2f}"
-    return f"{100 * value['mean']:{'+' if sign else ''}.2f} ± {std}"
+    std = "" if value["std"] is None else f" ± {100 * value['std']:.2f}"
+    return f"{100 * value['mean']:{'+' if sign else ''}.2f}{std}"

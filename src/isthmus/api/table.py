@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.api.history import frames
+from isthmus.api.several import percent_spread
 from isthmus.errors import ConfigError
 
 
@@ -31,12 +32,10 @@ class Cell:
 
 
 def scored(summary: Mapping[str, Any] | None, *, sign: bool = False) -> Cell:
-    """Mean and spread of a score, in percent for people; the spread of one seed is unknown."""
+    """Mean and spread of a score, in percent for people."""
     if summary is None:
         return Cell("-")
-    std = "unknown" if summary["std"] is None else f"{100 * summary['std']:.2f}"
-    text = f"{100 * summary['mean']:{'+' if sign else ''}.2f} ± {std}"
-    return Cell(text, summary["mean"], summary["std"])
+    return Cell(percent_spread(summary, sign=sign), summary["mean"], summary["std"])
 
 
 def counted(value: int | float | None, text: str | None = None) -> Cell:

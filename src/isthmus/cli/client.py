@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,7 +36,11 @@ def identity(
     """
     from isthmus.deploy.kit_files import write_client_toml
     from isthmus.deploy.roster import make_identity
+    from isthmus.errors import ConfigError
 
+    for what, given in (("organisation", organisation), ("client", client)):
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}", given):
+            raise ConfigError(f"{what} {given!r}: use letters, digits, '-' and '_', at most 40, e.g. bank-a")
     made = make_identity(out)
     print(f'[{organisation}]\nclient = "{client}"\nkey = "{made.public.hex()}"')
     print(

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from isthmus.api.model_words import model_words
 from isthmus.api.progress import percent, size
-from isthmus.api.several import percent_spread
+from isthmus.api.several import SPREAD, percent_spread
 from isthmus.metrics.scores import at_score_round
 
 
@@ -125,4 +125,4 @@ def print_results(results: Mapping[str, Any]) -> None:
     )
     print_table(("seed", "score", "test, pooled", "val, picked", "folder"), [*rows, ("mean", *mean, "")], title)
     print(f"model: {model_words(one.get('model'))}")
-    print(f"score: {results['score_rule']}; test, pooled is of the same round. ± over seeds, population.")
+    print(f"score: {results['score_rule']}; test, pooled is of the same round. {SPREAD}.")

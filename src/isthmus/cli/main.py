@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -109,6 +110,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         return _output_closed()
+    except OSError as error:
+        if error.filename is None:  # no path that the user could mend
+            raise
+        code = 4 if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else 2
+        return _print_error(f"{error.filename}: {error.strerror}; name another file or folder", code, debug)
     except SystemExit as exit_:  # how typer and rich react to a broken pipe
         if isinstance(exit_.__context__, BrokenPipeError):
             return _output_closed()

@@ -96,4 +96,4 @@ def _print_sweep(document: Mapping[str, Any]) -> None:
     for row in document["rows"]:
         for reason in row["reasons"]:
             print(f"{point_text(row['point'])}: not all seeds: {reason}")
-    print(f"run folders and sweep.json in {document['out']}")
+    print(f"run folders and sweep.json in {document['out']}; isthmus report {document['out']} writes a page about them")

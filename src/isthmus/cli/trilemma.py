@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from isthmus.api.several import SPREAD
 from isthmus.cli.batch import Jobs, Out, Runs, TableFile, interruptible
 from isthmus.cli.console import print_table, stdout
 from isthmus.cli.run import Clients, Config, Dataset, Json, Metric, Partition, Plugin, Preset, Rounds, Set, Split
@@ -199,7 +200,7 @@ def tradeoff_table(document: Mapping[str, Any], audited: Mapping[str, Audited]) 
     title = f"{scenario['dataset']}, {scenario['clients']} clients ({scenario['partition']}), split {scenario['split']}"
     rules = dict.fromkeys(row["score_rule"] for row in document["methods"] if row["score_rule"])
     notes = [
-        f"score: {'; '.join(rules)}. ± over seeds, population; the same seeds and partitions for all. Bytes of one "
+        f"score: {'; '.join(rules)}. {SPREAD}. The same seeds and partitions for all. Bytes of one "
         "whole run, evaluation not counted.",
         MEANING.format(rounds=document["audit_rounds"]),
         "Not dominated: no other method has at least its score with at most its bytes and its largest recovered share. "
@@ -250,6 +251,7 @@ def _write_page(document: Mapping[str, Any], audited: Mapping[str, Audited], sho
                 if (worst := audited[row["method"]].worst(adversary)) is not None
             },
             audited[row["method"]].failed,
+            {who: ", ".join(attacks) for who, attacks in audited[row["method"]].unmeasured.items()},
         )
         for row in document["methods"]
         if row["score"] is not None

@@ -17,7 +17,7 @@ from isthmus.data.graphset_split import GRAPH_SPLITS
 from isthmus.data.graphsets import GRAPH_SETS, SETTINGS, find_graphs, load_graphs
 from isthmus.data.partition import PARTITIONS
 from isthmus.data.split import SPLITS
-from isthmus.errors import DataError
+from isthmus.errors import ConfigError, DataError
 from isthmus.seeds import Stream
 
 
@@ -65,6 +65,11 @@ def get(name: str) -> list[tuple[str, str]]:
     source) of each.
     """
     dataset_name(name)  # an unknown one is answered with all there are
+    kind = name.partition(":")[0].lower()
+    if kind in GENERATORS or kind in GRAPH_GENERATORS:
+        raise ConfigError(
+            f"{kind} is generated when a run begins: there is nothing to get, give it as --dataset {name}"
+        )
     if task_of(name) == "node":
         item = find(name)
         return [(item.name, load_nodes(item.name, Stream(0)).source)]

@@ -35,10 +35,10 @@
     return `${Number((value / by).toPrecision(3))}${unit}`;
   };
 
-  const ticksOf = (low, high, count) => {
-    const raw = (high - low) / Math.max(1, count) || 1;
+  const ticksOf = (low, high, count, whole) => {
+    const raw = Math.max(whole ? 1 : 0, (high - low) / Math.max(1, count) || 1);
     const power = 10 ** Math.floor(Math.log10(raw));
-    const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= raw * 0.999);
+    const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= raw * 0.999 && !(whole && s % 1));
     const found = [];
     for (let at = Math.ceil(low / step - 1e-9); at * step <= high + step * 1e-9; at++) found.push(at * step);
     return found;
@@ -162,7 +162,22 @@
     }));
   };
 
-  const measure = (text) => plain(text).length * 6.6;
+  // Widths as the browser will draw them, in pixels; a name that is too long is cut in its middle: what tells methods
+  // apart is at its end as often as at its beginning.
+  const pen = document.createElement("canvas").getContext("2d");
+  const measure = (text) => {
+    pen.font = `${bold(text) ? 600 : 400} 12px ${getComputedStyle(document.body).fontFamily}`;
+    return pen.measureText(plain(text)).width;
+  };
+  const cut = (text, room) => {
+    const whole = plain(text), mark = bold(text) ? "<b>" : "";
+    for (let keep = whole.length; keep > 4; keep--) {
+      const tail = Math.floor(keep * 0.6);
+      const shown = keep === whole.length ? whole : `${whole.slice(0, keep - tail)}…${whole.slice(-tail)}`;
+      if (measure(mark + shown) <= room) return shown;
+    }
+    return whole.slice(0, 4);
+  };
 
   const paint = (place) => {
     const figure = figures[place.id], layout = figure.layout;
@@ -175,43 +190,45 @@
     const isHeat = traces[0].type === "heatmap";
     const xs = layout.xaxis, ys = layout.yaxis;
     const [x0, x1] = extent(traces, "x", xs), [y0, y1] = extent(traces, "y", ys);
-    const yAt = ys.tickvals || ticksOf(y0, y1, ys.nticks || Math.max(2, Math.min(6, H / 50)));
-    const longest = Math.floor(W * 0.4 / 6.6);
-    const cut = (text) => { const p = plain(text); return p.length > longest ? p.slice(0, longest - 1) + "…" : p; };
+    const yAt = ys.tickvals || ticksOf(y0, y1, ys.nticks || Math.max(2, Math.min(6, H / 50)), ys.whole);
+    const longest = W * 0.4;
     const yText = yAt.map((v, i) => ys.ticktext ? ys.ticktext[i] : textOf(ys, v));
     let legendHeight = 0, spots = [];
     if (layout.showlegend) {
       let at = 0, row = 0;
       traces.forEach((t) => {
-        const need = 30 + measure(t.name) * 1.08;
+        const need = 32 + measure(t.name);
         if (at + need > W && at) { at = 0; row++; }
         spots.push([at, row, t]);
         at += need;
       });
       legendHeight = 20 * (row + 1) + 4;
     }
-    const left = Math.max(30, ...yText.map((t) => Math.min(longest, plain(t).length) * 6.6 + 12)) + (ys.title ? 18 : 0);
+    const left = Math.max(30, ...yText.map((t) => Math.min(longest, measure(t)) + 14)) + (ys.title ? 18 : 0);
     const right = isHeat ? 16 : 14, top = 10 + legendHeight, bottom = 26 + (xs.title ? 18 : 0);
     const X = (v) => left + (v - x0) / (x1 - x0) * (W - left - right);
     const down = ys.range && ys.range[0] > ys.range[1];
     const Y = (v) => down ? top + (v - y0) / (y1 - y0) * (H - top - bottom) : H - bottom - (v - y0) / (y1 - y0) * (H - top - bottom);
     const label = {fill: colour("@muted"), "font-size": 12};
-    let xAt = xs.tickvals || ticksOf(x0, x1, xs.nticks || Math.max(2, Math.min(8, W / 90)));
+    let xAt = xs.tickvals || ticksOf(x0, x1, xs.nticks || Math.max(2, Math.min(8, W / 90)), xs.whole);
     let xText = xAt.map((v, i) => xs.ticktext ? xs.ticktext[i] : textOf(xs, v));
     const widest = Math.max(...xText.map(measure)) + 8;
     const every = Math.max(1, Math.ceil(widest * xAt.length / (W - left - right)));
     yAt.forEach((v, i) => {
       if (ys.showgrid !== false && !isHeat) add(svg, "path", {d: `M${left},${Y(v)}H${W - right}`, stroke: colour("@grid")});
       add(svg, "text", {...label, x: left - 8, y: Y(v) + 4, "text-anchor": "end",
-        ...(bold(yText[i]) ? {fill: colour("@ink"), "font-weight": 600} : {})}, cut(yText[i]));
+        ...(bold(yText[i]) ? {fill: colour("@ink"), "font-weight": 600} : {})}, cut(yText[i], longest));
     });
     xAt.forEach((v, i) => {
       if (i % every) return;
       if (xs.showgrid) add(svg, "path", {d: `M${X(v)},${top}V${H - bottom}`, stroke: colour("@grid")});
-      add(svg, "text", {...label, x: X(v), y: H - bottom + 17, "text-anchor": "middle"}, plain(xText[i]));
+      const half = measure(xText[i]) / 2;
+      add(svg, "text", {...label, x: Math.max(half, Math.min(X(v), W - half - 1)), y: H - bottom + 17,
+        "text-anchor": "middle"}, plain(xText[i]));
     });
     if (!isHeat) add(svg, "path", {d: `M${left},${H - bottom}H${W - right}`, stroke: colour("@line")});
-    if (xs.title) add(svg, "text", {...label, x: (left + W - right) / 2, y: H - 6, "text-anchor": "middle"}, xs.title.text);
+    if (xs.title) add(svg, "text", {...label, x: Math.max((left + W - right) / 2, measure(xs.title.text) / 2), y: H - 6,
+      "text-anchor": "middle"}, cut(xs.title.text, W));
     if (ys.title) add(svg, "text", {...label, transform: `translate(12,${(top + H - bottom) / 2}) rotate(-90)`,
       "text-anchor": "middle"}, ys.title.text);
     spots.forEach(([at, row, t]) => {
@@ -221,7 +238,18 @@
     if (isHeat) heat(svg, traces[0], X, Y);
     bars(svg, traces, layout, X, Y);
     traces.filter((t) => t.type === "scatter").forEach((t) => lines(svg, t, X, Y));
-    (layout.annotations || []).forEach((a) => add(svg, "text", {...label, x: X(a.x) + 6, y: Y(a.y) + 4}, plain(a.text)));
+    // Names beside their marks; one that would lie on another moves down or up, or to the left of its mark.
+    const taken = traces.filter((t) => t.mode === "markers").flatMap((t) => t.x.map((v, i) =>
+      [X(v) - 7, Y(t.y[i]), X(v) + 7]));
+    (layout.annotations || []).forEach((a) => {
+      const text = plain(a.text).trim(), wide = measure(text), x = X(a.x) + 10, places = [];
+      [0, 13, -13, 26, -26, 39, -39].forEach((by) => places.push([x, by], [X(a.x) - 10 - wide, by]));
+      const inside = ([at, by]) => at >= left && at + wide <= W && Y(a.y) + by > top && Y(a.y) + by < H - bottom;
+      const free = ([at, by]) => taken.every(([l, t, r]) => at > r || at + wide < l || Math.abs(Y(a.y) + by - t) > 12);
+      const [at, by] = places.find((place) => inside(place) && free(place)) || places.find(inside) || places[0];
+      taken.push([at, Y(a.y) + by, at + wide]);
+      add(svg, "text", {...label, x: at, y: Y(a.y) + by + 4}, text);
+    });
   };
 
   // The same figures as numbers, for who reads with ears or wants to copy: made when it is opened.

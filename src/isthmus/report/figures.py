@@ -8,7 +8,9 @@ that what it holds is text and never markup.
 from __future__ import annotations
 
 import html
+import itertools
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,6 +49,8 @@ KIND_COLOURS = {
 }
 EVALUATION = "evaluation"  # the phase under which the ledger files it
 DIRECTIONS = ("up", "down", "peer", "device")
+ROUNDS = {"title": {"text": "round"}, "rangemode": "tozero", "whole": True}
+"""The axis of rounds: no half ones."""
 
 
 def label(text: str, longest: int = 48) -> str:
@@ -114,7 +118,7 @@ def learning_curve(groups: Sequence[Group], which: str) -> Figure | None:
             data.append(_marks(index, marks) | {"cliponaxis": False})
     if not data:
         return None
-    layout = base_layout(320, x={"title": {"text": "round"}, "rangemode": "tozero"}, y={"ticksuffix": " %"}, zoom=True)
+    layout = base_layout(320, x=ROUNDS, y={"ticksuffix": " %"}, zoom=True)
     layout["hovermode"] = "x unified"
     return {"data": data, "layout": layout}
 
@@ -137,11 +141,23 @@ def loss_curve(groups: Sequence[Group], which: str) -> Figure | None:
         return None
     return {
         "data": data,
-        "layout": base_layout(280, x={"title": {"text": "round"}, "rangemode": "tozero"}, y={}, zoom=True),
+        "layout": base_layout(280, x=ROUNDS, y={}, zoom=True),
     }
 
 
 COSTS = {"sent": "bytes sent, setup included", "seconds": "seconds, setup and evaluation included"}
+
+
+def loading(run: Run) -> float:
+    """Seconds of the first evaluated round beyond setup and what rounds usually take: code that is compiled and loaded
+    once in a process, whichever method happens to come first.
+    """
+    timed = [(point.step, point.seconds) for point in run.curve if point.seconds is not None]
+    if len(timed) < 3:
+        return 0.0
+    usual = statistics.median((b - a) / (to - at) for (at, a), (to, b) in itertools.pairwise(timed))
+    step, spent = timed[0]
+    return max(0.0, spent - (run.number("seconds", "setup") or 0.0) - step * usual)
 
 
 def score_against_cost(groups: Sequence[Group], cost: str) -> Figure | None:
@@ -157,10 +173,11 @@ def score_against_cost(groups: Sequence[Group], cost: str) -> Figure | None:
     for index, group in enumerate(groups):
         by_step: dict[int, list[tuple[float, float]]] = {}
         for run in group.runs:
+            once = loading(run) if cost == "seconds" else 0.0
             for point in run.curve:
                 spent = getattr(point, cost)
                 if point.test is not None and spent is not None:
-                    by_step.setdefault(point.step, []).append((spent, 100 * point.test))
+                    by_step.setdefault(point.step, []).append((spent - once, 100 * point.test))
         points = [
             tuple(sum(values) / len(values) for values in zip(*by_step[step], strict=True)) for step in sorted(by_step)
         ]

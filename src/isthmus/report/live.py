@@ -19,7 +19,16 @@ from isthmus.report.style import CSS
 
 EVERY = 2
 """Seconds between two readings."""
-WIDTH, HEIGHT = 640, 220
+STYLE = """
+progress { width: 100%; }
+.live { position: relative; height: 13rem; margin: .9rem 0 1.6rem 3.6rem; border-bottom: 1px solid var(--line); }
+.live svg { position: absolute; width: 100%; height: 100%; overflow: visible; }
+.live path { fill: none; vector-effect: non-scaling-stroke; stroke-linecap: round; stroke-linejoin: round; }
+.live span { position: absolute; color: var(--muted); font-size: .75rem; line-height: 1rem; }
+.live .y { right: calc(100% + .5rem); transform: translateY(-50%); white-space: nowrap; }
+.live .x { top: calc(100% + .2rem); }
+"""
+"""The picture is stretched over the page; its texts are not."""
 
 
 def live_page(folder: Path) -> str:
@@ -60,7 +69,7 @@ def live_page(folder: Path) -> str:
         f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">{refresh}'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{esc(method)}: {esc(status)}</title><style>{CSS} progress {{ width: 100%; }}</style></head>"
+        f"<title>{esc(method)}: {esc(status)}</title><style>{CSS}{STYLE}</style></head>"
         "<body><header>"
         f'<p class="eyebrow">Isthmus · run in progress</p><h1>{esc(method)} on {esc(run.get("dataset"))}</h1>'
         f'<p class="lede">{esc(told)}</p></header><main>'
@@ -108,27 +117,34 @@ def _curves(lines: list[dict[str, Any]], names: tuple[str, ...], *, percent: boo
         return '<p class="what">Nothing is evaluated yet.</p>'
     low, high = min(0.0, *every), max(every) or 1.0
     first, last = (end(x for each in points.values() for x, _ in each) for end in (min, max))
-    paths, said = [], []
+    grid = [low + (high - low) * share for share in (0.0, 0.5, 1.0)]
+    shown = _percent if percent else lambda value: f"{value:.3g}"
+    paths = [f'<path stroke="var(--grid)" d="M0,{_down(value, low, high)}H100"/>' for value in grid]
+    said = []
     for number, (name, each) in enumerate(points.items()):
         if not each:
             continue
-        xy = [
-            (
-                8 + (WIDTH - 16) * (x - first) / ((last - first) or 1.0),
-                HEIGHT - 8 - (HEIGHT - 16) * (y - low) / ((high - low) or 1.0),
-            )
-            for x, y in each
-        ]
-        drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in xy)
-        paths.append(f'<polyline fill="none" stroke="var(--s{number})" stroke-width="2" points="{drawn}"/>')
-        paths.append(f'<circle cx="{xy[-1][0]:.1f}" cy="{xy[-1][1]:.1f}" r="4" fill="var(--s{number})"/>')
+        xy = [f"{100 * (x - first) / ((last - first) or 1.0):.2f},{_down(y, low, high)}" for x, y in each]
+        paths.append(f'<path class="curve" stroke="var(--s{number})" stroke-width="2" d="M{"L".join(xy)}"/>')
+        paths.append(f'<path stroke="var(--s{number})" stroke-width="9" d="M{xy[-1]}h0"/>')
         value = each[-1][1]
-        shown = _percent(value) if percent else f"{value:.4f}"
         key = f'<span class="key" style="background:var(--s{number})"></span>'
-        said.append(f"{key}{esc(name.replace('_', ' '))} {shown}")
-    top, bottom = (_percent(end) if percent else f"{end:.3g}" for end in (high, low))
-    return (
-        f'<figure><svg viewBox="0 0 {WIDTH} {HEIGHT}" width="100%" role="img" '
-        f'aria-label="{esc(", ".join(names))} by round">{"".join(paths)}</svg><figcaption>{"; ".join(said)}. From '
-        f"{bottom} to {top}, rounds {first:.0f} to {last:.0f}.</figcaption></figure>"
+        said.append(f"{key}{LONG[name]} {_percent(value) if percent else f'{value:.4f}'}")
+    ticks = "".join(
+        f'<span class="y" style="top:{_down(value, low, high)}%">{esc(shown(value))}</span>' for value in grid
     )
+    ticks += f'<span class="x" style="left:0">round {first:.0f}</span>'
+    ticks += f'<span class="x" style="right:0">{last:.0f}</span>' if last > first else ""
+    return (
+        '<figure><div class="live"><svg viewBox="0 0 100 100" preserveAspectRatio="none" role="img" '
+        f'aria-label="{esc(", ".join(LONG[name] for name in names))} by round">{"".join(paths)}</svg>{ticks}</div>'
+        f"<figcaption>After round {last:.0f}: {'; '.join(said)}.</figcaption></figure>"
+    )
+
+
+LONG = {"val": "validation", "test": "test", "train_loss": "training loss", "val_loss": "validation loss"}
+
+
+def _down(value: float, low: float, high: float) -> str:
+    """How far below the top, in percent of the picture."""
+    return f"{100 * (high - value) / ((high - low) or 1.0):.2f}"

@@ -237,7 +237,7 @@ class _Page:
         several = any(len(group.runs) > 1 for group in groups)
         caption = f"Pooled {metric} after each evaluated round"
         caption += ": lines are means over seeds, bands one standard deviation" if several else ""
-        caption += "; marks are the rounds that validation picks."
+        caption += "; marks are the rounds that validation picks" + (", one for each seed." if several else ".")
         return (
             f'<h3>Learning curves</h3>{parts.legend(section, groups)}<figure><div class="pair">{"".join(panels)}</div>'
             f"<figcaption>{esc(caption)}</figcaption></figure>"
@@ -254,7 +254,8 @@ class _Page:
         caption = (
             "Pooled test score of every evaluated round against what it had cost by then, means over seeds: the higher "
             "and the further left, the better. A dotted line is a method that sends nothing. Times are those of this "
-            "machine, all parties one after the other."
+            "machine, all parties one after the other; what a process compiles and loads once, in its first round, is "
+            "left out."
         )
         return (
             f"<h3>What a score costs</h3>{parts.legend(section, groups)}"
@@ -336,7 +337,10 @@ class _Page:
         caption = f"Test {metric} of each client at the selected round"
         if any(len(group.runs) > 1 for group in groups):
             caption += ", mean over seeds with whiskers from the lowest to the highest"
-        caption += f"; hover for the number of test {groups[0].runs[0].things} behind a bar."
+        caption += f"; hover for the number of test {groups[0].runs[0].things} behind it."
+        unknown = [group.label for group in groups if not any(run.pooled or run.per_client for run in group.runs)]
+        if unknown:
+            caption += f" Not known with secure sums: {words.listing(unknown)}."
         if any(run.pooled for group in groups for run in group.runs):
             caption += " A dashed line is the pooled score of a method that has all data in one place."
         if parts.redrawn([run for group in groups for run in group.runs]):

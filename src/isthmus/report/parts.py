@@ -159,9 +159,10 @@ def skew_sentence(partition: Partition) -> str:
 
 def result_sentence(rows: Sequence[ResultRow]) -> str:
     best = [row for row in rows if row.best]
-    spread = "± is the standard deviation over seeds." if any(row.score_spread is not None for row in rows) else ""
+    several = any(row.score_spread is not None for row in rows)
+    spread = "± is the standard deviation over seeds." if several else "One seed: the spread is unknown."
     if not best:
-        return f"Mean over seeds. {spread}" if spread else "One seed: the spread is unknown."
+        return f"Mean over seeds. {spread}" if several else spread
     value = words.score(best[0].score, best[0].score_spread)
     references = ", ".join(f"{row.label} {words.percent(row.score)} %" for row in rows if row.reference)
     measured = f" For reference: {references}." if references else ""
@@ -236,15 +237,8 @@ def _numeric(column: Column) -> str:
 
 def _cell(text: str) -> str:
     """The spread behind a number is set smaller than the number."""
-    for sign in (" ± ", f" ({words.ONE_SEED}"):
-        number, found, rest = text.partition(sign)
-        if found:
-            return (
-                f"{esc(number)} <small>{esc(found.strip())} {esc(rest)}</small>"
-                if sign == " ± "
-                else f"{esc(number)} <small>{esc((found + rest).strip())}</small>"
-            )
-    return esc(text)
+    number, found, rest = text.partition(" ± ")
+    return f"{esc(number)} <small>± {esc(rest)}</small>" if found else esc(text)
 
 
 def _key(index: int) -> str:
@@ -287,9 +281,9 @@ def score_rules(groups: Sequence[Group]) -> str:
     return (
         f'<p class="fine">{text}</p><p class="fine">Test pooled counts all test {things} alike; client mean counts '
         "all clients alike. "
-        "Bytes are those of one training round, summed over clients, without setup and evaluation; the time is that of "
-        "the median "
-        "training round.</p>"
+        "Bytes up and down are those of one training round, summed over clients, without setup and evaluation; those "
+        "between clients and of devices are of the whole run, setup included. The time is that of the median training "
+        "round.</p>"
     )
 
 

@@ -45,16 +45,18 @@ figcaption { max-width: 44rem; margin-top: .35rem; }
 figure { margin: .9rem 0 0; }
 code, pre { font-family: var(--mono); font-size: .85em; }
 a { color: var(--accent); }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(8.2rem, 1fr)); gap: 1px; margin: 1.6rem 0 0;
+.tiles { display: flex; flex-wrap: wrap; gap: 1px; margin: 1.6rem 0 0;
 padding: 0;
   background: var(--line); border: 1px solid var(--line); border-radius: 10px; overflow: hidden; }
-.tiles div { background: var(--page); padding: .8rem 1rem; }
+.tiles div { flex: 1 1 8.2rem; box-sizing: border-box; background: var(--page); padding: .8rem 1rem; }
 .tiles dt { color: var(--muted); font-size: .82rem; }
 .tiles dd { margin: 0; font-size: 1.3rem; font-weight: 600; letter-spacing: -.01em; font-variant-numeric: tabular-nums;
-} .notes { margin: 1.4rem 0 0; padding: .7rem 1rem; list-style: none; background: var(--warn-bg); border: 1px solid
+} .notes { margin: 1.4rem 0 1.2rem; padding: .7rem 1rem; list-style: none; background: var(--warn-bg); border: 1px solid
 var(--warn-line);
   border-radius: 8px; font-size: .92rem; }
 .notes li { overflow-wrap: anywhere; }
+.roomy td { vertical-align: top; min-width: 4.2rem; }
+.roomy td:nth-child(n + 6):nth-last-child(n + 2) { min-width: 11rem; }
 /* A shadow at the edge says that a table goes on. */
 .scroll { overflow-x: auto; margin: .9rem 0 .5rem; -webkit-overflow-scrolling: touch;
   background: linear-gradient(to right, var(--page) 30%, transparent) left / 2.5rem 100% no-repeat local,

@@ -1,7 +1,7 @@
 """The result table: runs grouped by scenario, method and settings, with spread over seeds.
 
 The terminal and the page show the same rows. Spread is the population standard deviation over seeds: the seeds given
-are all there are, not a sample from which to guess. With one seed it is unknown, and the table says so.
+are all there are, not a sample from which to guess. With one seed it is unknown, and the page says so.
 """
 
 from __future__ import annotations
@@ -240,7 +240,11 @@ def columns(rows: Sequence[ResultRow]) -> list[Column]:
     ]
     # result.json counts these for the whole run, setup included, so they cannot be given per round.
     if any(row.peer_per_run for row in rows):
-        shown.append(Column("peer / run", lambda row: words.size(row.peer_per_run), value=lambda row: row.peer_per_run))
+        shown.append(
+            Column(
+                "between clients / run", lambda row: words.size(row.peer_per_run), value=lambda row: row.peer_per_run
+            )
+        )
     if any(row.device_per_run for row in rows):
         shown.append(
             Column("device / run", lambda row: words.size(row.device_per_run), value=lambda row: row.device_per_run)
@@ -358,5 +362,5 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping):
             flat |= _flat(value, f"{prefix}{key}.")
         else:
-            flat[f"{prefix}{key}"] = str(value)
+            flat[f"{prefix}{key}"] = str(value).lower() if isinstance(value, bool) else str(value)
     return flat

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from isthmus.report import words
 from isthmus.report.figures import Figure, base_layout, label
 from isthmus.report.page import page_text, write_page
 from isthmus.report.parts import esc
-
-NOTHING_SENT = 1.0
-"""Where a method that sends nothing stands on the logarithmic axis of bytes."""
 
 
 @dataclass(frozen=True)
@@ -27,18 +24,25 @@ class Point:
     sent: int
     recovered: Mapping[str, tuple[float, str]]
     failed: str = ""
+    untried: Mapping[str, str] = field(default_factory=dict)
+    """By adversary the attacks that its messages allow and that no program here measures."""
 
 
 def tradeoff_figure(points: Sequence[Point], adversary: str) -> Figure:
-    """Score against bytes; the darker a mark, the more this adversary recovers. Diamonds were not attacked."""
+    """Score against bytes; the stronger a mark's colour, the more this adversary recovers. Diamonds were not
+    attacked.
+    """
     shares = [point.recovered.get(adversary) for point in points]
     hover = [
         f"<b>{label(point.method)}</b> ({label(point.ran, 80)})<br>{100 * point.score:.2f} %"
         f"{'' if point.spread is None else f' ± {100 * point.spread:.2f}'}, {words.size(point.sent)}<br>"
-        + label(f"{100 * share[0]:.1f} %: {share[1]}" if share else point.failed or "no attack applies", 160)
+        + label(f"{100 * share[0]:.1f} %: {share[1]}" if share else _unattacked(point, adversary), 160)
         for point, share in zip(points, shares, strict=True)
     ]
-    places = [(math.log10(max(NOTHING_SENT, point.sent / 1e6)), 100 * point.score) for point in points]
+    sent = [math.log10(point.sent) for point in points if point.sent]
+    powers = list(range(math.floor(min(sent)), math.ceil(max(sent)) + 1)) if sent else [0, 1]
+    nothing = powers[0] - 1  # where a method that sends nothing stands
+    places = [(math.log10(point.sent) if point.sent else nothing, 100 * point.score) for point in points]
     marks = [
         {
             "type": "scatter",
@@ -51,25 +55,26 @@ def tradeoff_figure(points: Sequence[Point], adversary: str) -> Figure:
                 "size": 13,
                 "color": f"@heat2/{0.06 + 0.94 * (share[0] if share else 0.0):.2f}",
                 "line": {"color": "@ink", "width": 1},
-                "symbol": "diamond" if point.failed else "circle",
+                "symbol": "diamond" if point.failed or (not share and point.untried.get(adversary)) else "circle",
             },
         }
         for point, share, text, (x, y) in zip(points, shares, hover, places, strict=True)
     ]
-    powers = range(math.floor(min(x for x, _ in places)), math.ceil(max(x for x, _ in places)) + 1) if places else ()
+    if any(not point.sent for point in points):
+        powers.insert(0, nothing)
     axes = base_layout(
         460,
         x={
-            "title": {"text": "MB of a whole run (logarithmic; 1 and below at the left)"},
-            "tickvals": list(powers),
-            "ticktext": [f"{10**power:,}" for power in powers],
-            "range": [min(powers) - 0.1, max(powers) + 0.6] if powers else [0, 1],
+            "title": {"text": "bytes of a whole run (logarithmic)"},
+            "tickvals": powers,
+            "ticktext": ["0" if power == nothing else words.size(10.0**power) for power in powers],
+            "range": [powers[0] - 0.1, powers[-1] + 0.6],
         },
         y={"title": {"text": "test accuracy, %"}},
         zoom=True,
     )
     axes["annotations"] = [
-        {"x": x, "y": y, "text": f"\u00a0\u00a0{label(point.method, 24)}"}
+        {"x": x, "y": y, "text": f"\u00a0\u00a0{label(point.method, 32)}"}
         for point, (x, y) in zip(points, places, strict=True)
     ]
     return {"data": marks, "layout": axes}
@@ -100,15 +105,24 @@ def write_tradeoff(
         )
     head = "".join(f"<th>{esc(heading)}</th>" for heading in headings)
     body = "".join("<tr>" + "".join(f"<td>{esc(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    built.append(f'<h3>Table</h3><div class="scroll"><table><tr>{head}</tr>{body}</table></div>')
+    built.append(
+        f'<h3>Table</h3><div class="scroll wide" tabindex="0" role="region" aria-label="table">'
+        f'<table class="roomy"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
     built += [f'<p class="what">{esc(note)}</p>' for note in notes]
     built.append("</main>")
     write_page(out, page_text(title, "".join(built), figures))
     return out
 
 
+def _unattacked(point: Point, adversary: str) -> str:
+    untried = point.untried.get(adversary)
+    return point.failed or (f"not tried: {untried}" if untried else "no attack applies")
+
+
 def _caption(adversary: str) -> str:
     return (
-        f"Every mark is a method: upwards more accurate, to the left fewer bytes, darker where the {adversary} "
-        "recovers more. Hover for the attack that recovers most. Diamonds were not attacked."
+        "Every mark is a method: upwards more accurate, to the left fewer bytes, a stronger colour where the "
+        f"{adversary} recovers more. Hover for the attack that recovers most. Diamonds were not attacked: no program "
+        "here tries what their messages allow, or all data lie in one place."
     )

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from isthmus.metrics.gain import Gain
 
 ABSENT = "–"  # noqa: RUF001 (a dash, not a minus)
-ONE_SEED = "one seed"
 
 _DATASETS = {
     "cora": "Cora",
@@ -60,10 +59,10 @@ def percent(value: float | None) -> str:
 
 
 def score(mean: float | None, spread: float | None) -> str:
-    """`81.23 ± 0.42`, or `81.23 (one seed)` where the spread cannot be known."""
+    """`81.23 ± 0.42`, or `81.23` with one seed, whose spread cannot be known."""
     if mean is None:
         return ABSENT
-    return f"{percent(mean)} ± {percent(spread)}" if spread is not None else f"{percent(mean)} ({ONE_SEED})"
+    return percent(mean) if spread is None else f"{percent(mean)} ± {percent(spread)}"
 
 
 def count(value: float | None) -> str:

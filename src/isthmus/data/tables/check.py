@@ -31,7 +31,7 @@ class Checked:
 def owner_folders(folder: Path) -> dict[str, Path]:
     """Owner -> its folder, of a folder of folders, one per owner; empty where the folder itself holds tables."""
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder")
+        raise DataError(f"{folder} is not a folder of tables; a graph saved with torch.save must end in .pt")
     if (folder / FILE).exists() and not any((child / FILE).exists() for child in folder.iterdir() if child.is_dir()):
         return {}
     found = {
