@@ -27,7 +27,7 @@ from isthmus.experiments.config_values import coerce, flat, keys_of, plain, read
 from isthmus.experiments.presets import Preset, default_preset, load_preset
 from isthmus.experiments.scoring import SCORE_RULES, rule_of_selection
 from isthmus.experiments.suitability import idle_settings
-from isthmus.experiments.variants import AUTO, NONE
+from isthmus.experiments.variants import AUTO, NONE, settled_by_data
 from isthmus.federation.engines import ELSEWHERE, ENGINES
 from isthmus.methods.averaging import AveragingConfig
 from isthmus.methods.own_parts import find_backbone, find_method, load_all, settle_backbone
@@ -337,10 +337,6 @@ def _variant(preset: Preset, method: str, typed: Mapping[str, Any]) -> str:
     return next(iter(variants)) if fixed or len(variants) == 1 else AUTO
 
 
-_PLACE = ("partition", "clients", "split", "undirected", "scale")
-"""Settings of a scenario that tables settle themselves."""
-
-
 def _preset_values(
     preset: Preset,
     method: str,
@@ -357,8 +353,7 @@ def _preset_values(
     for key in ("backbone", "nsf"):
         default = next((f.default for f in dataclasses.fields(config) if f.name == key), None)
         facts[key] = typed.get(key, preset.values(facts).get(key, default))
-    kind = kind_of(typed["dataset"])
-    settled = {None: (), "tables": _PLACE, "site tables": _PLACE}.get(kind, ("partition", "clients"))  # by own data
+    settled = settled_by_data(typed["dataset"])
     return {
         key: coerce(value, allowed[key][1], key)
         for key, value in preset.values(facts).items()

@@ -139,12 +139,10 @@ class FedAvgCohort(ModelCohort):
 
     def local_update(self, common: Broadcast) -> Stacked[Update]:
         if self.config.reset_optimizer:
-            self.optimizer = fresh_state(self.config.optimizer, self.weights, clients=len(self.clients))
+            self.restart_optimizer()
         self.train_together(self.clients[0].allowed(common.weights))
         shares = self.shares(common.total)
-        return Stacked(
-            Update(self.scaled({name: self.weights[name] for name in common.weights}, shares), shares), self.parties
-        )
+        return Stacked(Update(self.scaled_weights(common.weights, shares), shares), self.parties)
 
 
 class FedAvgClient(WeightedClient[ConfigT]):
