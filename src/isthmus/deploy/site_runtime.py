@@ -255,7 +255,7 @@ class SiteRuntime:
             log.join(stage=begin.stage, attempt=begin.attempt, contract=contract.hash, **spent)
         # A replay that asks for something else is answered under fresh noise: one release more than epsilon counts.
         private = derived.privacy is not None and derived.privacy.get("epsilon") is not None
-        rules = WatchRules(policy.least_in_sum, 0 if private else policy.changes)
+        rules = WatchRules(policy.least_in_sum, 0 if private else policy.changes, policy.survivors)
         return Agreement(contract, rules, log, log.calls())
 
     def _open_run(
