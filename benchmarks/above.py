@@ -35,9 +35,9 @@ INTRODUCTION = """# Above the headline
 
 For each of the five papers' headline settings: the configuration of ours with the best mean *validation* score of those
 that were tried, and its test score beside the paper's number. *Above* means by more than the paper's own deviation.
-Test scores of candidates that were not chosen are not shown, and took no part in the choice. Written by
-`python benchmarks/above.py DIR --page` from `above.jsonl`, which `python benchmarks/above.py DIR HEADLINE` fills; what
-the candidates set is in that file.
+Test scores of candidates that were not chosen are not shown, and took no part in the choice; a candidate competes with
+those that were run on as many seeds as any of its group. Written by `python benchmarks/above.py DIR --page` from
+`above.jsonl`, which `python benchmarks/above.py DIR HEADLINE` fills; what the candidates set is in that file.
 
 | headline | printed | chosen on validation | ours | seeds | difference | above | MB sent | read in the clear |
 |---|---|---|---|---|---|---|---|---|"""
