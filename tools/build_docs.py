@@ -99,8 +99,8 @@ NAV: list[tuple[str, str | list[tuple[str, str]]]] = [
 
 
 TABLES = """/* On a narrow page a table scrolls; commands in it stay in one piece as far as they can. */
-.md-typeset table:not([class]) td { min-width: 6.5rem; }
-.md-typeset table:not([class]) td:has(code) { min-width: 11rem; }
+.md-typeset table:not([class]) td { min-width: 4.5em; }
+.md-typeset table:not([class]) td:has(code) { min-width: 14em; }
 .md-typeset table:not([class]) td code { word-break: normal; overflow-wrap: anywhere; }
 """
 
