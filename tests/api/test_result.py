@@ -15,7 +15,7 @@ from isthmus.api import progress
 from isthmus.cli.main import main
 from isthmus.errors import ConfigError, DataError, IsthmusError, RunError
 from isthmus.experiments.callbacks import Callback
-from isthmus.experiments.folder import RunFolder
+from isthmus.experiments.folder import TRIALS, RunFolder
 
 SMALL: dict[str, Any] = {
     "dataset": "csbm:nodes=60,features=6,degree=4",
@@ -105,9 +105,11 @@ def test_overwrite_replaces_a_run_and_nothing_else(tmp_path: Path) -> None:
     out = tmp_path / "run"
     isthmus.run("fedavg", **SMALL, out=out)
     (out / "notes.txt").write_text("mine")
+    (out / TRIALS).write_text('{"near": 0.5}')
     with pytest.raises(ConfigError, match="--overwrite"):
         isthmus.run("local", **SMALL, out=out)
     assert isthmus.run("local", **SMALL, out=out, overwrite=True)["method"] == "local"
+    assert "variants" not in isthmus.load(out), "trials of the run before are not this run's"
     assert isthmus.load(out)["method"] == "local" and (out / "notes.txt").read_text() == "mine"
     assert isthmus.run("local", **SMALL, out=tmp_path / "new", overwrite=True)["method"] == "local"
 

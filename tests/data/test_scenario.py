@@ -181,3 +181,21 @@ def test_a_class_without_training_nodes_is_said(caplog: pytest.LogCaptureFixture
     assert not caplog.records
     build_scenario(dataset="csbm:nodes=60,classes=12,degree=2", clients=2, seed=0)
     assert "without a training node: no method can predict it" in caplog.text and len(caplog.records) == 1
+
+
+def test_without_cross_edges_the_rest_is_the_same() -> None:
+    with_edges, without = (
+        build_scenario(dataset="csbm:nodes=120", clients=3, cross_edges=asked) for asked in (True, False)
+    )
+    assert with_edges.statistics == without.statistics and with_edges.statistics.clients[0].cross_edges > 0
+    for client, data in with_edges.parts.items():
+        other = without.parts[client]
+        assert other.cross is None and data.cross is not None
+        assert torch.equal(data.edge_index, other.edge_index) and torch.equal(data.x, other.x)
+
+
+def test_a_single_client_has_the_graph_itself() -> None:
+    scenario = build_scenario(dataset="csbm:nodes=120", clients=1)
+    (data,) = scenario.parts.values()
+    assert data.x is scenario.whole.x and data.edge_index is scenario.whole.edge_index
+    assert data.cross is not None and data.cross.num_edges == 0

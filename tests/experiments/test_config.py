@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import torch
 from run_helpers import small
+from torch_geometric.data import Data
 
+import isthmus
 from isthmus.data.datasets import canonical_name
 from isthmus.data.graphsets import SETTINGS
 from isthmus.errors import ConfigError
+from isthmus.experiments import run
 from isthmus.experiments.config import RunConfig, Settings, read_file, resolve, settings_from_toml
 from isthmus.experiments.config_values import coerce, parse_override
 from isthmus.experiments.presets import CONDITIONS, load_preset, preset_names
@@ -524,10 +528,38 @@ def test_a_variant_that_was_tried_is_the_variant_that_is_named(method: str) -> N
 
 def test_validation_chooses_the_variant() -> None:
     auto = resolve("fedstruct", {"dataset": "csbm"})
-    scores = {"near": 0.4, "far": 0.9, "links": None}
+    scores = {"near": 0.4, "degrees": 0.5, "far": 0.9, "links": None}
     settings, found = chosen(auto, lambda trial: scores[trial.run.variant])
     assert settings == with_variant(auto, "far") and found == scores
     assert chosen(settings, lambda trial: pytest.fail("nothing is left to choose")) == (settings, {})
+
+
+def test_a_variant_that_reads_arcs_otherwise_is_tried_and_run_on_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ring = torch.stack((torch.arange(60), (torch.arange(60) + 1) % 60))
+    graph = Data(x=torch.randn(60, 4), edge_index=ring, y=torch.arange(60) % 2)
+    arcs = {}
+
+    class Told(run.SimulatedRun):
+        def __init__(self, settings: Settings, scenario: Any, **kept: Any) -> None:
+            parts = scenario.parts.values()
+            arcs[settings.run.variant] = sum(part.edge_index.shape[1] + part.cross.num_edges for part in parts)
+            super().__init__(settings, scenario, **kept)
+
+    monkeypatch.setattr(run, "SimulatedRun", Told)
+    monkeypatch.setattr(run, "_validated", lambda *given: _scored(*given))
+
+    def _scored(scenario: Any, built_for: RunConfig, settings: Settings) -> float:
+        with Told(settings, run._scenario_again(scenario, built_for, settings)):
+            return float(settings.run.variant == "links")
+
+    result = isthmus.run("fedstruct", dataset=graph, partition="random", clients=3, rounds=1, out=tmp_path / "run")
+    assert (result["variant"], settings_from_toml((tmp_path / "run/config.toml").read_text()).run.undirected) == (
+        "links",
+        False,
+    )
+    assert arcs["near"] == arcs["far"] == 2 * arcs["links"]
 
 
 @pytest.mark.parametrize(

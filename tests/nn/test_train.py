@@ -11,7 +11,7 @@ from nn_helpers import NUM_FEATURES, client, jittered, model
 from torch import nn
 
 from isthmus.errors import ConfigError, DataError, ProtocolError
-from isthmus.nn import DropoutSource, Proximal, build_backbone, build_inputs, gradients, train_locally
+from isthmus.nn import DropoutSource, Proximal, build_backbone, build_inputs, gradients, stack_inputs, train_locally
 from isthmus.nn.loss import get_loss
 from isthmus.nn.optim import OptimizerState, fresh_state, step_plan, take_step
 from isthmus.seeds import Stream
@@ -83,7 +83,7 @@ def test_nothing_of_the_caller_changes() -> None:
 def test_donated_weights_give_the_same_result_in_the_same_memory() -> None:
     data = client(20, 2)
     backbone = model("gcn")
-    inputs = build_inputs(data, backbone, data.train)
+    inputs = stack_inputs([build_inputs(data, backbone, data.train)] * 2)
     start = train_locally(backbone, get_weights(backbone), None, inputs, epochs=2, lr=0.1)
     kept = train_locally(backbone, start.weights, start.optimizer_state, inputs, epochs=2, lr=0.1)
     given = train_locally(backbone, start.weights, start.optimizer_state, inputs, epochs=2, lr=0.1, donate=True)

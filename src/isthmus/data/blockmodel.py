@@ -13,6 +13,9 @@ from isthmus.data.parameters import need
 from isthmus.data.whole_graph import Loaded
 from isthmus.seeds import Stream
 
+ROWS, EDGES = 1 << 16, 1 << 22
+"""Rows and edges that are worked on at a time, so that a large graph takes little more memory than it has."""
+
 
 @GENERATORS.register("csbm")
 @dataclass(frozen=True)
@@ -94,11 +97,14 @@ class PowerLaw:
 
 def class_features(
     y: NDArray[np.int64], classes: int, width: int, signal: float, rng: np.random.Generator
-) -> NDArray[np.float64]:
+) -> NDArray[np.float32]:
     """``signal`` times the unit mean of the class, plus standard normal noise (n, width)."""
     means = rng.normal(size=(classes, width))
     means /= np.linalg.norm(means, axis=1, keepdims=True)
-    features: NDArray[np.float64] = signal * means[y] + rng.normal(size=(len(y), width))
+    features = np.empty((len(y), width), dtype=np.float32)
+    for begin in range(0, len(y), ROWS):  # drawn in pieces: the same numbers, without all of them in float64
+        rows = y[begin : begin + ROWS]
+        features[begin : begin + ROWS] = signal * means[rows] + rng.normal(size=(len(rows), width))
     return features
 
 
@@ -109,7 +115,7 @@ def class_edges(
     weight: NDArray[np.float64],
     count: int,
     rng: np.random.Generator,
-) -> NDArray[np.int64]:
+) -> NDArray[np.int32]:
     """``count`` edges (2, count): a source by weight, a class by homophily, a target of that class by weight."""
     members = np.argsort(y, kind="stable")  # members of a class lie together
     heap = np.cumsum(weight[members])
@@ -117,17 +123,27 @@ def class_edges(
     end = np.cumsum(size)
     upper = heap[end - 1]
     lower = np.concatenate([[0.0], upper[:-1]])
-    source = members[np.searchsorted(heap, rng.random(count) * heap[-1], side="right").clip(max=len(y) - 1)]
-    step = np.where(rng.random(count) < homophily, 0, rng.integers(1, classes, count))
-    wanted = (y[source] + step) % classes
-    draw = lower[wanted] + rng.random(count) * (upper - lower)[wanted]
-    position = np.searchsorted(heap, draw, side="right").clip((end - size)[wanted], end[wanted] - 1)
-    return np.stack([source, members[position]])
+    edges = np.empty((2, count), dtype=np.int32)
+    pieces = [slice(begin, begin + EDGES) for begin in range(0, count, EDGES)]
+    draw = rng.random(count)
+    for piece in pieces:
+        position = np.searchsorted(heap, draw[piece] * heap[-1], side="right").clip(max=len(y) - 1)
+        edges[0, piece] = members[position]
+    elsewhere = rng.random(count) >= homophily
+    step = rng.integers(1, classes, count)
+    step *= elsewhere
+    draw = rng.random(count)
+    for piece in pieces:
+        wanted = (y[edges[0, piece]] + step[piece]) % classes
+        value = lower[wanted] + draw[piece] * (upper - lower)[wanted]
+        position = np.searchsorted(heap, value, side="right").clip((end - size)[wanted], end[wanted] - 1)
+        edges[1, piece] = members[position]
+    return edges
 
 
 def _check(kind: str, nodes: int, classes: int, features: int, homophily: float, degree: float) -> None:
     need(kind, "classes", classes >= 2, "at least 2")
-    need(kind, "nodes", nodes >= 2 * classes, "at least 2 per class")
+    need(kind, "nodes", 2 * classes <= nodes < 2**31, "at least 2 per class, and below 2^31")
     need(kind, "features", features >= 1, "at least 1")
     need(kind, "homophily", 0.0 <= homophily <= 1.0, "in [0, 1]")
     need(kind, "degree", 0.0 <= degree < nodes / classes, "at least 0 and below nodes / classes")

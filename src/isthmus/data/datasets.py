@@ -22,6 +22,8 @@
     amlsim-fanin       20,000   116,507     11        2        own reader (directed; `isthmus.data.amlsim`)
     amlsim-cycle       20,000   117,326     11        2        the same
     twitch             36,890   985,150     3,170     2        own reader (seven owners; `isthmus.data.twitch`)
+    ogbn-arxiv         169,343  1,166,243   128       40       own reader (directed; `isthmus.data.ogb`)
+    ogbn-products      2,449,029  123,718,280  100    47       the same
 
 (* arcs: an undirected edge counts twice.) Names ignore case. Whatever is loaded is counted, so a wrong file is visible.
 Besides these there are generated data sets (`isthmus.data.generators`) and data sets of graphs

@@ -61,6 +61,7 @@ def build_scenario(
     seed: int = 0,
     undirected: bool = False,
     scale: Scale = "none",
+    cross_edges: bool = True,
 ) -> Scenario:
     """Load, partition and split a named data set.
 
@@ -72,6 +73,8 @@ def build_scenario(
         seed: Of all draws of the scenario.
         undirected: Store every arc in both directions; arcs are otherwise used as the data set has them.
         scale: See `isthmus.data.feature_scaling`.
+        cross_edges: False leaves edges between clients out of ``parts``, for methods that must not know them: where
+            nodes are divided at random they are most of the graph, and each is held twice.
 
     Example:
         >>> build_scenario(dataset="csbm:nodes=100", clients=3).whole.num_nodes
@@ -93,6 +96,7 @@ def build_scenario(
         clients=clients,
         split=split,
         seed=seed,
+        cross_edges=cross_edges,
     )
     check_classes(scenario.whole, split)
     return replace(scenario, scaling=scaling)
@@ -116,6 +120,7 @@ def scenario_of(
     clients: int | None,
     split: str,
     seed: int,
+    cross_edges: bool = True,
 ) -> Scenario:
     """The same for a graph, a partitioner and a split given as objects; the names are for results."""
     clients = number_of_clients(partitioner, graph, clients, partition)
@@ -133,7 +138,7 @@ def scenario_of(
     masks = splitter.draw(graph, owner, Stream(seed, ("split",)))
     check_masks(masks, split)
     whole = replace(graph.data, train=masks.train, val=masks.val, test=masks.test)
-    parts = split_graph(whole, owner, names or client_ids(clients))
+    parts = split_graph(whole, owner, names or client_ids(clients), cross_edges=cross_edges)
     return Scenario(
         dataset=dataset,
         partition=partition,

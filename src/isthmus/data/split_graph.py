@@ -5,6 +5,8 @@ Everything is sorted once and cut: no Python work over nodes or edges.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,9 @@ from isthmus.data.node_data import CrossEdges, NodeData
 from isthmus.data.whole_graph import select_rows
 
 
-def split_graph(whole: NodeData, owner: Tensor, clients: tuple[str, ...]) -> dict[str, NodeData]:
+def split_graph(
+    whole: NodeData, owner: Tensor, clients: tuple[str, ...], *, cross_edges: bool = True
+) -> dict[str, NodeData]:
     """The induced subgraph of every client, with its cross edges.
 
     Rows of a client are in ascending order of global id. Arcs keep the order of ``whole``; of cross edges the outgoing
@@ -22,8 +26,11 @@ def split_graph(whole: NodeData, owner: Tensor, clients: tuple[str, ...]) -> dic
         whole: The graph; ``node_id`` must be 0 ... n-1.
         owner: Index into ``clients`` for every node (n,).
         clients: Client ids, sorted.
+        cross_edges: False leaves cross edges out, which are most of a large graph between many owners.
     """
     count = len(clients)
+    if count == 1:  # it has the graph itself, not a copy
+        return {clients[0]: replace(whole, cross=_no_edges(clients) if cross_edges else None)}
     order = torch.argsort(owner, stable=True)  # nodes by owner
     sizes = torch.bincount(owner, minlength=count)
     row = torch.empty_like(order)  # position of a node among its owner's nodes
@@ -31,15 +38,32 @@ def split_graph(whole: NodeData, owner: Tensor, clients: tuple[str, ...]) -> dic
     nodes = torch.split_with_sizes(order, sizes.tolist())
 
     source, target = whole.edge_index
-    own = owner[source] == owner[target]
-    inner = _by_owner(torch.nonzero(own).flatten(), owner[source], count)
-    crossing = torch.nonzero(~own).flatten()
-    out = _by_owner(crossing, owner[source], count)
-    into = _by_owner(crossing, owner[target], count)
+    # An owner's number takes as few bytes as it can: there is one at either end of every arc.
+    small = owner.to(torch.int16 if count < 2**15 else torch.int32)
+    from_owner, to_owner = small[source], small[target]
+    own = from_owner == to_owner
+    inner = _by_owner(torch.nonzero(own).flatten(), from_owner, count)
+    out = into = (torch.empty(0, dtype=torch.int64),) * count
+    if cross_edges:
+        crossing = torch.nonzero(~own).flatten()
+        out, into = _by_owner(crossing, from_owner, count), _by_owner(crossing, to_owner, count)
+        del crossing
+    del own, from_owner, to_owner
 
     parts = {}
     for index, client in enumerate(clients):
         rows, arcs = nodes[index], inner[index]
+        cross = None
+        if cross_edges:
+            far = torch.cat([target[out[index]], source[into[index]]])
+            cross = CrossEdges(
+                own=row[torch.cat([source[out[index]], target[into[index]]])],
+                owner=owner[far],
+                other=whole.node_id[far],
+                outgoing=torch.arange(far.numel()) < out[index].numel(),
+                weight=torch.ones(far.numel()),
+                owners=clients,
+            )
         parts[client] = NodeData(
             x=select_rows(whole.x, rows),
             edge_index=row[whole.edge_index[:, arcs]],
@@ -49,28 +73,18 @@ def split_graph(whole: NodeData, owner: Tensor, clients: tuple[str, ...]) -> dic
             test=whole.test[rows],
             node_id=whole.node_id[rows],
             num_classes=whole.num_classes,
-            cross=CrossEdges(
-                own=row[torch.cat([source[out[index]], target[into[index]]])],
-                owner=owner[torch.cat([target[out[index]], source[into[index]]])],
-                other=whole.node_id[torch.cat([target[out[index]], source[into[index]]])],
-                outgoing=torch.cat(
-                    [
-                        torch.ones(out[index].numel(), dtype=torch.bool),
-                        torch.zeros(into[index].numel(), dtype=torch.bool),
-                    ]
-                ),
-                weight=torch.ones(out[index].numel() + into[index].numel()),
-                owners=clients,
-            ),
+            cross=cross,
         )
     return parts
+
+
+def _no_edges(clients: tuple[str, ...]) -> CrossEdges:
+    none = torch.empty(0, dtype=torch.int64)
+    return CrossEdges(none, none, none, torch.empty(0, dtype=torch.bool), torch.empty(0), clients)
 
 
 def _by_owner(arcs: Tensor, owner_of_arc: Tensor, count: int) -> tuple[Tensor, ...]:
     """Arcs grouped by an owner, each group in its old order."""
     owners = owner_of_arc[arcs]
-    return tuple(
-        torch.split_with_sizes(
-            arcs[torch.argsort(owners, stable=True)], torch.bincount(owners, minlength=count).tolist()
-        )
-    )
+    sizes = torch.bincount(owners, minlength=count).tolist()
+    return tuple(torch.split_with_sizes(arcs[torch.argsort(owners, stable=True)], sizes))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from isthmus.data.node_data import NodeData
-from isthmus.graph.homophily import edge_homophily
+from isthmus.graph.homophily import ARCS, edge_homophily
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,11 @@ class Statistics:
 def describe(whole: NodeData, owner: Tensor, parts: dict[str, NodeData]) -> Statistics:
     """Statistics of a graph cut into parts."""
     count = len(parts)
-    source, target = owner[whole.edge_index]
-    matrix = torch.bincount(source * count + target, minlength=count * count).reshape(count, count)
+    matrix = torch.zeros(count * count, dtype=torch.int64)
+    for arcs in torch.split(whole.edge_index, ARCS, dim=1):
+        source, target = owner[arcs]
+        matrix += torch.bincount(source * count + target, minlength=count * count)
+    matrix = matrix.reshape(count, count)
     total = int(matrix.sum())
     labels = torch.stack([_histogram(part) for part in parts.values()])
     everywhere = _shares(labels.sum(dim=0, keepdim=True))
@@ -80,12 +83,15 @@ def describe(whole: NodeData, owner: Tensor, parts: dict[str, NodeData]) -> Stat
         label_skew=float(skew),
         homophily=edge_homophily(whole.edge_index, whole.y),
         clients=tuple(
-            _client(client, part, row) for (client, part), row in zip(parts.items(), labels.tolist(), strict=True)
+            _client(client, part, row, cross)
+            for (client, part), row, cross in zip(
+                parts.items(), labels.tolist(), (matrix.sum(dim=1) - matrix.diagonal()).tolist(), strict=True
+            )
         ),
     )
 
 
-def _client(client: str, part: NodeData, classes: list[int]) -> ClientStatistics:
+def _client(client: str, part: NodeData, classes: list[int], cross_edges: int) -> ClientStatistics:
     return ClientStatistics(
         client=client,
         nodes=part.num_nodes,
@@ -93,7 +99,7 @@ def _client(client: str, part: NodeData, classes: list[int]) -> ClientStatistics
         val=int(part.val.sum()),
         test=int(part.test.sum()),
         edges=part.edge_index.shape[1],
-        cross_edges=int(part.cross.outgoing.sum()) if part.cross is not None else 0,
+        cross_edges=cross_edges,
         classes=tuple(classes),
         homophily=edge_homophily(part.edge_index, part.y),
     )

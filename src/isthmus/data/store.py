@@ -209,6 +209,7 @@ def staged(raw: RawFiles, found: Found) -> Iterator[Path]:
         target = root / raw.folder
         target.mkdir(parents=True)
         for file in raw.files:
+            (target / file).parent.mkdir(parents=True, exist_ok=True)
             expected = checksums().get(f"{raw.folder}/{file}")
             if not raw.pinned and found.source != "mirror":
                 expected = None

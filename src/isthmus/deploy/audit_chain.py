@@ -41,6 +41,8 @@ from isthmus.federation.watch import AdmittedCall, RolledBack
 logger = logging.getLogger(__name__)
 
 AUDIT, INDEX = "audit.jsonl", "audit.index"
+RESTORED = "restored"
+"""Name of an order: somebody accepted that a part of the record is lost."""
 JOIN, CALL, REFUSED, MEET, ORDER, END = KINDS = ("join", "call", "refused", "meet", "order", "end")
 FIRST = "0" * 64
 """``prev`` of the first line."""
@@ -151,6 +153,13 @@ class AuditChain:
                 yield
             finally:
                 self._locked = None
+
+    def has_accepted(self, head: str) -> bool:
+        """Whether somebody wrote down that what followed up to this head is lost (``isthmus client restored``)."""
+        return any(
+            record["kind"] == ORDER and record.get("name") == RESTORED and head.startswith(str(record["contract"]))
+            for record in self.read()
+        )
 
     def append(self, kind: str, **fields: Any) -> None:
         """Write a line; on return it is on the disk. Nothing that it announces may be done if this raises."""

@@ -27,7 +27,7 @@ from isthmus.experiments.config_values import coerce, flat, keys_of, plain, read
 from isthmus.experiments.presets import Preset, default_preset, load_preset
 from isthmus.experiments.scoring import SCORE_RULES, rule_of_selection
 from isthmus.experiments.suitability import idle_settings
-from isthmus.experiments.variants import AUTO, NONE
+from isthmus.experiments.variants import AUTO, NONE, settled_by_data
 from isthmus.federation.engines import ELSEWHERE, ENGINES
 from isthmus.methods.averaging import AveragingConfig
 from isthmus.methods.own_parts import find_backbone, find_method, load_all, settle_backbone
@@ -75,6 +75,9 @@ class RunConfig:
         checkpoint_every: Rounds between checkpoints; 0 = as often as costs about 5 % of the time.
         secure_sum: Mask what is summed, so that the server can read only totals; refused by a method that needs the
             updates of single clients.
+        least_clients: Clients with which a round goes on when others are lost; 0 = all are needed. A lost client is
+            taken back at the beginning of a round; refused by a method that needs everyone.
+        deadline: Seconds a client may take to answer before it counts as lost; 0 = no limit.
         transcript: Keep every message each party receives, for `isthmus audit`; only for simulations, it holds what
             protections hide.
         wire: Send every message through the wire codec, on the local engine too.
@@ -114,6 +117,8 @@ class RunConfig:
     threads: int = 1
     wire: bool = False
     secure_sum: bool = False
+    least_clients: int = 0
+    deadline: float = 0.0
     transcript: bool = False
     tensorboard: bool = False
     ray_address: str | None = field(default=None, metadata={"key": "ray.address"})
@@ -129,6 +134,8 @@ class RunConfig:
             ("checkpoint.every", 0, self.checkpoint_every),
             ("threads", 1, self.threads),
             ("seed", 0, self.seed),
+            ("least_clients", 0, self.least_clients),
+            ("deadline", 0, self.deadline),
         ):
             if value < low:
                 raise ConfigError(f"{key} must be at least {low}, got {value}")
@@ -330,10 +337,6 @@ def _variant(preset: Preset, method: str, typed: Mapping[str, Any]) -> str:
     return next(iter(variants)) if fixed or len(variants) == 1 else AUTO
 
 
-_PLACE = ("partition", "clients", "split", "undirected", "scale")
-"""Settings of a scenario that tables settle themselves."""
-
-
 def _preset_values(
     preset: Preset,
     method: str,
@@ -350,8 +353,7 @@ def _preset_values(
     for key in ("backbone", "nsf"):
         default = next((f.default for f in dataclasses.fields(config) if f.name == key), None)
         facts[key] = typed.get(key, preset.values(facts).get(key, default))
-    kind = kind_of(typed["dataset"])
-    settled = {None: (), "tables": _PLACE, "site tables": _PLACE}.get(kind, ("partition", "clients"))  # by own data
+    settled = settled_by_data(typed["dataset"])
     return {
         key: coerce(value, allowed[key][1], key)
         for key, value in preset.values(facts).items()

@@ -28,7 +28,12 @@ _DIGEST = 32
 _RUN_ID = 16
 NO_RUN = bytes(_RUN_ID)
 CHECKPOINT_LIMITS = codec.Limits(max_bytes=2**40, max_tensors=10**7, max_header=2**30)
-FILES = ("result.json", "config.toml", "run-id", "scenario.json", "metrics.jsonl", "disclosure.json", "log.txt")
+TRIALS = "variants.json"
+"""Validation scores of the variants of the method that were tried."""
+FILES = (
+    *("result.json", "config.toml", "run-id", "scenario.json", "metrics.jsonl", "disclosure.json", "log.txt"),
+    TRIALS,
+)
 FOLDERS = ("ledger", "checkpoints", "models", "tensorboard", "transcript", "sites", "tracking")
 """What a run writes into its folder, and what is removed where it is overwritten; nothing else is touched."""
 

@@ -23,9 +23,9 @@ from isthmus.data.own_graph import owners_of, remember
 from isthmus.data.split import given_masks as masks_of
 from isthmus.errors import ConfigError, RunError
 from isthmus.experiments.callbacks import Callback
-from isthmus.experiments.config import Settings, settings_from_toml
+from isthmus.experiments.config import RunConfig, Settings, settings_from_toml
 from isthmus.experiments.contract import simulated_contract
-from isthmus.experiments.folder import RunFolder
+from isthmus.experiments.folder import TRIALS, RunFolder
 from isthmus.experiments.model_package import MODELS, Training, write_package, write_server_package
 from isthmus.experiments.result import Described, form_result
 from isthmus.experiments.round_loop import RoundLoop
@@ -44,9 +44,6 @@ from isthmus.methods.built_model import describe_model
 from isthmus.seeds import Stream
 
 logger = logging.getLogger(__name__)
-
-TRIALS = "variants.json"
-"""File of a run folder with the validation scores of the variants that were tried."""
 
 
 def by_name(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,7 +97,8 @@ def start(
         RunFolder(out).refuse_used()  # before anything is loaded
     with _threads(settings.run.threads):
         scenario = scenario_of(settings)
-        settings, trials = chosen(settings, partial(_validated, scenario))
+        begun, (settings, trials) = settings.run, chosen(settings, partial(_validated, scenario, settings.run))
+        scenario = _scenario_again(scenario, begun, settings)
         with SimulatedRun(settings, scenario, callbacks=callbacks) as simulated:
             path = default_folder(simulated.settings) if out is None else out
             if overwrite:
@@ -111,9 +109,15 @@ def start(
             return simulated.play(folder, resumed=False)
 
 
-def _validated(scenario: AnyScenario, settings: Settings) -> float | None:
+def _scenario_again(scenario: AnyScenario, built_for: RunConfig, settings: Settings) -> AnyScenario:
+    """The scenario of settings: the one that is there, or another where a variant reads arcs or features otherwise."""
+    same = (built_for.undirected, built_for.scale) == (settings.run.undirected, settings.run.scale)
+    return scenario if same else scenario_of(settings)
+
+
+def _validated(scenario: AnyScenario, built_for: RunConfig, settings: Settings) -> float | None:
     """The validation score of the round that settings keep; nothing is written."""
-    with SimulatedRun(settings, scenario) as simulated:
+    with SimulatedRun(settings, _scenario_again(scenario, built_for, settings)) as simulated:
         simulated.loop.play()
         best = simulated.loop.best
         return None if best is None else best["val"]
@@ -348,6 +352,8 @@ class RunDriver:
             facts,
             describe_model(self.settings.method_config, self.view),
         )
+        if loop.missed:
+            result["absent"] = {client: _stretches(steps) for client, steps in sorted(loop.missed.items())}
         if (tried := folder.path / TRIALS).exists():
             result["variants"] = json.loads(tried.read_text())
         folder.write_json("result.json", result)
@@ -357,6 +363,17 @@ class RunDriver:
     def _tidy(self, folder: RunFolder) -> None:
         """What becomes of the checkpoints of a finished run: between organisations nothing is kept for later."""
         folder.drop_checkpoints()
+
+
+def _stretches(steps: Sequence[int]) -> list[list[int]]:
+    """Steps as first and last of each unbroken stretch."""
+    found: list[list[int]] = []
+    for step in steps:
+        if found and step == found[-1][1] + 1:
+            found[-1][1] = step
+        else:
+            found.append([step, step])
+    return found
 
 
 class SimulatedRun(RunDriver):

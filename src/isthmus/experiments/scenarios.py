@@ -46,6 +46,7 @@ def scenario_of(settings: Settings) -> AnyScenario:
         scale=run.scale,
         secure_sum=run.secure_sum,
         link=run.link,
+        cross_edges=settings.method.cross_edges,
     )
 
 
@@ -60,6 +61,7 @@ def build(
     scale: Scale = "none",
     secure_sum: bool = False,
     link: str = "auto",
+    cross_edges: bool = True,
 ) -> AnyScenario:
     """A scenario of either kind of task; None means the task's default."""
     kind = kind_of(dataset)
@@ -104,6 +106,7 @@ def build(
         seed=seed,
         undirected=undirected,
         scale=scale,
+        cross_edges=cross_edges,
     )
 
 

@@ -1,9 +1,10 @@
 """A method's variants of the general preset: every one is run, validation keeps the best, and the run says which.
 
 ``variant=auto`` (where a preset has variants of the method) tries them all in memory, one after the other, and then
-runs the chosen one as if it had been named. A setting of a variant given by hand leaves nothing to choose: the first
-variant is taken, with that setting. Between organisations nothing is tried, since every trial would tell more: there
-the first variant is taken unless one is named.
+runs the chosen one as if it had been named. A variant sets what the method or the run has (how arcs are read, say),
+save what own data settle themselves. A setting of a variant given by hand leaves nothing to choose: the first variant
+is taken, with that setting. Between organisations nothing is tried, since every trial would tell more: there the first
+variant is taken unless one is named.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import fields, replace
 from typing import Any, cast
 
 from isthmus.data.graphscenario import task_of
+from isthmus.data.own_dataset import kind_of
 from isthmus.experiments.config_values import coerce, keys_of
 from isthmus.experiments.presets import load_preset
 
@@ -24,21 +26,34 @@ TRIAL_ROUNDS = 100
 """Most rounds of a trial."""
 
 
+def settled_by_data(dataset: str) -> tuple[str, ...]:
+    """Settings of a scenario that own data settle themselves."""
+    settled = ("partition", "clients")
+    tables = (*settled, "split", "undirected", "scale")
+    return {None: (), "tables": tables, "site tables": tables}.get(kind_of(dataset), settled)
+
+
 def with_variant(settings: Any, name: str) -> Any:
     """Settings with ``variant=auto`` as those of one variant; what only other variants set is as without them."""
-    run = settings.run
-    preset, config_type = load_preset(run.preset), cast(type, type(settings.method_config))
-    keys, variants = keys_of(config_type), preset.variants(run.method)
+    run, config = settings.run, settings.method_config
+    preset = load_preset(run.preset)
     values = preset.values(
         {"method": run.method, "task": task_of(run.dataset), "profile": run.profile, "variant": name}
     )
-    defaults = {field.name: field.default for field in fields(config_type)}
-    changes = {
+    varied = {key for other in preset.variants(run.method).values() for key in other}
+    varied -= set(settled_by_data(run.dataset))
+    run = replace(run, variant=name, **_changes(type(run), values, varied))
+    return replace(settings, run=run, method_config=replace(config, **_changes(type(config), values, varied)))
+
+
+def _changes(config_type: type, values: Mapping[str, Any], varied: set[str]) -> dict[str, Any]:
+    """Fields of a config that variants set, with the values of one; its defaults where that one sets none."""
+    keys, defaults = keys_of(config_type), {field.name: field.default for field in fields(cast(Any, config_type))}
+    return {
         keys[key][0]: coerce(values[key], keys[key][1], key) if key in values else defaults[keys[key][0]]
-        for key in {key for other in variants.values() for key in other}
+        for key in varied
         if key in keys
     }
-    return replace(settings, run=replace(run, variant=name), method_config=replace(settings.method_config, **changes))
 
 
 def chosen(settings: Any, score: Callable[[Any], float | None]) -> tuple[Any, Mapping[str, float | None]]:

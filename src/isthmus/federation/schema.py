@@ -8,7 +8,7 @@ Reading is driven by what the *receiver* declares, never by what the bytes claim
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -81,6 +81,14 @@ class ScaledRows:
 
     tensor: Tensor
     scale: Tensor
+
+
+@dataclass(frozen=True)
+class LazyRows:
+    """A stack that is never formed: ``row(k)`` gives one party's tensor, ``total()`` the sum over all."""
+
+    row: Callable[[int], Tensor]
+    total: Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
@@ -321,6 +329,8 @@ class TensorNode(Node):
     def row(self, stack: Any, k: int) -> Tensor:
         if isinstance(stack, ScaledRows):
             return stack.tensor[k] * stack.scale[k]
+        if isinstance(stack, LazyRows):
+            return stack.row(k)
         if isinstance(stack, OnlyTotal):
             return stack.total / stack.parties
         tensor: Tensor = stack[k].clone()  # what the server holds must not change while the cohort trains on
@@ -329,6 +339,8 @@ class TensorNode(Node):
     def sum_rows(self, stack: Any) -> Tensor:
         if isinstance(stack, OnlyTotal):
             return stack.total
+        if isinstance(stack, LazyRows):
+            return stack.total()
         if isinstance(stack, ScaledRows):
             flat = stack.tensor.reshape(stack.tensor.shape[0], -1)
             return (stack.scale.to(flat.dtype) @ flat).reshape(stack.tensor.shape[1:])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -13,16 +13,20 @@ from torch import Tensor
 from isthmus.errors import RunError
 from isthmus.federation.interface import Stacked
 from isthmus.federation.roles import Cohort
-from isthmus.federation.schema import ScaledRows
+from isthmus.federation.schema import LazyRows, ScaledRows
 from isthmus.methods.evaluation import Evaluation, Tally
 from isthmus.methods.learners import NodeLearner, SampledLearner, dropout_source
 from isthmus.methods.training import Deployed, ModelClient
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.buffers import Workspace
+from isthmus.nn.client_program import Program, build_program
+from isthmus.nn.client_stack import ClientStack
+from isthmus.nn.client_training import LOSSES, pull_fits
 from isthmus.nn.cohort import stack_states, stack_weights, unstack_states, unstack_weights
 from isthmus.nn.dropout import DropoutSource
-from isthmus.nn.inputs import stack_inputs
-from isthmus.nn.optim import OptimizerState
+from isthmus.nn.inputs import Inputs, join_inputs, stack_inputs
+from isthmus.nn.loss import tallies
+from isthmus.nn.optim import OptimizerState, fresh_state
 from isthmus.nn.train import ExtraGradient, Proximal, predict, train_locally
 from isthmus.tensors import Weights
 
@@ -51,20 +55,75 @@ class ModelCohort(Cohort[Any]):
         super().__init__(clients)
         self.model, self.config = clients[0].learner.model, clients[0].config
         self.parties = tuple(client.party for client in clients)
-        self.inputs = stack_inputs([client.learner.inputs for client in clients])
         self.workspace = Workspace()
         self._evaluation: _StackedEvaluation | None = None
-        self.weights: dict[str, Tensor]
-        self.optimizer: OptimizerState
+        self._program: tuple[Program | None, ...] = ()
+        self._stack: ClientStack | None = None
+        self._weights: dict[str, Tensor] | None = None
+        self._optimizer: OptimizerState | None = None
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        """Training inputs of all clients, padded; only what is not trained by one compiled loop needs them."""
+        return stack_inputs([client.learner.inputs for client in self.clients])
+
+    def forget_inputs(self) -> None:
+        """Clients have other inputs now."""
+        self.__dict__.pop("inputs", None)
+        self._program, self._evaluation = (), None
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """Weights of all clients, stacked (K, ...)."""
+        if self._weights is None:
+            self._weights = (
+                stack_weights([client.state.weights for client in self.clients])
+                if self._stack is None
+                else self._stack.weights()
+            )
+        return self._weights
+
+    @weights.setter
+    def weights(self, weights: dict[str, Tensor]) -> None:
+        self._leave_stack()
+        self._weights = weights
+
+    @property
+    def optimizer(self) -> OptimizerState:
+        """Optimiser states of all clients, stacked."""
+        self._leave_stack()
+        if self._optimizer is None:
+            self._optimizer = stack_states([client.state.optimizer for client in self.clients]).copy()
+        return self._optimizer
+
+    @optimizer.setter
+    def optimizer(self, state: OptimizerState) -> None:
+        self._leave_stack()
+        self._optimizer = state
+
+    def _leave_stack(self) -> None:
+        """Go on with stacked tensors."""
+        if self._stack is None:
+            return
+        states = [self._stack.client(k) for k in range(len(self.clients))]
+        self._stack = None
+        self._weights = stack_weights([weights for weights, _ in states])
+        self._optimizer = stack_states([state for _, state in states])
 
     def load(self) -> None:
-        self.weights = stack_weights([client.state.weights for client in self.clients])
-        self.optimizer = stack_states([client.state.optimizer for client in self.clients]).copy()
+        self._stack, self._weights, self._optimizer = None, None, None  # read where they are needed
 
     def store(self) -> None:
-        weights = unstack_weights(self.weights)
-        for client, own, optimizer in zip(self.clients, weights, unstack_states(self.optimizer), strict=True):
-            client.state = replace(client.state, weights=_clone(own), optimizer=optimizer.copy())
+        if self._stack is not None:
+            for k, client in enumerate(self.clients):
+                weights, optimizer = self._stack.client(k)
+                client.state = replace(client.state, weights=weights, optimizer=optimizer)
+            return
+        if self._weights is None and self._optimizer is None:
+            return
+        own = unstack_weights(self.weights)
+        for client, weights, optimizer in zip(self.clients, own, unstack_states(self.optimizer), strict=True):
+            client.state = replace(client.state, weights=_clone(weights), optimizer=optimizer.copy())
 
     def dropout(self) -> DropoutSource | None:
         """Every client's own generator of this call."""
@@ -74,6 +133,8 @@ class ModelCohort(Cohort[Any]):
         """One round of local epochs at every client, from ``received`` where given and from its own weights
         elsewhere.
         """
+        if self._train_in_one_loop(received):
+            return
         config = self.config
         own = {name: tensor for name, tensor in self.weights.items() if name not in received}
         result = train_locally(
@@ -93,6 +154,49 @@ class ModelCohort(Cohort[Any]):
             workspace=self.workspace,
         )
         self.weights, self.optimizer = result.weights, result.optimizer_state
+
+    def _train_in_one_loop(self, received: Weights) -> bool:
+        """`train_together` by `ClientStack` where model, loss and further terms allow it."""
+        config, term, frozen = self.config, self.extra_gradient(received), frozenset(self.frozen())
+        if config.loss not in LOSSES or not (term is None or isinstance(term, Proximal)):
+            return False
+        program = self.program()
+        pull = (term.mu, term.anchor) if isinstance(term, Proximal) else None
+        if program is None or frozen.intersection(program.first) or not pull_fits(program, pull):
+            return False
+        if self._stack is None:
+            if self._weights is None and self._optimizer is None:
+                states = [client.state for client in self.clients]
+                self._stack = ClientStack(program, [s.weights for s in states], [s.optimizer for s in states])
+            else:
+                self._stack = ClientStack(program, unstack_weights(self.weights), unstack_states(self.optimizer))
+        self._weights, self._optimizer = None, None
+        self._stack.train(
+            received,
+            optimizer=config.optimizer,
+            epochs=config.local_epochs,
+            lr=config.rate(self.clients[0].round),
+            weight_decay=config.weight_decay,
+            pull=pull,
+            trained=[name for name in self._stack.names if name not in frozen],
+            dropout=self.dropout(),
+            double=config.loss != "ce",
+        )
+        return True
+
+    def program(self) -> Program | None:
+        """The compiled loop of all clients, None where there is none."""
+        if not self._program:
+            inputs = [client.learner.inputs for client in self.clients]
+            self._program = (build_program(self.model, inputs, compact=True),)
+        return self._program[0]
+
+    def restart_optimizer(self) -> None:
+        """A fresh optimiser at every client."""
+        if self._stack is not None:
+            self._stack.restart()
+        else:
+            self.optimizer = fresh_state(self.config.optimizer, self.weights, clients=len(self.clients))
 
     def extra_gradient(self, received: Weights) -> ExtraGradient | None:
         """Every client's own further loss term: one object where all have the same, else client after client."""
@@ -129,12 +233,17 @@ class ModelCohort(Cohort[Any]):
 
     def deploy(self, common: Deployed) -> Stacked[Evaluation]:
         """`ModelClient.deploy` for all."""
-        expanded = {name: tensor.expand(len(self.clients), *tensor.shape) for name, tensor in common.weights.items()}
-        self.weights = {**self.weights, **expanded}
+        if self._stack is None:
+            whole = {name: tensor.expand(len(self.clients), *tensor.shape) for name, tensor in common.weights.items()}
+            self.weights = {**self.weights, **whole}
+        else:
+            self._stack.receive(common.weights)
+            self._weights = None
         if self._evaluation is None:
             self._evaluation = _StackedEvaluation(self.clients)
         # Plain weights where nothing is personal: one product for the whole cohort.
-        weights = dict(common.weights) if common.weights.keys() == self.weights.keys() else self.weights
+        names = {name for name, _ in self.model.named_parameters()}
+        weights = dict(common.weights) if common.weights.keys() == names else self.weights
         return self.scored(self._evaluation.score(self.model, weights))
 
     def scored(self, evaluation: Evaluation) -> Stacked[Evaluation]:
@@ -152,37 +261,53 @@ class ModelCohort(Cohort[Any]):
         """Pre-weighted tensors of all clients, not yet multiplied out; stands for weights in a stacked message."""
         return {name: ScaledRows(tensor, shares) for name, tensor in weights.items()}
 
+    def scaled_weights(self, names: Iterable[str], shares: Tensor) -> Any:
+        """`scaled` of the clients' weights of these names."""
+        stack = self._stack
+        if stack is None:
+            return self.scaled({name: self.weights[name] for name in names}, shares)
+        return {
+            name: LazyRows(partial(_scaled_row, stack, name, shares), partial(stack.total, name, shares))
+            for name in names
+        }
+
 
 class _StackedEvaluation:
     """Tallies of all clients at once."""
 
     def __init__(self, clients: Sequence[ModelClient[Any]]) -> None:
-        learners: Any = [client.learner for client in clients]
-        self.inputs = stack_inputs([learner.everything for learner in learners])
-        self.owner = torch.repeat_interleave(
-            torch.arange(len(clients)), torch.tensor([learner.num_samples for learner in learners])
-        )
-        self.y = torch.cat([learner.y for learner in learners])
-        self.rows = {
-            part: torch.cat([learner.masks[part] for learner in learners]).nonzero().flatten()
-            for part in learners[0].masks
-        }
-        self.clients = len(clients)
+        self.learners: Any = [client.learner for client in clients]
+        self.y = torch.cat([learner.y for learner in self.learners])
+        counts = torch.tensor([learner.num_samples for learner in self.learners])
+        self.owner = torch.repeat_interleave(torch.arange(len(clients)), counts)
+        self.parts = tuple(self.learners[0].masks)
+        masks = torch.stack([torch.cat([learner.masks[part] for learner in self.learners]) for part in self.parts])
+        self.counts = [torch.bincount(self.owner[mask], minlength=len(clients)) for mask in masks]
+        self.bits = (masks.long() << torch.arange(len(masks)).unsqueeze(1)).sum(0)
+
+    @cached_property
+    def joined(self) -> Inputs:
+        """Everybody's nodes, for a model that all share."""
+        return join_inputs([learner.everything for learner in self.learners])
+
+    @cached_property
+    def stacked(self) -> Inputs:
+        """Everybody's nodes, padded, for a model of each."""
+        return stack_inputs([learner.everything for learner in self.learners])
 
     def score(self, model: Backbone, weights: Weights) -> Evaluation:
-        logits = predict(model, weights, self.inputs)
-        loss = torch.nn.functional.cross_entropy(
-            logits, self.y.clamp(min=0), reduction="none"
-        )  # unlabelled nodes (-1) are in no part
-        right = (logits.argmax(1) == self.y).long()
-        parts: dict[str, Any] = {}
-        for part, rows in self.rows.items():
-            owner = self.owner[rows]
-            counts: Any = torch.bincount(owner, minlength=self.clients)
-            correct: Any = torch.zeros(self.clients, dtype=torch.int64).index_add_(0, owner, right[rows])
-            losses: Any = torch.zeros(self.clients, dtype=torch.float64).index_add_(0, owner, loss[rows].double())
-            parts[part] = Tally(correct, counts, losses)
-        return Evaluation(parts)
+        common = all(weights[name].shape == parameter.shape for name, parameter in model.named_parameters())
+        logits = predict(model, weights, self.joined if common else self.stacked)
+        correct, losses = tallies(logits, self.y, self.owner, self.bits, len(self.parts), len(self.learners))
+        found: dict[str, Any] = {
+            part: Tally(correct[i], self.counts[i], losses[i])  # type: ignore[arg-type]
+            for i, part in enumerate(self.parts)
+        }
+        return Evaluation(found)
+
+
+def _scaled_row(stack: ClientStack, name: str, shares: Tensor, k: int) -> Tensor:
+    return stack.row(name, k) * shares[k]
 
 
 def _clone(weights: Weights) -> dict[str, Tensor]:

@@ -70,10 +70,9 @@ def _matching(candidates: Sequence[Scored], row: Scored) -> Scored | None:
 
 def boundary_nodes(edge_index: Tensor, owner: Tensor) -> Tensor:
     """Nodes with a neighbour at another owner, in either direction (n,)."""
-    source, target = edge_index[:, owner[edge_index[0]] != owner[edge_index[1]]]
     mask = torch.zeros(owner.numel(), dtype=torch.bool)
-    mask[source] = True
-    mask[target] = True
+    for arcs in torch.split(edge_index, 1 << 22, dim=1):  # a large graph is not copied for this
+        mask[arcs[:, owner[arcs[0]] != owner[arcs[1]]].flatten()] = True
     return mask
 
 

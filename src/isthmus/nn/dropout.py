@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from isthmus.errors import ConfigError
@@ -51,6 +53,20 @@ class DropoutSource:
             bits[k * padded : k * padded + count].random_(-(2**63), None, generator=generator)
         return scaled_mask(bits.view(torch.int16), width, _threshold(rate), self.scale(rate), dtype)
 
+    def draw(self, words: NDArray[np.int64]) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+        """So many times 64 random bits of each client as 16-bit values, client after client, and where each begins:
+        the same that `mask` draws call after call.
+        """
+        if len(words) != len(self.generators):
+            raise ConfigError(
+                f"dropout needs one generator per client: {len(self.generators)} given, {len(words)} clients"
+            )
+        ends = np.cumsum(words)
+        drawn = torch.empty(max(1, int(ends[-1])), dtype=torch.int64)
+        for generator, end, count in zip(self.generators, ends.tolist(), words.tolist(), strict=True):
+            drawn[end - count : end].random_(-(2**63), None, generator=generator)
+        return drawn.view(torch.int16).numpy(), 4 * (ends - words)
+
     def bits(self, rows: int, width: int, rate: float) -> tuple[Tensor, int]:
         """`mask` of a single client before it is one: a value is kept where its 16 bits (rows, >= width) reach the
         threshold.
@@ -61,6 +77,11 @@ class DropoutSource:
             -(2**63), None, generator=self.generators[0]
         )
         return drawn.view(torch.int16), _threshold(rate)
+
+    @staticmethod
+    def threshold(rate: float) -> int:
+        """What 16 bits must reach for their value to be kept."""
+        return _threshold(rate)
 
     @staticmethod
     def scale(rate: float) -> float:

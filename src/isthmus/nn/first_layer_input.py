@@ -36,7 +36,17 @@ from torch import Tensor
 from isthmus.nn.buffers import empty
 from isthmus.nn.fused_optimizer import StepPlan, StepTensors, step_rows, step_rows_normed
 from isthmus.nn.kernels import Array, compiled, split, spmm, spmm_into
-from isthmus.nn.sparse import DENSE_ABOVE, Sparse, block_diagonal, canonical, spread, stored, torch_dtype, vertical
+from isthmus.nn.sparse import (
+    DENSE_ABOVE,
+    Sparse,
+    block_diagonal,
+    canonical,
+    diagonal,
+    spread,
+    stored,
+    torch_dtype,
+    vertical,
+)
 
 LAYER_NORM_EPS = 1e-5
 
@@ -381,6 +391,28 @@ def stack_operands(operands: Sequence[Operand], padded: int) -> Operand:
         u=torch.cat([_pad(t, inner) for t in u]) if u else None,
         v=torch.cat([_pad(t, inner) for t in v]) if v else None,
         after=Sparse(block_diagonal([_after(operand) for operand in operands], padded, inner)) if apart else None,
+    )
+
+
+def join_operands(operands: Sequence[Operand]) -> Operand:
+    """The operands of single clients as one of a client with all their rows."""
+    apart = any(operand.after is not None for operand in operands)
+    dense = [operand.matrix for operand in operands if isinstance(operand.matrix, Tensor)]
+    matrix: Tensor | sp.csr_matrix
+    if len(dense) == len(operands):
+        matrix = torch.cat(dense)
+    else:
+        parts = [
+            sp.csr_matrix(part.matrix.numpy()) if isinstance(part.matrix, Tensor) else part.matrix for part in operands
+        ]
+        matrix = canonical(sp.csr_matrix(sp.vstack(parts, format="csr")))
+    u, v = ([getattr(part, name) for part in operands if getattr(part, name) is not None] for name in ("u", "v"))
+    return Operand(
+        clients=1,
+        matrix=matrix,
+        u=torch.cat(u) if u else None,
+        v=torch.cat(v) if v else None,
+        after=Sparse(diagonal([_after(operand) for operand in operands])) if apart else None,
     )
 
 

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from isthmus.errors import DataError
 from isthmus.graph.reach import reach
-from isthmus.nn.first_layer_input import Operand, build_operand, filled, stack_operands
+from isthmus.nn.first_layer_input import Operand, build_operand, filled, join_operands, stack_operands
 from isthmus.nn.layers import Hop, Propagation
-from isthmus.nn.sparse import Sparse, as_csr, block_diagonal, canonical, vertical
+from isthmus.nn.sparse import Sparse, as_csr, block_diagonal, canonical, diagonal, vertical
 
 
 class Nodes(Protocol):
@@ -193,6 +193,28 @@ def stack_inputs(items: Sequence[Inputs]) -> Inputs:
         padded=padded,
         y=y.view(-1),
         weight=weight.view(-1),
+    )
+
+
+def join_inputs(items: Sequence[Inputs]) -> Inputs:
+    """Many clients' inputs as those of one client with all their rows, for clients that share all weights: nothing is
+    padded.
+    """
+    hidden: list[Sparse] = []
+    for level in range(len(items[0].hidden)):
+        if level and all(item.hidden[level] is item.hidden[level - 1] for item in items):
+            hidden.append(hidden[-1])
+        else:
+            hidden.append(Sparse(diagonal([item.hidden[level].csr for item in items])))
+    padded = tuple(sum(item.padded[level] for item in items) for level in range(len(items[0].padded)))
+    return Inputs(
+        clients=1,
+        first={name: join_operands([item.first[name] for item in items]) for name in items[0].first},
+        hidden=tuple(hidden),
+        rows=tuple((count,) for count in padded),
+        padded=padded,
+        y=torch.cat([item.y for item in items]),
+        weight=torch.cat([item.weight for item in items]),
     )
 
 

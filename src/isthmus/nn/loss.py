@@ -111,6 +111,40 @@ def _softmax(classes: int, values: Array, y: int, out: Array) -> Any:
     return values[y] - top - math.log(total)
 
 
+def tallies(
+    logits: Tensor, y: Tensor, owner: Tensor, parts: Tensor, num_parts: int, clients: int
+) -> tuple[Tensor, Tensor]:
+    """Right answers and summed cross entropy of each part of the nodes at each client (parts, K).
+
+    Args:
+        logits: (n, C).
+        owner: Client of each node (n,).
+        parts: Which parts a node is in, bit by bit (n,); nodes in any have a class.
+    """
+    correct = torch.zeros(num_parts, clients, dtype=torch.int64)
+    losses = torch.zeros(num_parts, clients, dtype=torch.float64)
+    arrays = (tensor.numpy() for tensor in (logits, y, owner, parts, correct, losses))
+    _tallies(*arrays)
+    return correct, losses
+
+
+@compiled
+def _tallies(logits: Array, y: Array, owner: Array, parts: Array, correct: Array, losses: Array) -> None:
+    p = np.zeros(logits.shape[1], dtype=logits.dtype)
+    for row in range(len(logits)):
+        if parts[row] == 0:
+            continue
+        best = 0
+        for c in range(1, logits.shape[1]):
+            if logits[row, c] > logits[row, best]:
+                best = c
+        loss, right = -_softmax(logits.shape[1], logits[row], y[row], p), int(best == y[row])
+        for part in range(len(correct)):
+            if (parts[row] >> part) & 1:
+                correct[part, owner[row]] += right
+                losses[part, owner[row]] += loss
+
+
 def distilled(targets: Tensor, weight: Tensor, inputs: Inputs, labels: str = "ce") -> Loss:
     r"""The loss called ``labels`` plus :math:`\sum_i w_i\, KL(t_i \| \mathrm{softmax}(q_i))`: a student that also
     follows a teacher.

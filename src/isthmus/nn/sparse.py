@@ -118,6 +118,16 @@ def block_diagonal(blocks: Sequence[sp.csr_matrix], height: int, width: int) -> 
     return spread(vertical(blocks, height, width), len(blocks))
 
 
+def diagonal(blocks: Sequence[sp.csr_matrix]) -> sp.csr_matrix:
+    """Blocks of any sizes along the diagonal."""
+    counts = np.array([[*block.shape, block.nnz] for block in blocks], dtype=np.int64)
+    columns, entries = (np.cumsum(counts[:, i]) - counts[:, i] for i in (1, 2))
+    indices = np.concatenate([block.indices.astype(np.int64) + at for block, at in zip(blocks, columns, strict=True)])
+    indptr = [block.indptr[:-1].astype(np.int64) + at for block, at in zip(blocks, entries, strict=True)]
+    parts = (np.concatenate([block.data for block in blocks]), indices, np.concatenate([*indptr, [len(indices)]]))
+    return canonical(sp.csr_matrix(parts, shape=tuple(counts[:, :2].sum(0))))
+
+
 def vertical(blocks: Sequence[sp.csr_matrix], height: int, width: int) -> sp.csr_matrix:
     """Blocks one above the other, each padded with empty rows to ``height``; columns keep their place, ``width`` in
     all.

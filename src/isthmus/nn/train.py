@@ -24,12 +24,14 @@ from torch.func import functional_call
 from isthmus.errors import ConfigError, ProtocolError
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.buffers import Workspace
+from isthmus.nn.client_program import Program, program_of
+from isthmus.nn.client_training import LOSSES, pull_fits, train_client
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.first_layer_input import Norm
 from isthmus.nn.inputs import Inputs
 from isthmus.nn.loss import Loss, get_loss
 from isthmus.nn.manual_gradients import Gradients, has_manual_gradient, manual_gradients
-from isthmus.nn.optim import OptimizerState, Stepper, fresh_state
+from isthmus.nn.optim import OptimizerState, Stepper, fresh_state, step_plan
 from isthmus.tensors import Weights, check_same_names
 
 ExtraGradient = Callable[[Weights, Mapping[str, Tensor]], None]
@@ -176,7 +178,14 @@ def train_locally(
     one_pass = _GradientPass(
         model, inputs, loss, dropout, trained={name for name in stacked if name not in set(frozen)}
     )
-    state = starting_state(optimizer, optimizer_state, stacked, one_pass.trained, clients=inputs.clients, donate=donate)
+    state = starting_state(optimizer, optimizer_state, stacked, one_pass.trained, clients=inputs.clients, donate=True)
+    program = _whole_call(model, stacked, inputs, one_pass.trained, extra_gradient, loss, epochs)
+    if program is not None:
+        pull = (extra_gradient.mu, extra_gradient.anchor) if isinstance(extra_gradient, Proximal) else None
+        plan = step_plan(optimizer, state.steps, epochs, lr, weight_decay, inputs.weight.dtype)
+        options: dict[str, Any] = {"pull": pull, "trained": one_pass.trained, "dropout": dropout}
+        return TrainResult(*train_client(program, stacked, state, plan, double=loss != "ce", **options))
+    state = state if donate else state.copy()
 
     # Weights whose gradient and step are one pass: no gradient is stored, and the first step reads them where the
     # caller has them.
@@ -217,6 +226,29 @@ def train_locally(
 
     client_loss = local_epochs(step_gradients, stepper, epochs, extra_gradient=extra_gradient)
     return TrainResult(current, stepper.state, client_loss.to(inputs.weight.dtype))
+
+
+def _whole_call(
+    model: Backbone,
+    weights: Weights,
+    inputs: Inputs,
+    trained: Collection[str],
+    extra_gradient: ExtraGradient | None,
+    loss: str | Loss,
+    epochs: int,
+) -> Program | None:
+    """The program that does all steps of the call in one compiled loop, where there is one."""
+    if inputs.clients != 1 or not epochs or loss not in LOSSES:
+        return None
+    if any(weights[name].shape != parameter.shape for name, parameter in model.named_parameters()):
+        return None  # stacked, of one client
+    if extra_gradient is not None and not isinstance(extra_gradient, Proximal):
+        return None
+    program = program_of(model, inputs)
+    if program is None or any(name not in trained for name in program.first):
+        return None
+    pull = None if extra_gradient is None else (extra_gradient.mu, extra_gradient.anchor)
+    return program if pull_fits(program, pull) else None
 
 
 def train_batches(

@@ -38,7 +38,7 @@ from isthmus.methods.learners import PARTS, NodeLearner, balanced, node_groups
 from isthmus.methods.registry import Log, Phase, register
 from isthmus.methods.training import NoisyState
 from isthmus.nn.backbone import Backbone
-from isthmus.nn.inputs import Inputs, stack_inputs
+from isthmus.nn.inputs import Inputs
 from isthmus.records import Record
 
 
@@ -131,8 +131,8 @@ class FedGCNCohort(FedAvgCohort):
     def load(self) -> None:
         learners = [client.learner for client in self.clients]
         if list(map(id, learners)) != list(map(id, self._learners)):
-            self._learners, self._evaluation = learners, None
-            self.inputs = stack_inputs([learner.inputs for learner in learners])
+            self._learners = learners
+            self.forget_inputs()
         super().load()
 
     def store(self) -> None:

@@ -1,0 +1,95 @@
+"""Local training of a single client by the compiled loop of `isthmus.nn.client_kernel`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from isthmus.nn.buffers import empty
+from isthmus.nn.client_kernel import Plan, idle_rows
+from isthmus.nn.client_program import Program, padded
+from isthmus.nn.dropout import DropoutSource
+from isthmus.nn.fused_optimizer import StepPlan
+from isthmus.nn.optim import OptimizerState
+from isthmus.tensors import Weights
+
+Pull = tuple[float, Weights]
+"""mu and the anchor of a proximal term."""
+
+LOSSES = ("ce", "double_softmax")
+"""Losses the compiled loop knows."""
+
+
+def pull_fits(program: Program, pull: Pull | None) -> bool:
+    """Whether the compiled loop knows this proximal term: on all first weights or on none, the same for all clients."""
+    if pull is None:
+        return True
+    named = [name in pull[1] for name in program.first]
+    shapes = {name: shape for name, (_, shape) in program.flat.items()}
+    return all(named) and all(
+        tensor.dtype == program.dtype and (name in program.first or tuple(tensor.shape) == shapes[name])
+        for name, tensor in pull[1].items()
+        if name in program.first or name in shapes
+    )
+
+
+def make_plan(program: Program, steps: StepPlan, pull: Pull | None) -> Plan:
+    """The plan of a call, with the proximal term laid out."""
+    kind = steps.common.dtype
+    if pull is None or not pull[0]:
+        none = np.zeros((1, 1), dtype=kind)
+        return Plan(steps.table, steps.common, kind.type(0), none, none[0], none[0])
+    mu, anchor = pull
+    flat, mask = (torch.zeros(1, program.width, dtype=program.dtype) for _ in range(2))
+    program.flatten(anchor, flat)
+    program.flatten({name: torch.full_like(tensor, mu) for name, tensor in anchor.items()}, mask)
+    rows = torch.cat([anchor[name].detach().reshape(program.features, -1) for name in program.first])
+    return Plan(steps.table, steps.common, kind.type(mu), rows.numpy(), mask[0].numpy(), flat[0].numpy())
+
+
+def train_client(
+    program: Program,
+    weights: Weights,
+    state: OptimizerState,
+    steps: StepPlan,
+    *,
+    pull: Pull | None,
+    trained: Collection[str],
+    dropout: DropoutSource | None,
+    double: bool,
+) -> tuple[dict[str, Tensor], OptimizerState, Tensor]:
+    """All steps of one client. Nothing that is given is changed: weights, state, loss after them."""
+    adam, epochs, features = bool(state.first), len(steps.table), program.features
+    plan = make_plan(program, steps, pull)
+    sources = (weights, state.first, state.second) if adam else (weights,)
+    shape = (len(program.first) * features, program.layout.first_width)
+    rows = [empty(shape, program.dtype) for _ in sources]
+    flat = [empty((1, program.width), program.dtype) for _ in sources]
+    for source, target, other in zip(sources, rows, flat, strict=True):
+        for t, name in enumerate(program.first):
+            target[t * features : (t + 1) * features] = source[name]
+        if any(name not in source for name in program.flat):  # moments of what is frozen: not read, not kept
+            other.zero_()
+        program.flatten(source, other)
+    for t in range(len(program.first)):
+        own = slice(t * features, (t + 1) * features)
+        anchor = plan.anchor[own] if plan.pull else plan.anchor
+        idle_rows(
+            program.idle[t], plan.table[:, 0], plan.common, plan.pull, anchor, *padded([part[own] for part in rows])
+        )
+    loss = program.run(rows, flat, plan, program.draw(dropout, epochs), program.trained(trained), double)
+    ended = [_named(program, part, other, source) for part, other, source in zip(rows, flat, sources, strict=True)]
+    moments = ended[1:] if adam else [{}, {}]
+    return ended[0], OptimizerState(tuple(step + epochs for step in state.steps), *moments), loss
+
+
+def _named(program: Program, rows: Tensor, flat: Tensor, like: Weights) -> dict[str, Tensor]:
+    """By name, in the order of ``like``, without a client dimension."""
+    features = program.features
+    found = {name: rows[t * features : (t + 1) * features] for t, name in enumerate(program.first)}
+    for name, tensor in program.named(flat).items():
+        found[name] = tensor[0]
+    return {name: found[name] for name in like}
