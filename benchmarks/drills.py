@@ -12,6 +12,7 @@ run in one process.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -268,10 +269,16 @@ def _play(scene: Scene, name: str, disturb: Callable[[Scene], None], wanted: dic
     disturb(scene)
     thread.join()
     watching.join()
-    recovery = tuple(min((t - healed for t in times if t > healed), default=0.0) for healed in scene.healed)
+    recovery = tuple(_longest_pause(times, healed) for healed in scene.healed)
     same = models(scene.state) == wanted
     text = f"; {len(note)} submitted again by hand ({note[0][:80]})" if note else ""
     return Outcome(same, time.monotonic() - began, recovery, len(supervisor.attempts), text)
+
+
+def _longest_pause(times: list[float], healed: float) -> float:
+    """The longest time without a new round from when a disturbance was over; a round in flight may still be done."""
+    points = [healed, *(one for one in times if one > healed)]
+    return max((later - earlier for earlier, later in itertools.pairwise(points)), default=0.0)
 
 
 def _note_rounds(scene: Scene, thread: threading.Thread, times: list[float]) -> None:
@@ -315,7 +322,7 @@ def main() -> None:
     rows: dict[str, str] = {}
     for text in given.rows.read_text().splitlines():
         rows |= json.loads(text)
-    table = ["| disturbance | until the next round | attempts | whole run | same models |", "|---|---|---|---|---|"]
+    table = ["| disturbance | longest pause after it | attempts | whole run | same models |", "|---|---|---|---|---|"]
     table += [rows[name] for name in DRILLS if name in rows]
     page = given.docs.read_text()
     before, _, rest = page.partition(BEGIN)

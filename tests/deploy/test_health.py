@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 pytest.importorskip("nvflare", reason="the engine nvflare is an extra")
 
 from isthmus.cli import status as status_command
-from isthmus.deploy import measurements
+from isthmus.deploy import keeper, measurements
 from isthmus.deploy.audit_chain import ORDER, AuditChain
 from isthmus.deploy.connection_gate import REFUSALS_FILE, SEEN_FILE
 from isthmus.deploy.federation_folder import FederationFolder
@@ -87,9 +89,9 @@ def test_what_a_hub_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     ledger = federation.runs / "r1" / "ledger"
     ledger.mkdir(parents=True)
     (ledger / "000001.jsonl").write_text('{"by_kind": {"model": 40}}\n{"by_kind": {"model": 2, "count": 8}}\n')
-    monkeypatch.setattr("isthmus.deploy.federation_folder._run_state", lambda path: "running")
+    monkeypatch.setattr("isthmus.deploy.measurements.run_state", lambda path: "running")
     sent, process = SentBytes(federation.runs), supervisor(federation.kit(SERVER_KIT))
-    found = measure_hub(federation, process, sent)
+    found = measure_hub(federation.path, process, sent)
     assert found.problems == ("bank-b is not connected",)
     shown = values(found)
     assert shown['isthmus_last_seen_seconds{organisation="bank-b"}'] == 60
@@ -97,28 +99,50 @@ def test_what_a_hub_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert shown["isthmus_refused_connections_total"] == 7 and shown["isthmus_restarts_total"] == 4
     assert shown['isthmus_sent_bytes{run="r1",kind="model"}'] == 42 and shown['isthmus_runs{state="running"}'] == 1
     (ledger / "000002.jsonl").write_text('{"by_kind": {"model": 1}}\n')
-    assert values(measure_hub(federation, process, sent))['isthmus_sent_bytes{run="r1",kind="model"}'] == 43
+    assert values(measure_hub(federation.path, process, sent))['isthmus_sent_bytes{run="r1",kind="model"}'] == 43
     process.pid = None
-    assert any("does not run" in one for one in measure_hub(federation, process, sent).problems)
+    assert any("does not run" in one for one in measure_hub(federation.path, process, sent).problems)
 
 
 def test_what_a_site_says(kits: dict[str, StartupKit], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chain = AuditChain(tmp_path).open()
     chain.append(ORDER, name="approve", contract="c", by="somebody")
-    settings: Any = SimpleNamespace(state=tmp_path)
     audit = AuditCounts(tmp_path)
     monkeypatch.setattr(measurements.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**30))
-    found = measure_site(settings, supervisor(kits["bank-a"]), audit)
+    found = measure_site(tmp_path, supervisor(kits["bank-a"]), audit)
     assert found.problems == () and values(found)['isthmus_audit_lines_total{kind="order"}'] == 1
     chain.append(ORDER, name="approve", contract="d", by="somebody")
     with (tmp_path / "audit.jsonl").open("a") as file:
         file.write('{"torn')
     assert audit.read() == {"order": 2}
     monkeypatch.setattr(measurements.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
-    assert any("1 MB are free" in one for one in measure_site(settings, supervisor(kits["bank-a"]), audit).problems)
+    assert any("1 MB are free" in one for one in measure_site(tmp_path, supervisor(kits["bank-a"]), audit).problems)
 
 
 def test_status_says_for_whom_a_run_waits() -> None:
     run = {"state": "waiting", "waiting_for": {"bank-b": 0.0}}
     assert status_command._state(run).startswith("waiting for bank-b since ")
     assert status_command._state({"state": "running", "waiting_for": {"bank-b": 0.0}}) == "running"
+
+
+def test_the_keeper_needs_no_torch() -> None:
+    """It runs for months at every site; imports are what it weighs."""
+    code = (
+        "import isthmus.deploy.keeper, sys; print(sorted({'torch', 'numpy', 'nvflare', 'polars'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
+
+
+def test_the_keeper_says_why_it_ends(kits: dict[str, StartupKit], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "interrupt_on_terminate", lambda: None)
+    assert keeper.keep(keeper.Order("/nowhere", {}, "log", "folder")) == ConfigError.exit_code
+    order = keeper.Order(str(kits["server"].path), {}, "log", "folder")
+    assert order.supervisor()._before_start is not None, "jobs of a server that was killed are marked as abandoned"
+
+    def interrupted(self: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(keeper.ProcessSupervisor, "start", lambda self: self)
+    monkeypatch.setattr(keeper.ProcessSupervisor, "run_until_stopped", interrupted)
+    assert keeper.keep(order) == 130

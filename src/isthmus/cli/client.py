@@ -208,18 +208,10 @@ def start(
 ) -> None:
     """Take part until Ctrl-C. Only the installed package runs, on the data of client.toml."""
     from isthmus.deploy.client_setup import ClientSetup
-    from isthmus.deploy.health import HealthServer
-    from isthmus.deploy.measurements import AuditCounts, measure_site
-    from isthmus.deploy.processes import interrupt_on_terminate
 
-    interrupt_on_terminate()
     setup = ClientSetup.check(kit, config)
     for line in setup.summary:
         print(line, file=sys.stderr)
-    parent = setup.start()
-    host, port = setup.kit.target
-    print(f"{setup.kit.name} takes part at {host}:{port}, log in {parent.log}; Ctrl-C ends it", file=sys.stderr)
-    if metrics is not None:
-        audit = AuditCounts(setup.settings.state)
-        HealthServer(metrics, lambda: measure_site(setup.settings, parent, audit))
-    parent.run_until_stopped()
+    order, (host, port) = setup.order(metrics), setup.kit.target
+    print(f"{setup.kit.name} takes part at {host}:{port}, log in {order.log}; Ctrl-C ends it", file=sys.stderr)
+    order.become()

@@ -114,17 +114,10 @@ def renew(folder: Folder, root: RootFolder = None) -> None:
 def start(folder: Folder, metrics: Metrics = None) -> None:
     """Run the server until Ctrl-C; it is restarted if it dies."""
     from isthmus.deploy.federation_folder import FederationFolder
-    from isthmus.deploy.health import HealthServer
-    from isthmus.deploy.measurements import SentBytes, measure_hub
-    from isthmus.deploy.processes import interrupt_on_terminate
 
-    interrupt_on_terminate()
     federation = FederationFolder.read(folder)
-    parent, config = federation.start_server(), federation.config
+    order, config = federation.server_order(metrics), federation.config
     print(
-        f"server of {config.name} on {config.host}:{config.port}, log in {parent.log}; Ctrl-C ends it", file=sys.stderr
+        f"server of {config.name} on {config.host}:{config.port}, log in {order.log}; Ctrl-C ends it", file=sys.stderr
     )
-    if metrics is not None:
-        sent = SentBytes(federation.runs)
-        HealthServer(metrics, lambda: measure_hub(federation, parent, sent))
-    parent.run_until_stopped()
+    order.become()

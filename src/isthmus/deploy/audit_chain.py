@@ -34,13 +34,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from isthmus.deploy.run_files import AUDIT
 from isthmus.errors import DataError, IsthmusError, ProtocolError, RunError
 from isthmus.experiments.folder import write_atomic
 from isthmus.federation.watch import AdmittedCall, RolledBack
 
 logger = logging.getLogger(__name__)
 
-AUDIT, INDEX = "audit.jsonl", "audit.index"
+INDEX = "audit.index"
 RESTORED = "restored"
 """Name of an order: somebody accepted that a part of the record is lost."""
 JOIN, CALL, REFUSED, MEET, ORDER, END = KINDS = ("join", "call", "refused", "meet", "order", "end")

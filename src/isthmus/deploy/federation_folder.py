@@ -28,18 +28,18 @@ from isthmus.deploy.admin_session import SEEN_WITHIN, AdminSession
 from isthmus.deploy.connection_gate import MEMBERS_FILE
 from isthmus.deploy.heartbeat import read_heartbeat
 from isthmus.deploy.job_template import RUNS, check_run_name
+from isthmus.deploy.keeper import Order
 from isthmus.deploy.kit_policy import write_policy
 from isthmus.deploy.members import MEMBERS, Members
 from isthmus.deploy.offer import Offer, check_offers, contract_hash
-from isthmus.deploy.process_supervisor import ProcessSupervisor
 from isthmus.deploy.processes import is_alive, terminate
 from isthmus.deploy.provisioning import COORDINATOR_KIT, SERVER_KIT, FederationConfig, provision
 from isthmus.deploy.run_file import resolve_run_file
+from isthmus.deploy.run_files import run_state
 from isthmus.deploy.run_status import (
     HEARTBEAT,
     STOPPED,
     ProgressFollower,
-    RunFailure,
     committed_rounds,
     read_progress,
     read_waiting,
@@ -125,8 +125,10 @@ class FederationFolder:
         found = read_heartbeat(self.path / SERVER_PID)
         return found[0] if found is not None and is_alive(found[0]) else None
 
-    def start_server(self) -> ProcessSupervisor:
-        """Start the server's parent process and keep it running."""
+    def server_order(self, metrics: int | None = None) -> Order:
+        """What the keeper of the server runs, if it can run here and does not run yet; from now on this process is the
+        server's.
+        """
         kit = self.kit(SERVER_KIT)
         kit.warn_about_certificates()
         if (pid := self.server_pid()) is not None:
@@ -137,7 +139,8 @@ class FederationFolder:
         write_policy(kit)
         (self.path / SERVER_PID).write_text(f"{os.getpid()}\n")
         environment = {RUNS: str(self.runs.absolute()), MEMBERS_FILE: str(self.register.absolute())}
-        return ProcessSupervisor(kit, environment, kit.path / "isthmus.log", kit.abandon_stale_jobs).start()
+        log = kit.path / "isthmus.log"
+        return Order(str(kit.path), environment, str(log), str(self.path.absolute()), metrics)
 
     def stop_server(self) -> bool:
         """End ``isthmus server start``, which ends the server; False if it does not run."""
@@ -307,24 +310,11 @@ def _run_status(path: Path) -> dict[str, Any]:
     progress = read_progress(path)
     return {
         "run": path.name,
-        "state": _run_state(path),
+        "state": run_state(path),
         "rounds": committed_rounds(path),
         "of": None if progress is None else progress.steps,
         "waiting_for": read_waiting(path),
     }
-
-
-def _run_state(path: Path) -> str:
-    beat, failure = read_heartbeat(path / HEARTBEAT), RunFailure.read(path)
-    if (path / "result.json").exists():
-        return "finished"
-    if beat is not None and is_alive(beat[0]):
-        return "running"
-    if (path / STOPPED).exists():
-        return "stopped"
-    if failure is not None and not failure.again:
-        return f"failed: {failure.text}"
-    return "waiting"
 
 
 @contextlib.contextmanager

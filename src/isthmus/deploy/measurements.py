@@ -5,48 +5,47 @@ from __future__ import annotations
 import json
 import shutil
 import time
+import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from isthmus.deploy.audit_chain import AUDIT
 from isthmus.deploy.certificates import now, read_certificate
 from isthmus.deploy.connection_gate import REFUSALS_FILE, SEEN_FILE
 from isthmus.deploy.health import Health, Labels, Metric, gauge
-from isthmus.deploy.members import Members
+from isthmus.deploy.members import MEMBERS, Members
 from isthmus.deploy.processes import is_alive
+from isthmus.deploy.run_files import AUDIT, committed_rounds, run_state
 from isthmus.deploy.startup_kit import certificate_file
 
 if TYPE_CHECKING:
-    from isthmus.deploy.federation_folder import FederationFolder
     from isthmus.deploy.process_supervisor import ProcessSupervisor
-    from isthmus.deploy.site_settings import SiteSettings
 
 SEEN_WITHIN = 12.0
 LEAST_FREE_BYTES = 200 * 2**20
 LEAST_DAYS = 7.0
 
 
-def connections(federation: FederationFolder) -> dict[str, float]:
+def connections(federation: Path) -> dict[str, float]:
     """Seconds since each organisation was last heard of, from what the gate wrote."""
     try:
-        seen: dict[str, float] = json.loads((federation.path / SEEN_FILE).read_text())
+        seen: dict[str, float] = json.loads((federation / SEEN_FILE).read_text())
     except (OSError, ValueError):
         return {}
     return {name: max(0.0, time.time() - when) for name, when in seen.items()}
 
 
-def measure_hub(federation: FederationFolder, supervisor: ProcessSupervisor, sent: SentBytes) -> Health:
-    from isthmus.deploy.federation_folder import FederationFolder as Folder
-
-    federation = Folder.read(federation.path)  # members change while it runs
-    register, seen, states = Members.read(federation.register), connections(federation), federation.run_states()
-    members = federation.members()
+def measure_hub(federation: Path, supervisor: ProcessSupervisor, sent: SentBytes) -> Health:
+    """The folder is read anew each time: members change while the server runs."""
+    config = tomllib.loads((federation / "federation.toml").read_text())
+    register, seen = Members.read(federation / MEMBERS), connections(federation)
+    states = {path.name: run_state(path) for path in sorted((federation / "runs").iterdir()) if path.is_dir()}
+    members = [name for name in config["organisations"] if register.joined(name)]
     days = {name: found.days_left for name in members if (found := register.valid(name)) is not None}
     problems, shared = _of_process(supervisor)
     problems += [f"{name} has no valid certificate" for name in members if name not in days]
     problems += [f"{name} is not connected" for name in members if seen.get(name, SEEN_WITHIN + 1) > SEEN_WITHIN]
-    running = [run for run in states if run["state"] == "running"]
+    running = [name for name, state in states.items() if state == "running"]
     metrics = [
         *shared,
         gauge("certificate_days", "days until the certificate expires", days),
@@ -55,14 +54,17 @@ def measure_hub(federation: FederationFolder, supervisor: ProcessSupervisor, sen
             "since the organisation was last heard of",
             {n: s for n, s in seen.items() if n in members},
         ),
-        gauge("runs", "runs by state", Counter(run["state"].partition(":")[0] for run in states), "state"),
+        gauge("runs", "runs by state", Counter(state.partition(":")[0] for state in states.values()), "state"),
         gauge(
-            "rounds", "committed rounds of runs that are not finished", {r["run"]: r["rounds"] for r in running}, "run"
+            "rounds",
+            "committed rounds of runs that go on",
+            {name: committed_rounds(federation / "runs" / name) for name in running},
+            "run",
         ),
-        gauge("refused_connections_total", "connections refused or cut since the start", _number(federation.path)),
-        sent.read([run["run"] for run in running]),
+        gauge("refused_connections_total", "connections refused or cut since the start", _number(federation)),
+        sent.read(running),
     ]
-    facts = {"federation": federation.config.name, "organisations": list(members), "running": len(running)}
+    facts = {"federation": config["name"], "organisations": members, "running": len(running)}
     return Health(tuple(problems), tuple(metrics), facts)
 
 
@@ -86,11 +88,11 @@ class AuditCounts:
         return self._counts
 
 
-def measure_site(settings: SiteSettings, supervisor: ProcessSupervisor, audit: AuditCounts) -> Health:
+def measure_site(state: Path, supervisor: ProcessSupervisor, audit: AuditCounts) -> Health:
     problems, shared = _of_process(supervisor)
-    free = shutil.disk_usage(settings.state).free
+    free = shutil.disk_usage(state).free
     if free < LEAST_FREE_BYTES:
-        problems.append(f"{free // 2**20} MB are free on the disk of {settings.state.name}: prune it (isthmus prune)")
+        problems.append(f"{free // 2**20} MB are free on the disk of {state}: docs/operations.md, disk full")
     metrics = [
         *shared,
         gauge("disk_free_bytes", "free on the disk of the state folder", float(free)),

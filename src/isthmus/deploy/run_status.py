@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from isthmus.deploy.run_files import FAILED, HEARTBEAT, PROGRESS, STOPPED, WAITING, committed_rounds
 from isthmus.errors import IsthmusError, RunError
 from isthmus.experiments.callbacks import Callback, Progress
 from isthmus.experiments.config import Settings
@@ -18,13 +19,18 @@ from isthmus.experiments.round_loop import RECOVERABLE
 from isthmus.federation.host import ERRORS
 from isthmus.federation.interface import QuorumError
 
-HEARTBEAT, PROGRESS, FAILED, STOPPED, WAITING = ".beat", "progress.json", "failed.json", "stopped", "waiting.json"
-"""``stopped`` is the other direction: the coordinator wants this run to stop."""
-
-
-def committed_rounds(folder: Path) -> int:
-    """How many rounds a run folder holds."""
-    return sum(path.stem.isdecimal() for path in (folder / "ledger").glob("*.jsonl"))
+__all__ = [
+    "FAILED",
+    "HEARTBEAT",
+    "STOPPED",
+    "ProgressFollower",
+    "ProgressWriter",
+    "RunFailure",
+    "committed_rounds",
+    "read_progress",
+    "read_waiting",
+    "write_waiting",
+]
 
 
 @dataclass(frozen=True)
