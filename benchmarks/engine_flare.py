@@ -87,7 +87,7 @@ def measure(options: Any) -> Iterator[dict[str, Any]]:
             _let_in(made.kits[SERVER_KIT])
             _let_in(made.kits["site-1"])
             made.start()
-            job = write_job(folder / "bench-job", ["bench"], 0, 1)
+            job = write_job(folder / "bench-job", ["bench"], 0, ["site-1"])
             for file, ours, bench in ((SERVER_CONFIG, SERVER_JOB, SERVER), (CLIENT_CONFIG, CLIENT_JOB, SITE)):
                 path = job / "app" / "config" / file
                 path.write_text(path.read_text().replace(ours, bench))

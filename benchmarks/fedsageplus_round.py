@@ -6,7 +6,7 @@ loops over nodes and candidates to find the nearest hidden neighbour, other clie
 and torch.optim.Adam. Without noise and dropout, in float64, both must hold the same fGen to 1e-6 after a round before
 anything is timed; the timed rounds are float32 with both.
 
-    python benchmarks/fedsageplus_round.py [--rounds N] [--skip-memory]
+    python benchmarks/fedsageplus_round.py [--rounds N] [--skip-memory] [--widths 256 2048]
 
 Times are CPU time per round (``time.process_time``, one thread), the median over rounds; one run times all sides in
 turns. "the same" is the plain side with our widths and our last layer of rank 64; "published sizes" has fGen as
@@ -179,9 +179,9 @@ def check() -> None:
     assert worst < 1e-6 < moved, "the two sides do not do the same"
 
 
-def compare(rounds: int) -> None:
+def compare(rounds: int, **settings: Any) -> None:
     check()
-    run, clients = new_run()
+    run, clients = new_run(**settings)
     same, full = ([Plain(client, full=each) for client in clients] for each in (False, True))
     seconds: dict[str, list[float]] = {"ours": [], "plain, the same": [], "plain, published sizes": []}
     for at in range(rounds):
@@ -216,13 +216,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--skip-memory", action="store_true")
+    parser.add_argument("--widths", type=int, nargs="+", help="of fGen, on both sides, in place of the default's")
     parser.add_argument("--memory", choices=("ours", "same", "full"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.memory:
         memory(arguments.memory)
         return
-    compare(arguments.rounds)
+    compare(arguments.rounds, **({"generator_widths": tuple(arguments.widths)} if arguments.widths else {}))
     if not arguments.skip_memory:
         for side, name in (("ours", "ours"), ("same", "plain, the same"), ("full", "plain, published sizes")):
             command = [sys.executable, __file__, "--memory", side]

@@ -4,7 +4,8 @@ training and in one round, measured from the ledger of a short run, on one scena
     python benchmarks/fedstruct_bytes.py --dataset cora --clients 10
 
 A formula counts numbers of the paper's own protocol up to a constant; measured are bytes / 4 (float32), ids and headers
-included. Sparse products carry a value and a column of 8 bytes per entry, so three numbers of 4 bytes each.
+included. B is the number of boundary nodes of all clients. Sparse products carry a value and a column of 8 bytes per
+entry, so three numbers of 4 bytes each.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import start
@@ -44,6 +47,11 @@ VARIANTS: list[tuple[str, str, dict[str, Any], str, Formula, str, Formula]] = [
         *("server knows graph, H2V, residuals", "fedstruct-server", {"nsf": "hop2vec"}),
         *("0", lambda x: 0.0),
         *("K |theta| + n c (ours)", lambda x: x["K"] * x["theta"] + x["n"] * x["c"]),
+    ),
+    (
+        *("FedStruct + H2V, streamed (ours)", "fedstruct", {"protocol": "streamed"}),
+        *("0", lambda x: 0.0),
+        *("K |theta| + 2 Ls (K - 1) B c", lambda x: x["K"] * x["theta"] + 2 * x["Ls"] * (x["K"] - 1) * x["B"] * x["c"]),
     ),
     (
         *("private (G.1), H2V direct", "fedstruct-private", {"protocol": "published", "prune_mode": "block"}),
@@ -82,6 +90,7 @@ def main() -> None:
         resolved = resolve(method, {**given, "eval_every": ROUNDS, **settings})
         scenario = scenario_of(resolved)
         config, whole = resolved.method_config, scenario.whole
+        parts: Any = [data for data in scenario.parts.values() if data.cross is not None]
         with tempfile.TemporaryDirectory() as folder:
             result = start(resolved, Path(folder) / "run")
             bytes_of = sent(Path(folder) / "run")
@@ -89,6 +98,7 @@ def main() -> None:
             "K": options.clients,
             "n": whole.num_nodes,
             "c": whole.num_classes,
+            "B": sum(len(np.unique(part.cross.own.numpy()[part.cross.outgoing.numpy()])) for part in parts),
             "Vt": int(whole.train.sum()),
             "d": config.nsf_dim,
             "Ls": config.structure_hops,

@@ -98,6 +98,13 @@ NAV: list[tuple[str, str | list[tuple[str, str]]]] = [
 ]
 
 
+TABLES = """/* On a narrow page a table scrolls; commands in it stay in one piece as far as they can. */
+.md-typeset table:not([class]) td { min-width: 4.5em; }
+.md-typeset table:not([class]) td:has(code) { min-width: 14em; }
+.md-typeset table:not([class]) td code { word-break: normal; overflow-wrap: anywhere; }
+"""
+
+
 def main() -> int:
     pages = BUILD / "docs"
     shutil.rmtree(pages, ignore_errors=True)
@@ -142,6 +149,7 @@ def write_pages(target: Path) -> None:
         (target / f"{page}.md").write_text(relinked(path.read_text(), path))
     (target / "commands.md").write_text(commands_page())
     (target / "api.md").write_text(api_page())
+    (target / "tables.css").write_text(TABLES)
 
 
 def place_of(path: Path) -> str | None:
@@ -292,6 +300,7 @@ site_description = "Federated graph learning between owners of one graph"
 docs_dir = {json.dumps(pages.name)}
 site_dir = "site"
 use_directory_urls = false
+extra_css = ["tables.css"]
 nav = [
   {listed},
 ]
@@ -328,7 +337,12 @@ def more(pages: Path) -> list[tuple[str, list[tuple[str, str]]]]:
     found = sorted(path.relative_to(pages).as_posix() for path in pages.rglob("*.md"))
     lone = [page for page in found if page not in named and not page.startswith(("results/", "specs/"))]
     titled = [((pages / page).read_text().splitlines() or [page])[0].lstrip("# ") for page in lone]
-    return [("More", list(zip(titled, lone, strict=True)))] if lone else []
+    listed = list(zip(titled, lone, strict=True))
+    groups = {
+        "Every method": [each for each in listed if each[1].startswith("methods/")],
+        "More": [each for each in listed if not each[1].startswith("methods/")],
+    }
+    return [(title, each) for title, each in groups.items() if each]
 
 
 # -- links --------------------------------------------------------------------------------------------

@@ -8,14 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.api.compare import compare, split_method
+import isthmus
+from isthmus.api.compare import compare, compared_settings, split_method
 from isthmus.api.progress import ProgressDisplay
 from isthmus.cli.main import main
-from isthmus.errors import unknown
+from isthmus.errors import ConfigError, unknown
 from isthmus.experiments.callbacks import Callback, Progress
 from isthmus.experiments.config import resolve
 from isthmus.experiments.describe import settings_of
 from isthmus.experiments.run import start
+from isthmus.methods.registry import METHODS
+from isthmus.report import find_runs, write_report
+
+ROOT = Path(__file__).resolve().parents[2]
 
 SMALL = ["--dataset", "csbm:nodes=60,features=6", "--clients", "3", "--set", "hidden=4"]
 
@@ -178,3 +183,36 @@ def test_a_second_seed_does_not_begin_with_the_score_of_the_first(capsys: pytest
         display.on_round(Progress("train", 1, 1, 2, 2, None, {}, {"val": 0.5}))
     begins = [line for line in capsys.readouterr().err.splitlines() if " setup " in line]
     assert len(begins) == 2 and all("val -" in line for line in begins)
+
+
+def test_a_preset_of_one_method_wins_over_that_for_all() -> None:
+    flags = {"dataset": "csbm:nodes=60", "clients": 3, "preset": "fedstruct", "split": "20/20/60"}
+    (settings,) = compared_settings(["fedspray:preset=general"], flags, {}, None, 1).values()
+    assert settings[0].run.preset == "general"
+    with pytest.raises(ConfigError, match="scores by different rules cannot be compared"):
+        compared_settings(["fedspray:preset=general", "local"], flags, {}, None, 1)
+
+
+def test_fedsage_is_not_passed_off_as_fedsage_plus() -> None:
+    assert "Missing Neighbor Generation" not in METHODS["fedsage"].reference
+    assert "Missing Neighbor Generation" in METHODS["fedsageplus"].reference
+    readme = (ROOT / "README.md").read_text()
+    assert "FedSage (FedAvg with GraphSAGE, not FedSage+)" in readme
+
+
+def test_what_was_expected_and_absent_is_there() -> None:
+    assert not [name for name in METHODS if not (ROOT / "docs" / "methods" / f"{name}.md").is_file()]
+    glossary = (ROOT / "docs" / "glossary.md").read_text()
+    for word in ("score", "pooled", "client mean", "graph gain"):
+        assert f"| {word} |" in glossary
+    for name in ("CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "docs/choosing.md", "docs/tutorial.ipynb"):
+        assert (ROOT / name).is_file()
+    for name in ("compare", "sweep", "load", "reproduce"):
+        assert name in isthmus.__all__
+
+
+def test_reports_from_python(tmp_path: Path) -> None:
+    result = isthmus.run("fedavg", dataset="csbm:nodes=60,features=6", clients=2, rounds=2, out=tmp_path / "runs" / "a")
+    assert result.report(tmp_path / "one.html").is_file()
+    page = write_report(find_runs([tmp_path / "runs"]), tmp_path / "all.html")
+    assert "fedavg" in page.read_text()

@@ -18,7 +18,7 @@ from isthmus.deploy.startup_kit import StartupKit
 @pytest.fixture
 def app(kits: dict[str, StartupKit], tmp_path: Path) -> Path:
     """Our job as it arrives at a site, signed by the coordinator."""
-    app = write_job(tmp_path / "job", ["r1", "r2"], 3, 2) / "app"
+    app = write_job(tmp_path / "job", ["r1", "r2"], 3, ["bank-a", "bank-b"]) / "app"
     (app / ".__nvfl_submitter.crt").write_bytes((kits["coordinator"].startup / "client.crt").read_bytes())
     (app / ".__nvfl_sig.json").write_text("{}")
     return app

@@ -18,7 +18,6 @@ from isthmus.errors import ConfigError
     [
         ({"organisations": ("Bank A",)}, "organisation 'Bank A'"),
         ({"organisations": ("a", "a")}, "every organisation once"),
-        ({"organisations": ()}, "every organisation once"),
         ({"organisations": ("server",)}, "cannot be called 'server'"),
         ({"host": "not a host"}, "host 'not a host'"),
         ({"port": 70000}, "port must lie between"),

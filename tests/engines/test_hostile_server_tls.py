@@ -72,7 +72,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
             made.parents[name] = ProcessSupervisor(made.kits[name], environment, log).start()
         with AdminSession(made.coordinator) as admin:
             wait_until(lambda: _connected(admin) == list(made.names))
-            job = admin.call("submit_job", str(write_job(folder / "job", [RUN], 0, SITES)))
+            job = admin.call("submit_job", str(write_job(folder / "job", [RUN], 0, made.names)))
             wait_until(lambda: answers.exists() or str(admin.call("get_job_status", job)).startswith("FINISHED"))
         assert answers.exists(), (folder / f"{SERVER_KIT}.txt").read_text(errors="replace")[-4000:]
     finally:

@@ -139,12 +139,13 @@ def test_organisations_by_their_commands(tmp_path: Path) -> None:
         (tmp_path / f"{x}.toml").write_text(
             f'client = "client-{n}"\nstate = "state-{x}"\nroster = "roster.toml"\nidentity = "{x}.key"\n[data]\n{data}'
         )
+        join(home, f"bank-{x}", tmp_path / f"{x}.toml", tmp_path / f"kit-{x}")
     (tmp_path / "run.toml").write_text(f'method = "fedavg"\nrounds = 3\nhidden = 8\n{data}')
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(running("server", "start", home))
         for x in "ab":
             stack.enter_context(
-                running("client", "start", "--kit", home / "kits" / f"bank-{x}", "--config", tmp_path / f"{x}.toml")
+                running("client", "start", "--kit", tmp_path / f"kit-{x}", "--config", tmp_path / f"{x}.toml")
             )
         result = json.loads(isthmus("submit", tmp_path / "run.toml", "--federation", home, "--json"))
         assert result["rounds"] == 3 and result["engine"] == "nvflare" and result["clients"] == 2
@@ -165,6 +166,15 @@ def test_organisations_by_their_commands(tmp_path: Path) -> None:
         == wanted
     )
     assert not (run / "models").exists(), "models stay with their owners"
+
+
+def join(home: Path, name: str, config: Path, kit: Path) -> None:
+    """Request, approval and joining, as the organisation and the hub's operator type it."""
+    request, approval = home / f"{name}.request", home / f"{name}.approval"
+    told = isthmus("client", "request", name, "--config", config, "--kit", kit, "--out", request).strip()
+    isthmus("server", "approve", home, request, "--fingerprint", told, "--out", approval)
+    root = isthmus("server", "fingerprint", home).strip()
+    isthmus("client", "join", approval, "--kit", kit, "--fingerprint", root)
 
 
 def isthmus(*arguments: object) -> str:

@@ -245,9 +245,7 @@ def _config() -> str:
 
 
 def _job(folder: Path, name: str, sites: list[str], change: Callable[[Path], None] = lambda app: None) -> Path:
-    job = write_job(folder / name, ["hostile"], 0, 1)
-    meta = json.loads((job / "meta.json").read_text())
-    (job / "meta.json").write_text(json.dumps(meta | {"deploy_map": {"app": [SERVER_KIT, *sites]}}))
+    job = write_job(folder / name, ["hostile"], 0, sites)
     change(job / "app")
     return job
 

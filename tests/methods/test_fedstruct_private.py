@@ -4,6 +4,7 @@ row of S can be computed (section 14: 10), and the attacks it is against.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,14 @@ import torch
 from fedstruct_helpers import SMALL, graph, opaque_ids, states
 from fedstruct_helpers import experiment as plain_experiment
 
+import isthmus
+from isthmus.cli.recover import recover
 from isthmus.data.scenario import Scenario
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import resolve
+from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.run import SimulatedRun
+from isthmus.federation.audit import MATCHING, NEIGHBOURS, SOLVING
 from isthmus.methods.fedstruct.query_guard import QueryGuard
 from isthmus.methods.fedstruct.state import block_of
 from isthmus.privacy.attacks.nsf import labels_by_matching, rows_from_queries, score_labels
@@ -160,3 +165,26 @@ def test_matching_structure_features_tells_labels_to_whoever_holds_s() -> None:
 def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve("fedstruct-private", {"dataset": "csbm", "preset": "general", **settings})
+
+
+def audited(folder: Path, method: str, **settings: Any) -> dict[tuple[str, str], dict[str, float]]:
+    """Numbers of each attack by whom it is run, on a small run whose messages were kept."""
+    given = {"dataset": "csbm:nodes=90,classes=3,features=8,degree=3", "clients": 3, "split": "50/20/30", "seed": 1}
+    given |= {"preset": "fedstruct", "structure_hops": 2, "transcript": True, "protocol": "published"}
+    isthmus.run(method, **{**given, "prune_mode": "global", "rounds": 1, **settings}, out=folder, quiet=True)
+    return {(found.attack, found.who): dict(found.numbers) for found in recover(RunFolder(folder))}
+
+
+@pytest.mark.parametrize(("rule", "falls"), [("none", True), ("safe", False)])
+def test_an_audit_solves_answered_queries_and_reads_edges(rule: str, falls: bool, tmp_path: Path) -> None:
+    found = audited(tmp_path / "r", "fedstruct-private", queries=rule)
+    together, alone = found[SOLVING, "all clients but the owner"], found[SOLVING, "client"]
+    assert together["of"] == 90 and alone["of"] == 180
+    assert (together["determined"] > 0) == falls and alone["determined"] <= 2 * together["determined"]
+    assert found[NEIGHBOURS, "client"]["correct"] > 0, "the private variant protects S, not edges"
+
+
+def test_an_audit_matches_structure_features_where_everybody_is_sent_them(tmp_path: Path) -> None:
+    found = audited(tmp_path / "r", "fedstruct", rounds=40, lr=0.05)[MATCHING, "client"]
+    assert found["claimed"] == found["of"] == 2 * 45
+    assert found["correct"] > found["by_chance"] + 3 * found["by_chance"] ** 0.5

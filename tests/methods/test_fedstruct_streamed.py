@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from fedstruct_helpers import graph, states, walk
 from torch import Tensor
 
 import isthmus
+from isthmus.cli.main import main
 from isthmus.cli.recover_streamed import hop_sums
 from isthmus.data.scenario import Scenario
 from isthmus.errors import ConfigError, DataError, RunError
@@ -29,9 +31,10 @@ from isthmus.federation.interface import Failure, QuorumError
 from isthmus.federation.session import Session
 from isthmus.graph.normalise import row_norm
 from isthmus.methods.fedstruct import streamed
+from isthmus.methods.fedstruct.closed_edges import NOBODY, closed_arcs, told_apart
 from isthmus.methods.fedstruct.streamed_client import KEPT_VALUES, StreamedClient
-from isthmus.methods.fedstruct.streamed_hops import Hop, Start
-from isthmus.privacy.attacks.hop_sums import SumsOfHops, edges_by_regression
+from isthmus.methods.fedstruct.streamed_hops import ArcList, Hop, Start
+from isthmus.privacy.attacks.hop_sums import SumsOfHops, edges_by_regression, labels_from_first_hop_back
 from isthmus.privacy.determined import determined
 from isthmus.tensors import Weights
 from isthmus.testing import check_method
@@ -215,7 +218,7 @@ def test_hidden_values_that_are_not_kept_are_made_again(monkeypatch: pytest.Monk
         {"algorithm": "fedavg", "local_epochs": 2},
         {"withhold_exposed": True},
     ],
-    ids=["hop2vec", "degree", "fedavg", "withheld"],
+    ids=["hop2vec", "degree", "fedavg", "closed"],
 )
 def test_general_properties(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     same_secrets(monkeypatch)
@@ -325,13 +328,22 @@ def test_two_owners_cannot_hide_in_a_sum() -> None:
         ({"structure_hops": 0}, "at least 1"),
         ({"forward_noise": -1.0}, "forward_noise must be at least 0"),
         ({"forward_noise": 1.0, "protocol": "hardened"}, "set protocol=streamed"),
-        ({"withhold_exposed": True, "protocol": "published"}, "set protocol=streamed"),
         ({"forward_noise": 1.0, "execution": "cohort"}, "execution=each"),
     ],
 )
 def test_settings_are_checked(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve("fedstruct", {"dataset": "csbm", "preset": "fedstruct", **settings})
+
+
+def test_the_sheet_says_what_remains(capsys: pytest.CaptureFixture[str]) -> None:
+    told = []
+    for flags in (["--secure-sum"], ["--secure-sum", "--set", "withhold_exposed=true"], []):
+        assert main(["disclose", "fedstruct", *flags]) == 0
+        told.append(" ".join(capsys.readouterr().out.split()))
+    assert "named 74 of 685 adjacent training nodes" in told[0] and "ClosedNodes" not in told[0]
+    assert "named 0 of 685" in told[1] and "ClosedNodes" in told[1]
+    assert "sender by sender" in told[2]
 
 
 def test_noise_is_shared_out_among_the_senders_and_repeats_in_a_replay() -> None:
@@ -359,27 +371,62 @@ def test_noise_is_shared_out_among_the_senders_and_repeats_in_a_replay() -> None
     assert float(everything.std()) == pytest.approx(2.0 / np.sqrt(2), rel=0.2)
 
 
-def test_withheld_labels_are_those_of_nodes_that_sums_single_out() -> None:
-    where = graph(80, clients=4, train=0.6)
-    run = experiment(where, structure_hops=2, rounds=1, withhold_exposed=True)
-    run.loop.play(until=1)
-    withheld = {int(i) for c, data in where.parts.items() for i in data.node_id[states(run)[c].withheld]}
-    edges = where.whole.edge_index[:, where.whole.edge_index[0] != where.whole.edge_index[1]]
-    expected = set()
-    for data in where.parts.values():
-        ids = set(data.node_id.tolist())
-        foreign = [(int(a), int(b)) for a, b in edges.t() if int(b) in ids and int(a) not in ids]
-        columns, rows = sorted({a for a, _ in foreign}), sorted({b for _, b in foreign})
-        dense = np.zeros((len(rows), len(columns)))
-        for a, b in foreign:
-            dense[rows.index(b), columns.index(a)] += 1
-        rank = np.linalg.matrix_rank(dense)
-        for j, node in enumerate(columns):
-            unit = np.zeros((1, len(columns)))
-            unit[0, j] = 1
-            if np.linalg.matrix_rank(np.vstack([dense, unit])) == rank:
-                expected.add(node)
-    assert withheld == expected and 0 < len(withheld) < 80
+def patterns(run: SimulatedRun, client: str) -> dict[int, frozenset[Any]]:
+    """Foreign nodes by their edges to a client's slots, as the sums that it is sent are formed."""
+    found: dict[int, list[Any]] = {}
+    for sender, state in states(run).items():
+        ids = run.engine.party(sender).client.data.node_id.tolist()
+        for way in ("forward", "backward"):
+            slots = state.out_slots if way == "forward" else state.in_slots
+            if client not in slots:
+                continue
+            before = sum(count for name, count in slots.items() if name < client)
+            block = run.engine.party(sender).client.arcs(way)[before : before + slots[client]].tocoo()
+            for row, column, weight in zip(block.row, block.col, block.data, strict=True):
+                found.setdefault(ids[column], []).append((way, int(row), float(weight)))
+    return {node: frozenset(edges) for node, edges in found.items()}
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_no_training_node_is_the_only_one_with_its_edges_to_a_client(directed: bool) -> None:
+    where = graph(150, clients=4, directed=directed, train=0.5)
+    runs = {close: experiment(where, structure_hops=2, rounds=1, withhold_exposed=close) for close in (False, True)}
+    alone: dict[bool, int] = {}
+    for close, run in runs.items():
+        run.loop.play(until=1)
+        training = {int(i) for c in where.parts for i in states(run)[c].trained_ids}
+        alone[close] = 0
+        for client in where.parts:
+            seen = patterns(run, client)
+            count = Counter(seen.values())
+            alone[close] += sum(node in training and count[edges] == 1 for node, edges in seen.items())
+    assert alone[False] > 10 and alone[True] == 0
+    kept = [sum(run.engine.party(c).client.arcs("forward").nnz for c in where.parts) for run in runs.values()]  # type: ignore[attr-defined]
+    assert 0.3 * kept[0] < kept[1] < kept[0], "only edges of training nodes that stand alone are left out"
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_closed_edges_are_left_out_on_both_ways_and_at_both_ends(directed: bool) -> None:
+    """What goes back is the transpose of what goes forth: together (one matrix) is each by itself (two)."""
+    where = graph(60, clients=4, directed=directed)
+    given = {"structure_hops": 3, "rounds": 3, "nsf": "degree", "withhold_exposed": True}
+    runs = [experiment(where, execution=how, **given) for how in ("each", "cohort")]
+    for run in runs:
+        run.loop.play()
+    first, second = (run.loop.state.weights for run in runs)  # type: ignore[attr-defined]
+    assert max(float((first[name] - second[name]).abs().max()) for name in first) < 1e-10
+
+
+def test_nodes_that_share_their_edges_are_not_told_apart() -> None:
+    """Own node 0 has edges to 10, 11 and 12; own node 1 to 12, 13; own node 2 to 14 with two weights."""
+    ends = [(0, 10, 1.0), (0, 11, 1.0), (0, 12, 1.0), (1, 12, 1.0), (1, 13, 1.0), (2, 14, 1.0), (2, 15, 2.0)]
+    own, other, weight = (torch.tensor(part) for part in zip(*ends, strict=True))
+    ones = torch.ones(len(ends), dtype=torch.int64)
+    arcs = {"client-1": ArcList(other, own + 100, ones, weight, ones, 3, 3)}
+    ids, keep = told_apart(arcs)["client-1"]
+    assert dict(zip(ids.tolist(), keep.tolist(), strict=True)) == {12: 100, 13: NOBODY, 14: NOBODY, 15: NOBODY}
+    shut = closed_arcs(other, own + 100, torch.from_numpy(ids), torch.from_numpy(keep))
+    assert other[~shut].tolist() == [10, 11, 12] and own[~shut].tolist() == [0, 0, 0]
 
 
 def test_determined_unknowns_by_peeling_and_by_rank() -> None:
@@ -422,11 +469,25 @@ def test_single_values_edges_and_labels_that_sums_tell(tmp_path: Path) -> None:
     assert masked[LABELS]["slots"] >= masked[LABELS]["slots_right"] > 0
 
 
-def test_withheld_labels_cannot_be_read_at_single_nodes(tmp_path: Path) -> None:
+def test_labels_of_closed_nodes_cannot_be_read(tmp_path: Path) -> None:
     settings, told = trained(tmp_path / "r", secure_sum=True, withhold_exposed=True)
     assert told[SOLVING]["exposed"] > 0 and told[LABELS]["of"] > 0
     assert told[LABELS]["claimed"] == 0
     assert settings.method_config.withhold_exposed
+
+
+def test_labels_are_read_where_others_send_nothing_and_where_two_sums_are_equal() -> None:
+    """Six nodes in four sums, none determined; nodes 1 and 4 are training nodes."""
+    edges = sp.csr_matrix(
+        np.array([[1, 1, 0, 0, 0, 0], [1, 0, 1, 0, 0, 0], [0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 1, 1]], dtype=float)
+    )
+    residual = np.zeros((6, 3))
+    residual[1], residual[4] = [0.2, -0.5, 0.3], [-0.4, 0.3, 0.1]
+    sums = SumsOfHops(edges, np.arange(6) + 100)
+    assert not sums.exposed.any()
+    nodes, labels = labels_from_first_hop_back(sums, edges @ residual)
+    read = {int(node): int(label) for node, label in zip(nodes, labels.labels, strict=True) if label >= 0}
+    assert read == {101: 1, 104: 0}
 
 
 def test_regression_finds_edges_between_exposed_nodes() -> None:

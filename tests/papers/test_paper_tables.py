@@ -23,6 +23,7 @@ TABLES = {
         "6.4f",
         "check.chameleon",
         "check.profiles",
+        "check.walks",
     ],
     "fedggr": [
         "8.2",

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from isthmus.errors import ProtocolError
 from isthmus.privacy.flatten import decode_leaves, template_of_leaves
-from isthmus.privacy.keys import frame
 from isthmus.privacy.mask_graph import (
     COLLUDING,
     LEAST_PARTIES,
@@ -128,7 +127,7 @@ def read_by(colluders: Mapping[str, SumParty], roster: SumRoster, sent: Mapping[
 
 def _mask_between(party: SumParty, roster: SumRoster, other: str, size: int) -> NDArray[Any]:
     mask = np.zeros(size, np.uint64)
-    key = party._stream_key(roster.keys[other], frame(TAG.encoded, roster.fingerprint, b""))
+    key = party.stream_keys([other], roster, TAG, b"")[other]
     add_streams(mask, [key])
     return mask.astype(object) if other < party.name else -mask.astype(object)
 

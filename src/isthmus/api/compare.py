@@ -256,7 +256,8 @@ def check_same_scenario(settings: Sequence[Settings]) -> None:
     }
     if differing:
         told = "; ".join(
-            f"{key} would be " + ", ".join(f"{value or 'of its data'} for {method}" for method, value in values.items())
+            f"{key} would be "
+            + ", ".join(f"{value or 'that of the data'} for {method}" for method, value in values.items())
             for key, values in differing.items()
         )
         flags = ", ".join(f"--{key}" for key in differing)

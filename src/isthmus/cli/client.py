@@ -202,16 +202,16 @@ def _in_words(record: dict[str, Any]) -> str:
 def start(
     kit: Annotated[Path, typer.Option(help="Startup kit of this organisation.")],
     config: Annotated[Path, typer.Option(help="Its data, keys and policy, client.toml.")],
+    metrics: Annotated[
+        int | None, typer.Option(help="Port of this machine's loopback for /healthz and /metrics.")
+    ] = None,
 ) -> None:
     """Take part until Ctrl-C. Only the installed package runs, on the data of client.toml."""
     from isthmus.deploy.client_setup import ClientSetup
-    from isthmus.deploy.processes import interrupt_on_terminate
 
-    interrupt_on_terminate()
     setup = ClientSetup.check(kit, config)
     for line in setup.summary:
         print(line, file=sys.stderr)
-    parent = setup.start()
-    host, port = setup.kit.target
-    print(f"{setup.kit.name} takes part at {host}:{port}, log in {parent.log}; Ctrl-C ends it", file=sys.stderr)
-    parent.run_until_stopped()
+    order, (host, port) = setup.order(metrics), setup.kit.target
+    print(f"{setup.kit.name} takes part at {host}:{port}, log in {order.log}; Ctrl-C ends it", file=sys.stderr)
+    order.become()

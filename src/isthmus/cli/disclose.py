@@ -62,6 +62,8 @@ def command(
     console = stdout()
     for name in sorted({line.protection for line in lines}):
         console.print(f"{name}: {PROTECTIONS[name]}")
+    if remains := getattr(settings.method_config, "remains", lambda secure: "")(settings.secure):
+        console.print(f"What was seen to remain: {remains}")
     if entry.pooled:
         console.print("This method pools all data in one place before it starts: a reference, not a federation.")
     elif any(line.phase == LINKING for line in lines):

@@ -15,7 +15,7 @@ from isthmus import __version__
 from isthmus.cli import (
     advise,
     audit,
-    client,
+    client_keys,
     compare,
     data,
     demo,
@@ -86,7 +86,7 @@ for module in (
 app.command("methods")(listing.methods)
 app.command("datasets")(data.datasets)
 app.command("partitions")(data.partitions)
-for group in (data, server, client):
+for group in (data, server, client_keys):
     app.add_typer(group.app, name=group.NAME)
 
 

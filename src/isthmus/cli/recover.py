@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from isthmus.cli.recover_hifgl import shares_held, single_rows
+from isthmus.cli.recover_nsf import matched_features, solved_queries
 from isthmus.cli.recover_streamed import hop_sums
 from isthmus.cli.recover_structure import announced_positions, neighbour_lists, reach, summed_products
 from isthmus.errors import DataError
@@ -25,6 +26,7 @@ from isthmus.federation.secure import Masked, as_if_unmasked
 from isthmus.federation.transcript import Line, received
 from isthmus.methods.fedavg import Update
 from isthmus.methods.fedstruct.config import FedStructConfig
+from isthmus.methods.fedstruct.private import PrivateConfig
 from isthmus.methods.hifgl.config import HiFGLConfig
 from isthmus.methods.training import ModelClient, TrainConfig
 from isthmus.privacy.attacks.gradients import inputs_from_linear_gradient
@@ -73,8 +75,11 @@ def recover(folder: RunFolder) -> list[Recovered]:
         prune = config.prune if config.prunes and config.prune_mode == "row" else 0
         found += [Recovered(*each) for each in summed_products(parts, prune)]
         found += [Recovered(*each) for each in announced_positions(server, parts, sorted(parts))]
-    if isinstance(config, FedStructConfig) and config.streamed:
-        found += [Recovered(*each) for each in hop_sums(folder, settings, parts)]
+    if isinstance(config, PrivateConfig):
+        found += [Recovered(*each) for each in solved_queries(folder.path, parts, table)]
+    elif isinstance(config, FedStructConfig):
+        attack = hop_sums if config.streamed else matched_features
+        found += [Recovered(*each) for each in attack(folder, settings, parts)]
     if isinstance(config, HiFGLConfig):
         found += [
             Recovered(*each) for each in (*single_rows(parts, config), *shares_held(folder.path, parts, config, table))

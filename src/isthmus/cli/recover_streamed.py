@@ -20,7 +20,7 @@ from isthmus.errors import DataError
 from isthmus.experiments.config import Settings
 from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.model_package import MODELS, read_packages
-from isthmus.federation.audit import LABELS, NEIGHBOURS, SOLVING
+from isthmus.federation.audit import LABELS, MATCHING, NEIGHBOURS, SOLVING
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.kept import restore_kept
 from isthmus.federation.messages import PartyId
@@ -41,7 +41,20 @@ ROUNDS = 8
 """Rounds that an attacker looks at: draws of dropout with the same model."""
 MOST_EXPOSED = 2000
 """Exposed nodes of one client up to which edges between them are fitted."""
-COUNTS = ("exposed", "neighbours", "claimed", "correct", "of", "labels", "right", "training", "slots", "slots right")
+COUNTS = (
+    "trained",
+    "argmax",
+    "exposed",
+    "neighbours",
+    "claimed",
+    "correct",
+    "of",
+    "labels",
+    "right",
+    "training",
+    "slots",
+    "slots right",
+)
 Told = tuple[str, str, str, str, dict[str, float]]
 
 
@@ -52,11 +65,13 @@ class Played:
     Args:
         values: [round][hop] (n, c), hop 0 ... L, rows in the order of ``ids``.
         start_back: G^(L) / Dt of the last round (n, c).
+        used: For each client, which of its cross edges are used.
     """
 
     ids: NDArray[np.int64]
     values: list[list[NDArray[np.float64]]]
     start_back: NDArray[np.float64]
+    used: Mapping[PartyId, NDArray[np.bool_]]
 
 
 def hop_sums(folder: RunFolder, settings: Settings, parts: Mapping[PartyId, NodeData]) -> Iterator[Told]:
@@ -65,8 +80,8 @@ def hop_sums(folder: RunFolder, settings: Settings, parts: Mapping[PartyId, Node
     if played is None:
         return
     found: dict[str, float] = dict.fromkeys(COUNTS, 0)
-    for data in parts.values():
-        _attack(data, parts, played, settings.secure, found)
+    for name in parts:
+        _attack(name, parts, played, settings.secure, found)
     how = "sums over senders" if settings.secure else "sums of each sender"
     share = found["exposed"] / max(1, found["neighbours"])
     yield (
@@ -86,6 +101,14 @@ def hop_sums(folder: RunFolder, settings: Settings, parts: Mapping[PartyId, Node
         f"(of {found['of']} neighbours of adjacent foreign nodes)",
         {"claimed": found["claimed"], "correct": found["correct"], "of": found["of"]}
         | {"precision": precision, "recall": recall},
+    )
+    yield (
+        MATCHING,
+        "client",
+        f"Forward, last hop: {how}",
+        f"named: labels of {found['trained']} training nodes by their largest value, {found['argmax']} of them right "
+        f"(of {found['training']} adjacent ones)",
+        {"claimed": found["trained"], "correct": found["argmax"], "of": found["training"]},
     )
     yield (
         LABELS,
@@ -113,9 +136,8 @@ def _played(folder: RunFolder, settings: Settings, parts: Mapping[PartyId, NodeD
         restore_kept(client, packages[name].weights, packages[name].structure, as_trained=True)
     session = Session(engine, table, seed=settings.run.seed)
     session.clock.begin("setup", 1, 1)
-    agree(session)
-    if config.withhold_exposed:
-        session.exchange(StreamedClient.tell_exposed, StreamedClient.withhold)
+    agree(session, config)
+    used = {name: _used(client) for name, client in clients.items()}
     weights = next(iter(clients.values())).state.weights
     total = sum(client.samples() for client in clients.values())
 
@@ -134,13 +156,25 @@ def _played(folder: RunFolder, settings: Settings, parts: Mapping[PartyId, NodeD
         session.call(StreamedClient.differentiate)
     inverse = np.concatenate([client.inverse.double().numpy() for client in clients.values()])
     ids = np.concatenate([client.data.node_id.numpy() for client in clients.values()])
-    return Played(ids, values, everybody("grad") * inverse)
+    return Played(ids, values, everybody("grad") * inverse, used)
+
+
+def _used(client: Any) -> NDArray[np.bool_]:
+    """Which of a client's cross edges are used: all but those that are left out."""
+    left = {
+        pair
+        for edges in client.scratch.arcs.values()
+        for pair in zip(edges.other.tolist(), edges.own.tolist(), strict=True)
+    }
+    ends = zip(client.data.node_id[client.cross.own].tolist(), client.cross.other.tolist(), strict=True)
+    return np.array([pair in left for pair in ends], dtype=bool)
 
 
 def _attack(
-    data: NodeData, parts: Mapping[PartyId, NodeData], played: Played, secure: bool, found: dict[str, float]
+    client: PartyId, parts: Mapping[PartyId, NodeData], played: Played, secure: bool, found: dict[str, float]
 ) -> None:
     """One client's attacks, added to what all found."""
+    data, used = parts[client], played.used[client]
     position = {node: row for row, node in enumerate(played.ids.tolist())}
     truth = _truth(parts, position)
     own = np.zeros(len(position), dtype=bool)
@@ -149,8 +183,8 @@ def _attack(
     for part in parts.values():
         rows = [position[node] for node in part.node_id[part.train].tolist()]
         classes[rows] = part.y[part.train].numpy()
-    forward = _sums_of(data, position, outgoing=True, by_sender=not secure)
-    near = np.unique(np.concatenate([sums.nodes for sums in forward])) if forward else np.zeros(0, dtype=np.int64)
+    forward = _sums_of(data, position, used, outgoing=True, by_sender=not secure)
+    near = _neighbours(data, position, outgoing=True)
     found["neighbours"] += len(near)
     found["of"] += int(truth[near][:, np.flatnonzero(~own)].nnz)
     exposed, series = [], []
@@ -160,6 +194,10 @@ def _attack(
         series.append([[solve @ (sums.edges @ hop[sums.nodes]) for hop in hops[:-1]] for hops in played.values])
     nodes = np.concatenate(exposed) if exposed else np.zeros(0, dtype=np.int64)
     found["exposed"] += len(nodes)
+    if len(nodes):
+        last = np.concatenate([part[-1][-1] for part in series])  # Z^(L-1), all but the logits of the structure branch
+        found["trained"] += int((classes[nodes] >= 0).sum())
+        found["argmax"] += int((classes[nodes] == last.argmax(axis=1)).sum())
     if 1 < len(nodes) <= MOST_EXPOSED and len(played.values[0]) > 2:
         read = [
             [np.concatenate([part[r][h] for part in series]) for h in range(len(played.values[0]) - 1)]
@@ -176,24 +214,32 @@ def _attack(
         true = truth[nodes][:, nodes].toarray() > 0
         found["claimed"] += int(claims.sum())
         found["correct"] += int((claims & true).sum())
-    backward = _sums_of(data, position, outgoing=False, by_sender=not secure)
-    adjacent = np.unique(np.concatenate([sums.nodes for sums in backward])) if backward else near[:0]
-    found["training"] += int((classes[adjacent] >= 0).sum())
+    backward = _sums_of(data, position, used, outgoing=False, by_sender=not secure)
+    found["training"] += int((classes[_neighbours(data, position, outgoing=False)] >= 0).sum())
     for sums in backward:
         alone, labels = labels_from_first_hop_back(sums, sums.edges @ played.start_back[sums.nodes])
-        found["labels"] += int((labels.labels >= 0).sum())
-        found["right"] += int(((labels.labels >= 0) & (labels.labels == classes[alone])).sum())
+        found["labels"] += int(labels.certain.sum())
+        found["right"] += int((labels.certain & (labels.labels == classes[alone])).sum())
         single = single_residuals(sums.edges @ played.start_back[sums.nodes])
         around = (classes[sums.nodes][None, :] == single.labels[:, None]) & (sums.edges.toarray() > 0)
         found["slots"] += int(single.certain.sum())
         found["slots right"] += int((single.certain & around.any(axis=1)).sum())
 
 
-def _sums_of(data: NodeData, position: Mapping[int, int], *, outgoing: bool, by_sender: bool) -> list[SumsOfHops]:
-    """The client's edges to foreign nodes, in one direction: of all owners, or of each."""
+def _neighbours(data: NodeData, position: Mapping[int, int], *, outgoing: bool) -> NDArray[np.int64]:
+    """Foreign nodes at the other end of the client's edges."""
+    assert data.cross is not None
+    far = data.cross.other.numpy()[data.cross.outgoing.numpy() == outgoing]
+    return np.unique(np.array([position[node] for node in far.tolist()], dtype=np.int64))
+
+
+def _sums_of(
+    data: NodeData, position: Mapping[int, int], used: NDArray[np.bool_], *, outgoing: bool, by_sender: bool
+) -> list[SumsOfHops]:
+    """The client's edges to foreign nodes, in one direction, without closed ones: of all owners, or of each."""
     assert data.cross is not None
     cross = data.cross
-    way = cross.outgoing.numpy() == outgoing
+    way = (cross.outgoing.numpy() == outgoing) & used
     groups = [way & (cross.owner.numpy() == number) for number in range(len(cross.owners))] if by_sender else [way]
     found = []
     for chosen in groups:

@@ -36,10 +36,11 @@ def neighbour_lists(run: Path, parts: Mapping[PartyId, NodeData], table: RoleTab
     published protocol.
     """
     truth = _neighbours(parts)
-    found = right = 0
+    found = right = adjacent = 0
     foreign: set[int] = set()
     for client, data in parts.items():
         seen = list(received(run, client, table))
+        adjacent += 0 if data.cross is None else len(np.unique(data.cross.other.numpy()[data.cross.outgoing.numpy()]))
         ids = next(
             (message.ids.numpy() for _, message in seen if isinstance(message, Directory)), np.zeros(0, dtype=np.int64)
         )
@@ -55,15 +56,15 @@ def neighbour_lists(run: Path, parts: Mapping[PartyId, NodeData], table: RoleTab
         foreign |= set(lists)
     if found:
         outcome = (
-            f"read: {right} neighbour lists of foreign nodes exactly and {found - right} wrongly, by {len(parts)} "
-            "clients together"
+            f"read: {right} neighbour lists of adjacent foreign nodes exactly and {found - right} wrongly, by "
+            f"{len(parts)} clients (of {adjacent})"
         )
         yield (
             NEIGHBOURS,
             "client",
             "products of hop 2",
             outcome,
-            {"claimed": found, "correct": right, "nodes": len(foreign)},
+            {"claimed": found, "correct": right, "of": adjacent, "nodes": len(foreign)},
         )
 
 

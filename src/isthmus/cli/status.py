@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,8 +33,25 @@ def command(
 
 def _print_status(found: dict[str, Any]) -> None:
     server = "answers" if found["server"] else f"does not answer ({found['reason']})"
-    print_table(("party", "state"), [("server", server), *found["organisations"].items()])
+    seen, days = found["last_seen"], found["certificate_days"]
+    rows = [
+        (name, state, "-" if seen.get(name) is None else f"{seen[name]:.0f} s ago", _days(days.get(name)))
+        for name, state in found["organisations"].items()
+    ]
+    print_table(("party", "state", "last seen", "certificate"), [("server", server, "", ""), *rows])
     if found["runs"]:
         print()
-        rows = [(run["run"], str(run["rounds"]), str(run["of"] or "-"), run["state"]) for run in found["runs"]]
+        rows = [(run["run"], str(run["rounds"]), str(run["of"] or "-"), _state(run)) for run in found["runs"]]
         print_table(("run", "rounds", "of", "state"), rows)
+
+
+def _days(days: float | None) -> str:
+    return "none" if days is None else f"{days:.0f} days"
+
+
+def _state(run: dict[str, Any]) -> str:
+    """A run's state; while it waits for somebody, for whom and since when."""
+    if run["state"] != "waiting" or not run["waiting_for"]:
+        return str(run["state"])
+    since = [f"{name} since {time.strftime('%H:%M:%S', time.localtime(t))}" for name, t in run["waiting_for"].items()]
+    return f"waiting for {', '.join(since)}"

@@ -34,13 +34,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from isthmus.deploy.run_files import AUDIT
 from isthmus.errors import DataError, IsthmusError, ProtocolError, RunError
 from isthmus.experiments.folder import write_atomic
 from isthmus.federation.watch import AdmittedCall, RolledBack
 
 logger = logging.getLogger(__name__)
 
-AUDIT, INDEX = "audit.jsonl", "audit.index"
+INDEX = "audit.index"
+RESTORED = "restored"
+"""Name of an order: somebody accepted that a part of the record is lost."""
 JOIN, CALL, REFUSED, MEET, ORDER, END = KINDS = ("join", "call", "refused", "meet", "order", "end")
 FIRST = "0" * 64
 """``prev`` of the first line."""
@@ -151,6 +154,13 @@ class AuditChain:
                 yield
             finally:
                 self._locked = None
+
+    def has_accepted(self, head: str) -> bool:
+        """Whether somebody wrote down that what followed up to this head is lost (``isthmus client restored``)."""
+        return any(
+            record["kind"] == ORDER and record.get("name") == RESTORED and head.startswith(str(record["contract"]))
+            for record in self.read()
+        )
 
     def append(self, kind: str, **fields: Any) -> None:
         """Write a line; on return it is on the disk. Nothing that it announces may be done if this raises."""

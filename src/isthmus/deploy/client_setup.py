@@ -12,8 +12,8 @@ from pathlib import Path
 from isthmus.data.graph_set import GraphSetData
 from isthmus.deploy import require_nvflare
 from isthmus.deploy.job_template import SITE_SETTINGS
+from isthmus.deploy.keeper import Order
 from isthmus.deploy.kit_policy import write_policy
-from isthmus.deploy.process_supervisor import ProcessSupervisor
 from isthmus.deploy.roster import ANY_CLIENT, OrganisationKeys, read_identity
 from isthmus.deploy.site_settings import SiteSettings
 from isthmus.deploy.startup_kit import StartupKit
@@ -44,13 +44,12 @@ class ClientSetup:
             )
         return cls(found, settings, (*_check_keys(found, settings), *_check_data(settings)))
 
-    def start(self) -> ProcessSupervisor:
-        """Connect to the server and stay connected."""
+    def order(self, metrics: int | None = None) -> Order:
+        """What the keeper of this site runs: it connects to the server and stays connected."""
         write_policy(self.kit)
         self.settings.state.mkdir(parents=True, exist_ok=True)
-        return ProcessSupervisor(
-            self.kit, {SITE_SETTINGS: str(self.settings.path)}, self.kit.path / "isthmus.log"
-        ).start()
+        environment, log = {SITE_SETTINGS: str(self.settings.path)}, self.kit.path / "isthmus.log"
+        return Order(str(self.kit.path), environment, str(log), str(self.settings.state), metrics)
 
 
 def _check_keys(kit: StartupKit, settings: SiteSettings) -> list[str]:

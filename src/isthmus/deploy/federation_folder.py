@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
+import json
 import os
 import secrets
 import signal
@@ -23,21 +25,24 @@ import tomli_w
 from isthmus.data.graphscenario import task_of
 from isthmus.deploy import require_nvflare
 from isthmus.deploy.admin_session import SEEN_WITHIN, AdminSession
+from isthmus.deploy.connection_gate import MEMBERS_FILE
 from isthmus.deploy.heartbeat import read_heartbeat
 from isthmus.deploy.job_template import RUNS, check_run_name
+from isthmus.deploy.keeper import Order
 from isthmus.deploy.kit_policy import write_policy
+from isthmus.deploy.members import MEMBERS, Members
 from isthmus.deploy.offer import Offer, check_offers, contract_hash
-from isthmus.deploy.process_supervisor import ProcessSupervisor
 from isthmus.deploy.processes import is_alive, terminate
 from isthmus.deploy.provisioning import COORDINATOR_KIT, SERVER_KIT, FederationConfig, provision
 from isthmus.deploy.run_file import resolve_run_file
+from isthmus.deploy.run_files import run_state
 from isthmus.deploy.run_status import (
     HEARTBEAT,
     STOPPED,
     ProgressFollower,
-    RunFailure,
     committed_rounds,
     read_progress,
+    read_waiting,
 )
 from isthmus.deploy.run_supervisor import RunSupervisor
 from isthmus.deploy.startup_kit import StartupKit
@@ -47,7 +52,9 @@ from isthmus.experiments.config import Settings, settings_from_toml
 from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.prediction import check_predicts
 
-CONFIG, SERVER_PID, OFFERS = "federation.toml", "server.pid", "offers"
+CONFIG, SERVER_PID, OFFERS, ORGANISATIONS = "federation.toml", "server.pid", "offers", "organisations.json"
+FORMAT = 2
+"""Of the folder. In 1, without a number, the founder held the keys of all organisations."""
 STOP_TIMEOUT = 15.0
 
 
@@ -60,19 +67,30 @@ class FederationFolder:
 
     @classmethod
     def create(cls, path: Path, config: FederationConfig) -> FederationFolder:
-        """Make the folder and a kit for every party."""
-        provision(config, path)
+        """Make the folder, the root certificate, and the kits of server and coordinator."""
+        from isthmus.deploy.membership import found
+
+        provision(config, path, clients=False)
         for name in ("runs", OFFERS):
             (path / name).mkdir(exist_ok=True)
-        values = asdict(config) | {"organisations": list(config.organisations)}
-        (path / CONFIG).write_text(tomli_w.dumps(values))
-        return cls(path, config)
+        made = cls(path, config).with_config(config)
+        found(made)
+        return made
+
+    def with_config(self, config: FederationConfig) -> FederationFolder:
+        """This folder, with other content in ``federation.toml``."""
+        temporary = self.path / f".{CONFIG}.tmp"
+        values = {"format": FORMAT, **asdict(config), "organisations": list(config.organisations)}
+        temporary.write_text(tomli_w.dumps(values))
+        temporary.rename(self.path / CONFIG)
+        return replace(self, config=config)
 
     @classmethod
     def read(cls, path: Path) -> FederationFolder:
         require_nvflare()
         try:
             raw = tomllib.loads((path / CONFIG).read_text())
+            _check_format(path, raw.pop("format", 1))
             return cls(path, FederationConfig(**{**raw, "organisations": tuple(raw["organisations"])}))
         except OSError:
             raise ConfigError(
@@ -87,6 +105,16 @@ class FederationFolder:
     def runs(self) -> Path:
         return self.path / "runs"
 
+    @property
+    def register(self) -> Path:
+        """Which certificates were issued and revoked."""
+        return self.path / MEMBERS
+
+    def members(self) -> tuple[str, ...]:
+        """Organisations that have joined; others are only expected."""
+        register = Members.read(self.register)
+        return tuple(name for name in self.config.organisations if register.joined(name))
+
     def kit(self, name: str) -> StartupKit:
         return StartupKit.read(self.path / "kits" / name)
 
@@ -97,8 +125,10 @@ class FederationFolder:
         found = read_heartbeat(self.path / SERVER_PID)
         return found[0] if found is not None and is_alive(found[0]) else None
 
-    def start_server(self) -> ProcessSupervisor:
-        """Start the server's parent process and keep it running."""
+    def server_order(self, metrics: int | None = None) -> Order:
+        """What the keeper of the server runs, if it can run here and does not run yet; from now on this process is the
+        server's.
+        """
         kit = self.kit(SERVER_KIT)
         kit.warn_about_certificates()
         if (pid := self.server_pid()) is not None:
@@ -108,8 +138,9 @@ class FederationFolder:
         kit.check_port()
         write_policy(kit)
         (self.path / SERVER_PID).write_text(f"{os.getpid()}\n")
-        environment = {RUNS: str(self.runs.absolute())}
-        return ProcessSupervisor(kit, environment, kit.path / "isthmus.log", kit.abandon_stale_jobs).start()
+        environment = {RUNS: str(self.runs.absolute()), MEMBERS_FILE: str(self.register.absolute())}
+        log = kit.path / "isthmus.log"
+        return Order(str(kit.path), environment, str(log), str(self.path.absolute()), metrics)
 
     def stop_server(self) -> bool:
         """End ``isthmus server start``, which ends the server; False if it does not run."""
@@ -131,8 +162,18 @@ class FederationFolder:
         settings = self.settings_of(file)
         check_offers(self.offers(), settings)
         name = f"{settings.run.method}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-        RunFolder.create(self.runs / name, settings.to_toml(), {"task": task_of(settings.run.dataset)}).close()
+        self._make_run(name, settings, self.members())
         return name
+
+    def _make_run(self, name: str, settings: Settings, organisations: Sequence[str]) -> None:
+        """Make the folder of a run of these organisations: one that joins later does not disturb it."""
+        RunFolder.create(self.runs / name, settings.to_toml(), {"task": task_of(settings.run.dataset)}).close()
+        (self.runs / name / ORGANISATIONS).write_text(json.dumps(list(organisations)))
+
+    def _organisations(self, path: Path) -> tuple[str, ...]:
+        """Organisations of a run."""
+        file = path / ORGANISATIONS
+        return tuple(json.loads(file.read_text())) if file.exists() else self.config.organisations
 
     def create_prediction(self, trained: str) -> str:
         """Make the folder of a prediction with the models of a finished run; returns its name."""
@@ -145,7 +186,7 @@ class FederationFolder:
         check_predicts(settings.method)
         settings = replace(settings, run=replace(settings.run, predict=trained))
         name = f"predict-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-        RunFolder.create(self.runs / name, settings.to_toml(), {"task": task_of(settings.run.dataset)}).close()
+        self._make_run(name, settings, self._organisations(path))
         return name
 
     def contract(self, name: str) -> tuple[str | None, list[str]]:
@@ -160,7 +201,9 @@ class FederationFolder:
         """A run file, resolved, if it is for this federation."""
         settings = resolve_run_file(file)
         run = settings.run
-        organisations = len(self.config.organisations)
+        organisations = len(self.members())
+        if not organisations:
+            raise ConfigError("no organisation has joined yet: approve their requests (`isthmus server approve`)")
         if run.clients is None:
             raise ConfigError(f"{file} does not say how many clients: add clients = {organisations}")
         if run.clients != organisations:
@@ -192,15 +235,25 @@ class FederationFolder:
         coordinator.warn_about_certificates()
         (path / STOPPED).unlink(missing_ok=True)
         follower = ProgressFollower(path, settings_from_toml(folder.config), callbacks)
+        wanted = self._organisations(path)
         with _submission_lock(path):
             follower.start()
-            RunSupervisor(coordinator, self.runs, self.config.organisations, follower.poll).finish([name])
+            check = functools.partial(self._check_members, name, wanted)
+            RunSupervisor(coordinator, self.runs, wanted, follower.poll, check=check).finish([name])
         follower.poll()
         result = folder.result()
         assert result is not None
         for callback in callbacks:
             callback.on_end(result)
         return result
+
+    def _check_members(self, run: str, wanted: Sequence[str]) -> None:
+        """Raise if one of the organisations of a run does not belong to the federation any more."""
+        gone = sorted(set(wanted) - set(FederationFolder.read(self.path).members()))
+        if gone:
+            raise RunError(
+                f"{', '.join(gone)} was revoked, and {run} was agreed with it: submit a new run of those who stay"
+            )
 
     def stop_run(self, name: str) -> None:
         """Stop a run: it is not submitted again by itself, and its server job ends. ``submit`` continues it."""
@@ -217,40 +270,51 @@ class FederationFolder:
         found: dict[str, Any] = {
             "server": False,
             "organisations": {name: "not connected" for name in self.config.organisations},
+            "last_seen": {name: None for name in self.config.organisations},
+            "certificate_days": self.certificate_days(),
         }
         try:
             with AdminSession(self.kit(COORDINATOR_KIT)) as admin:
                 for name, seconds in admin.last_seen().items():
                     lost = seconds > SEEN_WITHIN
                     found["organisations"][name] = f"not seen for {seconds:.0f} s" if lost else "connected"
+                    found["last_seen"][name] = round(seconds, 1)
                 found["server"] = True
         except Exception as error:
             found["reason"] = type(error).__name__
-        found["runs"] = [_run_status(path) for path in sorted(self.runs.iterdir()) if path.is_dir()]
+        found["runs"] = self.run_states()
         return found
+
+    def certificate_days(self) -> dict[str, float | None]:
+        """Days until the certificate of each organisation expires; None if it has none that is valid."""
+        register = Members.read(self.register)
+        found = {name: register.valid(name) for name in self.config.organisations}
+        return {name: None if one is None else round(one.days_left, 1) for name, one in found.items()}
+
+    def run_states(self) -> list[dict[str, Any]]:
+        """How far each run is."""
+        return [_run_status(path) for path in sorted(self.runs.iterdir()) if path.is_dir()]
+
+
+def _check_format(path: Path, found: object) -> None:
+    if found == 1:
+        raise ConfigError(
+            f"{path} is of an older version, where the founder held everybody's keys: make a new folder with `isthmus "
+            "server init`; the folders in runs/ may be moved there"
+        )
+    if found != FORMAT:
+        raise ConfigError(f"{path} has format {found}, this version reads {FORMAT}: use the version that wrote it")
 
 
 def _run_status(path: Path) -> dict[str, Any]:
     progress = read_progress(path)
     return {
         "run": path.name,
-        "state": _run_state(path),
+        "state": run_state(path),
         "rounds": committed_rounds(path),
         "of": None if progress is None else progress.steps,
+        "waiting_for": read_waiting(path),
     }
-
-
-def _run_state(path: Path) -> str:
-    beat, failure = read_heartbeat(path / HEARTBEAT), RunFailure.read(path)
-    if (path / "result.json").exists():
-        return "finished"
-    if beat is not None and is_alive(beat[0]):
-        return "running"
-    if (path / STOPPED).exists():
-        return "stopped"
-    if failure is not None and not failure.again:
-        return f"failed: {failure.text}"
-    return "waiting"
 
 
 @contextlib.contextmanager

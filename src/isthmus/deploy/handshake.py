@@ -17,6 +17,8 @@ from isthmus.records import Record
 
 Site = str
 """An organisation's installation, by the name in its certificate."""
+PROTOCOL = 2
+"""Of the requests below. A site answers no other, older ones included: a server cannot ask for a weaker one."""
 BEGIN, KEYS, CALL, ORDER, END = "begin", "keys", "call", "order", "end"
 
 
@@ -29,6 +31,8 @@ class BeginRun(Record):
         settings: The resolved ``config.toml``.
         versions: Of the packages at the server.
         stage: ``prepare`` where owners of tables first agree on scaling and links, then ``run``.
+        known: The newest head of each client's audit chain that the server has kept, in whatever run: a site whose
+            chain does not hold it was restored from an old backup, and says so.
     """
 
     run: str
@@ -37,6 +41,8 @@ class BeginRun(Record):
     settings: str
     versions: Mapping[str, str]
     stage: str = "run"
+    known: Mapping[str, str] | None = None
+    protocol: int = PROTOCOL
 
 
 @dataclass(frozen=True)

@@ -92,13 +92,14 @@ def parse_server_config(config: Mapping[str, Any]) -> tuple[tuple[str, ...], int
         return None
 
 
-def write_job(folder: Path, runs: Sequence[str], attempt: int, sites: int) -> Path:
-    """Write the job folder for an attempt at some runs."""
+def write_job(folder: Path, runs: Sequence[str], attempt: int, sites: Sequence[str]) -> Path:
+    """Write the job folder for an attempt at some runs, for these sites and no others that may be connected."""
     for run in runs:
         check_run_name(run)
     config = folder / "app" / "config"
     config.mkdir(parents=True)
-    meta = {"name": runs[0], "resource_spec": {}, "min_clients": sites, "deploy_map": {"app": ["@ALL"]}}
+    meta: dict[str, Any] = {"name": runs[0], "resource_spec": {}, "min_clients": len(sites)}
+    meta["deploy_map"] = {"app": ["server", *sites]}
     (folder / "meta.json").write_text(json.dumps(meta))
     (config / SERVER_CONFIG).write_text(json.dumps(server_config(runs, attempt)))
     (config / CLIENT_CONFIG).write_text(json.dumps(client_config()))

@@ -32,6 +32,8 @@ GRANTED = {"submit_job": "any", "manage_job": "n:submitter", "view": "any"}
 """What a ``lead`` may do; nobody may do anything else. By default ``project_admin`` would be allowed everything, code
 included.
 """
+MAX_CONNECTIONS = 1000
+"""Of all sites at the server at a time; each organisation's own share is smaller (``connection_gate``)."""
 LOG_STREAMING_COMPONENTS = ("site_log_streamer", "log_receiver")
 
 
@@ -46,8 +48,7 @@ def write_policy(kit: StartupKit) -> None:
         "resources.json": _resources(kit),
         "authorization.json": {"format_version": "1.0", "permissions": roles},
         "log_config.json": _logging(kit),
-        # Without this the server gains a thread that waits a minute with every reply.
-        "comm_config.json": {"streaming_retry_timeout": 3.0},
+        "comm_config.json": _connections(kit),
     }
     for name, content in files.items():
         temporary = kit.local / f".{name}.tmp"
@@ -69,6 +70,17 @@ def _resources(kit: StartupKit) -> dict[str, Any]:
             if part["id"] == "job_manager":
                 part["args"]["uri_root"] = str(kit.job_store)
     return resources
+
+
+def _connections(kit: StartupKit) -> dict[str, Any]:
+    # Without the first the server gains a thread that waits a minute with every reply.
+    config: dict[str, Any] = {"streaming_retry_timeout": 3.0}
+    if kit.kind == "server":
+        from nvflare.fuel.f3.drivers.grpc_driver import GRPC_DEFAULT_OPTIONS
+
+        # Each connection holds a thread, two of a site in a run: NVIDIA FLARE's 100 would keep out a 51st site.
+        config["grpc"] = {"max_workers": MAX_CONNECTIONS, "options": [list(one) for one in GRPC_DEFAULT_OPTIONS]}
+    return config
 
 
 def _logging(kit: StartupKit) -> dict[str, Any]:

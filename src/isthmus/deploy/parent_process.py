@@ -5,7 +5,7 @@ isthmus.deploy.parent_process KIT``, at ``isthmus server start`` and ``isthmus c
 
 A FLARE server can ask a client's parent to run commands (``cat`` any file, restart, change logging), and whether that
 needs permission is decided by a header the server itself writes. So a client answers only the requests a job needs; to
-all others it replies ``invalid_request``.
+all others it replies ``invalid_request``. A server lets in only certificates of its register (``connection_gate``).
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ def restrict_requests() -> None:
 
 def main(path: str) -> None:
     """Turn this process into the parent process of a kit."""
+    from isthmus.deploy.connection_gate import MEMBERS_FILE, ConnectionGate, install
     from isthmus.deploy.processes import exit_with_parent
     from isthmus.deploy.startup_kit import StartupKit
 
@@ -58,6 +59,8 @@ def main(path: str) -> None:
     )
     if kit.kind == "client":
         restrict_requests()
+    elif MEMBERS_FILE in os.environ:
+        install(ConnectionGate(Path(os.environ[MEMBERS_FILE])))
     # For this process and its children: without the first each part of a message would be downloaded separately.
     os.environ |= {"NVFLARE_TENSOR_DOWNLOAD_CHUNK_SIZE": "0", "PYTHONSAFEPATH": "1"}
     settings = ["secure_train=true", f"org={kit.organisation}", "config_folder=config"]

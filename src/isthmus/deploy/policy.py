@@ -48,7 +48,8 @@ class Policy:
             refused.
         changes: How often in a run a call that is repeated may ask for something else than the first time.
         approve: A person must have approved the contract (``isthmus client approve``).
-        survivors: Reserved: sums over those who answered.
+        survivors: How often in a run the group of a sum may change because clients are lost or come back; 0: sums are
+            over everybody, and a run that goes on with fewer is refused.
         max_ids: Largest set of edges that is compared with a partner's.
     """
 
@@ -65,11 +66,18 @@ class Policy:
     delta: float | None = None
     changes: int = 3
     approve: bool = False
-    survivors: bool = False
+    survivors: int = 0
     max_ids: int | None = field(default=None, metadata={"key": "link.max_ids"})
 
     def __post_init__(self) -> None:
-        for name, low in (("least_in_sum", 2), ("rounds", 1), ("runs", 0), ("changes", 0), ("max_ids", 0)):
+        for name, low in (
+            ("least_in_sum", 2),
+            ("rounds", 1),
+            ("runs", 0),
+            ("changes", 0),
+            ("survivors", 0),
+            ("max_ids", 0),
+        ):
             value = getattr(self, name)
             if value is not None and value < low:
                 raise ConfigError(f"{_key(name)} in [policy] must be at least {low}, got {value}")
@@ -118,9 +126,20 @@ class Policy:
         longest = max(settings.rounds_of(phase) for phase in settings.method.phases)
         if self.rounds is not None and longest > self.rounds:
             yield f"{method} has {longest} rounds, more than rounds = {self.rounds} allows"
+        if contract.at_least:
+            yield from self._refused_absence(contract)
         for line in contract.lines:
             for shown in _shown(line, secure=contract.secure):
                 yield from self._refused(f"{line.phase}: {method}", line, shown, len(contract.clients))
+
+    def _refused_absence(self, contract: Contract) -> Iterator[str]:
+        goes_on = f"goes on with {contract.at_least} of {len(contract.clients)} clients"
+        if not self.survivors:
+            yield f"the run {goes_on}, which survivors = 0 forbids"
+        if contract.at_least < self.least_in_sum:
+            yield f"the run {goes_on}, least_in_sum = {self.least_in_sum} asks for more"
+        if self.epsilon is not None:
+            yield f"the run {goes_on}, and a client that comes back may release more than epsilon counts"
 
     def _refused(self, who: str, line: Line, shown: Shown, clients: int) -> Iterator[str]:
         name = shown.message.__name__

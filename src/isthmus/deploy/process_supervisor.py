@@ -5,6 +5,8 @@ Runs in a thread of ``isthmus server start``, ``isthmus client start`` and ``ist
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import logging
 import os
 import subprocess
@@ -14,15 +16,34 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from cryptography import x509
+
+from isthmus.deploy.certificates import now, read_certificate
 from isthmus.deploy.processes import descendants, terminate
-from isthmus.deploy.startup_kit import StartupKit
-from isthmus.errors import RunError
+from isthmus.deploy.startup_kit import StartupKit, certificate_file
+from isthmus.errors import ConfigError, RunError
 
 logger = logging.getLogger(__name__)
 
 RESTART_AFTER = 1.0
 TOO_FAST, MAX_FAST_EXITS = 5.0, 5
 """A process that ends within so many seconds so many times in a row is not restarted: something is wrong with it."""
+
+
+JOB_MODULES = (b"runner_process", b"worker_process")
+"""Modules of NVIDIA FLARE that a job process runs, at the server and at a client."""
+CHECK_CERTIFICATE_EVERY = 1.0
+TAKE_OVER = datetime.timedelta(seconds=60)
+"""So long before its certificate expires a process is restarted with the new one even if a job runs."""
+
+
+def _has_job(pid: int) -> bool:
+    """Whether a parent process has a job."""
+    for child in descendants(pid):
+        with contextlib.suppress(OSError):
+            if any(name in Path(f"/proc/{child}/cmdline").read_bytes() for name in JOB_MODULES):
+                return True
+    return False
 
 
 class ProcessSupervisor:
@@ -45,7 +66,7 @@ class ProcessSupervisor:
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._supervise, name=f"supervise-{kit.name}", daemon=True)
-        self.failed = False
+        self.failed, self.restarts = False, 0
 
     def start(self) -> ProcessSupervisor:
         self._thread.start()
@@ -72,6 +93,7 @@ class ProcessSupervisor:
         while not self._stopping.is_set():
             if self._before_start is not None:
                 self._before_start()
+            self.kit.prune_jobs()
             started = time.monotonic()
             with self._lock:
                 if self._stopping.is_set():
@@ -85,7 +107,7 @@ class ProcessSupervisor:
                         env={**os.environ, **self._environment},
                         start_new_session=True,
                     )
-            code = self._process.wait()
+            code = self._wait(self._process)
             if self._stopping.is_set():
                 return
             fast_exits = fast_exits + 1 if time.monotonic() - started < TOO_FAST else 0
@@ -101,7 +123,30 @@ class ProcessSupervisor:
                 self.failed = True
                 return
             logger.warning("%s ended (code %d); restarting it", self.kit.name, code)
+            self.restarts += 1
             self._stopping.wait(RESTART_AFTER)
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> int:
+        """Wait until the process has ended. One whose certificate was renewed is ended between two jobs, or shortly
+        before the old certificate expires, so that it connects with the new one.
+        """
+        used = self._certificate()
+        while True:
+            try:
+                return process.wait(timeout=CHECK_CERTIFICATE_EVERY)
+            except subprocess.TimeoutExpired:
+                held = self._certificate()
+            if held is None or used is None or held == used:
+                continue
+            if used.not_valid_after_utc - now() < TAKE_OVER or not _has_job(process.pid):
+                logger.warning("%s has a new certificate: connecting again with it", self.kit.name)
+                terminate([process.pid, *descendants(process.pid)])
+                return process.wait()
+
+    def _certificate(self) -> x509.Certificate | None:
+        with contextlib.suppress(ConfigError):
+            return read_certificate(self.kit.startup / certificate_file(self.kit.kind))
+        return None
 
     def stop(self) -> None:
         """End the process and all it started; returns when they are gone."""

@@ -1,8 +1,8 @@
-"""Makes a federation: a root certificate and a startup kit for each party, with NVIDIA FLARE's provisioner, offline.
+"""Makes a federation: a root certificate and the kits of server and coordinator, with NVIDIA FLARE's provisioner,
+offline. Organisations make their own keys and ask for certificates (``join_files``).
 
-Run once, by ``isthmus server init``. ``FOLDER/kits/<name>`` goes to its party, over a channel the parties trust.
-``FOLDER/root`` holds the root key: its owner can make a kit in anybody's name, so it should be kept offline, by
-somebody who does not run the server.
+Run once, by ``isthmus server init``. ``FOLDER/root`` holds the root key, which signs certificates: it should be kept
+offline, by somebody who does not run the server. A certificate it signs is let in only if the server's register has it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ logger = logging.getLogger(__name__)
 SERVER_KIT, COORDINATOR_KIT = "server", "coordinator"
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,62}[A-Za-z0-9])?")
-VALID_DAYS = 360
+VALID_DAYS = 90
+"""Of certificates; they are renewed one by one. The root lives as long as the federation."""
+ROOT_DAYS = 3650
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class FederationConfig:
             raise ConfigError(
                 f"an organisation cannot be called {taken.pop()!r}: choose another name, this one is reserved"
             )
-        if len(set(self.organisations)) != len(self.organisations) or not self.organisations:
+        if len(set(self.organisations)) != len(self.organisations):
             raise ConfigError("name every organisation once, e.g. --organisation bank-a --organisation bank-b")
         if not HOST.fullmatch(self.host):
             raise ConfigError(
@@ -77,14 +79,22 @@ class FederationConfig:
                 "fed_learn_port": self.port,
                 "admin_port": self.port,
             },
-            *({"name": one, "type": "client", "org": _org(one)} for one in self.organisations),
             {"name": self.coordinator, "type": "admin", "org": _org(self.name), "role": "lead"},
         ]
 
+    def clients(self) -> list[dict[str, Any]]:
+        return [{"name": one, "type": "client", "org": _org(one)} for one in self.organisations]
 
-def provision(config: FederationConfig, folder: Path, extra: Sequence[Mapping[str, Any]] = ()) -> dict[str, StartupKit]:
-    """Make the kits of a federation in a new folder. ``extra``: further participants, as the provisioner expects them
-    (for tests).
+
+def provision(
+    config: FederationConfig, folder: Path, extra: Sequence[Mapping[str, Any]] = (), *, clients: bool = True
+) -> dict[str, StartupKit]:
+    """Make the kits of a federation in a new folder.
+
+    Args:
+        extra: Further participants, as the provisioner expects them (for tests).
+        clients: Make the kits of the organisations too, with their keys: for simulations on one machine only. Between
+            organisations each makes its own key (``join_files``).
     """
     require_nvflare()
     from nvflare.lighter.constants import CtxKey
@@ -104,12 +114,12 @@ def provision(config: FederationConfig, folder: Path, extra: Sequence[Mapping[st
     except OSError as error:
         raise ConfigError(f"cannot make {folder}: {error.strerror}; choose another folder") from None
     project = Project(name=config.name, description="", props={"api_version": 3, "gen_scripts": False})
-    for participant in [*config.participants(), *extra]:
+    for participant in [*config.participants(), *(config.clients() if clients else ()), *extra]:
         project.add_participant(participant_from_dict(dict(participant)))
     builders = [
         WorkspaceBuilder(),
         StaticFileBuilder(config_folder="config", scheme="grpc"),
-        CertBuilder(root_valid_days=config.days),
+        CertBuilder(root_valid_days=ROOT_DAYS),
         SignatureBuilder(),
     ]
     context = Provisioner(str(folder / "root"), builders).provision(project, logger=logger)

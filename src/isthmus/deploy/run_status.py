@@ -7,10 +7,11 @@ other processes on the same machine.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from isthmus.deploy.run_files import FAILED, HEARTBEAT, PROGRESS, STOPPED, WAITING, committed_rounds
 from isthmus.errors import IsthmusError, RunError
 from isthmus.experiments.callbacks import Callback, Progress
 from isthmus.experiments.config import Settings
@@ -18,13 +19,18 @@ from isthmus.experiments.round_loop import RECOVERABLE
 from isthmus.federation.host import ERRORS
 from isthmus.federation.interface import QuorumError
 
-HEARTBEAT, PROGRESS, FAILED, STOPPED = ".beat", "progress.json", "failed.json", "stopped"
-"""``stopped`` is the other direction: the coordinator wants this run to stop."""
-
-
-def committed_rounds(folder: Path) -> int:
-    """How many rounds a run folder holds."""
-    return sum(path.stem.isdecimal() for path in (folder / "ledger").glob("*.jsonl"))
+__all__ = [
+    "FAILED",
+    "HEARTBEAT",
+    "STOPPED",
+    "ProgressFollower",
+    "ProgressWriter",
+    "RunFailure",
+    "committed_rounds",
+    "read_progress",
+    "read_waiting",
+    "write_waiting",
+]
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,22 @@ def read_progress(folder: Path) -> Progress | None:
         return Progress(**json.loads((folder / PROGRESS).read_text()))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def read_waiting(folder: Path) -> dict[str, float]:
+    """For whom a run waits, and since when (seconds since 1970); written by ``isthmus submit``."""
+    try:
+        found: dict[str, float] = json.loads((folder / WAITING).read_text())
+        return found
+    except (OSError, ValueError):
+        return {}
+
+
+def write_waiting(folder: Path, missing: Mapping[str, float]) -> None:
+    if missing:
+        (folder / WAITING).write_text(json.dumps(dict(missing)))
+    else:
+        (folder / WAITING).unlink(missing_ok=True)
 
 
 class ProgressWriter(Callback):

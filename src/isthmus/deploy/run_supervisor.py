@@ -22,7 +22,7 @@ from isthmus.deploy.admin_session import AdminSession
 from isthmus.deploy.heartbeat import read_heartbeat
 from isthmus.deploy.job_template import REFUSED, write_job
 from isthmus.deploy.processes import is_alive
-from isthmus.deploy.run_status import FAILED, HEARTBEAT, STOPPED, RunFailure, committed_rounds
+from isthmus.deploy.run_status import FAILED, HEARTBEAT, STOPPED, RunFailure, committed_rounds, write_waiting
 from isthmus.deploy.startup_kit import StartupKit
 from isthmus.errors import RunError
 
@@ -51,6 +51,7 @@ class RunSupervisor:
         sites: Organisations that must take part.
         on_poll: Called twice a second, e.g. to show progress.
         warn_after: Seconds that an organisation may be absent before a warning names it.
+        check: Raises if the runs cannot be finished any more; called before every attempt and while one is awaited.
     """
 
     def __init__(
@@ -60,10 +61,11 @@ class RunSupervisor:
         sites: Sequence[str],
         on_poll: Callable[[], None] = lambda: None,
         warn_after: float = 0.0,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self.admin = AdminSession(kit)
         self.runs, self.sites, self.on_poll = runs, tuple(sites), on_poll
-        self.warn_after = warn_after
+        self.warn_after, self.check = warn_after, check
         self._last_heartbeat = 0.0  # when the server job was last known to have started
         self.attempts: list[dict[str, Any]] = []
         """What happened, attempt by attempt."""
@@ -110,12 +112,12 @@ class RunSupervisor:
 
     def _attempt(self, runs: Sequence[str]) -> None:
         number = self._next_number(runs[0])
-        self._wait_for_sites()
+        self._wait_for_sites(runs)
         self._kill_orphans(runs)
         for run in runs:
             (self.runs / run / FAILED).unlink(missing_ok=True)
         with tempfile.TemporaryDirectory() as folder:
-            job = write_job(Path(folder) / f"{runs[0]}-{number}", runs, number, len(self.sites))
+            job = write_job(Path(folder) / f"{runs[0]}-{number}", runs, number, self.sites)
             job_id = self._submit(job, f"{runs[0]}-{number}")
         attempt: dict[str, Any] = {"attempt": number, "job": job_id, "submitted": time.time()}
         self.attempts.append(attempt)
@@ -208,19 +210,26 @@ class RunSupervisor:
         errors = [str(line) for line in details if "ERROR" in str(line) or REFUSED in str(line)]
         return f"{status}: {'; '.join(errors)}" if errors else status
 
-    def _wait_for_sites(self) -> None:
-        """Wait until every organisation is connected."""
+    def _wait_for_sites(self, runs: Sequence[str] = ()) -> None:
+        """Wait until every organisation is connected; says at once for whom, and since when."""
         next_warning = time.monotonic() + self.warn_after
+        since: dict[str, float] = {}
+        named: set[str] = set()
         while True:
+            self.check()
             try:
                 missing = sorted(set(self.sites) - set(self.admin.sites()))
             except Exception as error:
                 missing = [f"server ({type(error).__name__})"]
+            since = {name: since.get(name, time.time()) for name in missing}
+            for run in runs:
+                write_waiting(self.runs / run, since)
             if not missing:
                 return
-            if time.monotonic() >= next_warning:
-                logger.warning("waiting for %s; Ctrl-C ends the waiting", ", ".join(missing))
-                next_warning = time.monotonic() + WARN_MISSING_EVERY
+            if time.monotonic() >= next_warning or (named and not set(missing) <= named):
+                words = [f"{name} since {time.strftime('%H:%M:%S', time.localtime(since[name]))}" for name in missing]
+                logger.warning("waiting for %s; Ctrl-C ends the waiting", ", ".join(words))
+                next_warning, named = time.monotonic() + WARN_MISSING_EVERY, set(missing)
             self._poll()
 
     def _kill_orphans(self, runs: Sequence[str]) -> None:

@@ -104,7 +104,7 @@ def run_on_sites(path: Path, run: str, attempt: int, transport: Transport) -> No
             return
         settings = settings_from_toml(folder.config)
         torch.set_num_threads(settings.run.threads)
-        begin = BeginRun(run, folder.run_id, attempt, folder.config, versions())
+        begin = BeginRun(run, folder.run_id, attempt, folder.config, versions(), known=newest_heads(path.parent))
         if settings.run.dataset == SITE_TABLES and not any(folder.ledger(0)):
             _prepare(replace(begin, stage="prepare"), settings, folder, transport)
         joined = _begin(begin, transport)
@@ -244,6 +244,16 @@ def keep_heads(path: Path, attempt: int, when: str, heads: Mapping[Site, Mapping
             for client, head in sorted((signed or {}).items()):
                 line = {"site": site, "client": client, "when": when, "attempt": attempt, "number": head.number}
                 file.write(json.dumps(line | {"head": head.hash, "signature": head.signature.hex()}) + "\n")
+
+
+def newest_heads(runs: Path) -> dict[str, str]:
+    """The newest head of each client's audit chain in any run of this server."""
+    found: dict[str, tuple[int, str]] = {}
+    for file in runs.glob(f"*/{HEADS}"):
+        for text in file.read_text().splitlines():
+            line = json.loads(text)
+            found[line["client"]] = max(found.get(line["client"], (0, "")), (line["number"], line["head"]))
+    return {client: head for client, (_, head) in sorted(found.items())}
 
 
 def _write_sizes(path: Path, clients: Mapping[ClientId, ClientFacts]) -> None:

@@ -28,6 +28,7 @@ from isthmus.deploy.handshake import (
     BEGIN,
     END,
     KEYS,
+    PROTOCOL,
     BeginRun,
     ClientFacts,
     EndReply,
@@ -164,15 +165,34 @@ class SiteRuntime:
             return self._open.reply
         self._open = None
         try:
+            if begin.protocol != PROTOCOL:
+                raise ConfigError(
+                    f"the server speaks protocol {begin.protocol} and this site {PROTOCOL}: install the same version"
+                )
             check_versions(begin.versions)
             settings = settings_from_toml(begin.settings, own_files=self.settings.plugins)
             self.settings.check(settings)
+            self._check_restored(begin)
             self._open = self._join(begin, settings)
         except IsthmusError as error:
             logger.warning("does not take part in %s: %s", run, error)
             self._note_refusal(begin, error)
             return JoinReply(error=type(error).__name__, text=str(error))
         return self._open.reply
+
+    def _check_restored(self, begin: BeginRun) -> None:
+        """Refuse to go on with a state folder that is older than what this site has shown the server before: it would
+        have forgotten what it answered and spent.
+        """
+        mine = {str(self.settings.client)} if self.settings.share is None else set()
+        for client, head in sorted((begin.known or {}).items()):
+            if client in mine and self.chain.has_head(head) is None and not self.chain.has_accepted(head):
+                raise ConfigError(
+                    f"the audit chain of {client} ({self.chain.head.number} lines) does not hold the line "
+                    f"{head[:SHORT]} that the hub has kept of it: its state was restored from an old backup. "
+                    "Restore a newer one; if there is none, write down that it is lost: isthmus client restored "
+                    f"{head[:SHORT]}"
+                )
 
     def _note_refusal(self, begin: BeginRun, error: IsthmusError) -> None:
         self._refused_runs += 1
@@ -235,7 +255,7 @@ class SiteRuntime:
             log.join(stage=begin.stage, attempt=begin.attempt, contract=contract.hash, **spent)
         # A replay that asks for something else is answered under fresh noise: one release more than epsilon counts.
         private = derived.privacy is not None and derived.privacy.get("epsilon") is not None
-        rules = WatchRules(policy.least_in_sum, 0 if private else policy.changes)
+        rules = WatchRules(policy.least_in_sum, 0 if private else policy.changes, policy.survivors)
         return Agreement(contract, rules, log, log.calls())
 
     def _open_run(

@@ -1,7 +1,8 @@
 """A startup kit: the folder with which one party joins a federation (its certificate, its key, the server's address).
 
-Made by ``isthmus server init`` (``provisioning``); read and checked whenever a server, a client or ``isthmus submit``
-starts. Which jobs and requests its owner accepts is written into it at every start (``kit_policy``).
+Made by ``isthmus client join`` (``join_files``) and ``isthmus server init`` (``provisioning``); read and checked
+whenever a server, a client or ``isthmus submit`` starts. Which jobs and requests its owner accepts is written into it
+at every start (``kit_policy``).
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import datetime
 import json
 import logging
 import os
+import re
+import shutil
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +21,14 @@ from typing import Any, Literal
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
+from isthmus.deploy.certificates import CLOCK_TOLERANCE
+from isthmus.deploy.certificates import read_certificate as _load_certificate
 from isthmus.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-WARN_DAYS = 30
-CLOCK_TOLERANCE = datetime.timedelta(minutes=5)
+WARN_DAYS, KEEP_JOBS = 30, 20
+JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 Kind = Literal["server", "client", "admin"]
 CONFIG_FILES: dict[str, Kind] = {
     "fed_server.json": "server",
@@ -57,7 +62,7 @@ class StartupKit:
         found = [name for name in CONFIG_FILES if (startup / name).is_file()]
         if len(found) != 1:
             raise ConfigError(
-                f"{path} is not a kit (no startup/fed_client.json or fed_server.json): `isthmus server init` makes them"
+                f"{path} is not a kit (no startup/fed_client.json or fed_server.json): `isthmus client join` makes one"
             )
         kind = CONFIG_FILES[found[0]]
         try:
@@ -67,7 +72,7 @@ class StartupKit:
             raise ConfigError(
                 f"{startup / found[0]} is damaged ({type(error).__name__}): ask for the kit again"
             ) from None
-        subject = _load_certificate(startup / _certificate_file(kind)).subject
+        subject = _load_certificate(startup / certificate_file(kind)).subject
         name, organisation = _field(subject, NameOID.COMMON_NAME), _field(subject, NameOID.ORGANIZATION_NAME)
         return cls(path, kind, name, organisation, target)
 
@@ -95,15 +100,15 @@ class StartupKit:
         valid yet is an error.
         """
         now = now or datetime.datetime.now(datetime.UTC)
-        own = _load_certificate(self.startup / _certificate_file(self.kind))
+        own = _load_certificate(self.startup / certificate_file(self.kind))
         root = _load_certificate(self.startup / "rootCA.pem")
         warnings = []
         for what, certificate in (("certificate", own), ("root certificate", root)):
             begins, expires = certificate.not_valid_before_utc, certificate.not_valid_after_utc
             if expires <= now:
                 raise ConfigError(
-                    f"the {what} of {self.name} expired on {expires:%Y-%m-%d}: have new kits made with `isthmus server "
-                    "init`"
+                    f"the {what} of {self.name} expired on {expires:%Y-%m-%d}: renew it (`isthmus "
+                    "client renew`, at the hub `isthmus server renew`)"
                 )
             if begins > now + CLOCK_TOLERANCE:
                 raise ConfigError(
@@ -111,8 +116,8 @@ class StartupKit:
                 )
             if expires - now < datetime.timedelta(days=WARN_DAYS):
                 warnings.append(
-                    f"the {what} of {self.name} expires on {expires:%Y-%m-%d}, in {(expires - now).days} days: have "
-                    "new kits made"
+                    f"the {what} of {self.name} expires on {expires:%Y-%m-%d}, in {(expires - now).days} days: "
+                    "renew it (`isthmus client renew`, at the hub `isthmus server renew`)"
                 )
         try:
             own.verify_directly_issued_by(root)
@@ -135,6 +140,18 @@ class StartupKit:
                 raise ConfigError(
                     f"port {port} cannot be used ({reason}): stop what uses it, or make kits with another --port"
                 ) from None
+
+    def prune_jobs(self, keep: int = KEEP_JOBS) -> int:
+        """Remove all but the newest folders of jobs, which NVIDIA FLARE never does; results are elsewhere. Only while
+        the owner's process is down.
+        """
+        count = 0
+        for place in (self.path, self.job_store):
+            jobs = [path for path in place.glob("*") if path.is_dir() and JOB_ID.fullmatch(path.name)]
+            for path in sorted(jobs, key=lambda one: one.stat().st_mtime)[:-keep]:
+                shutil.rmtree(path, ignore_errors=True)
+                count += 1
+        return count
 
     def abandon_stale_jobs(self) -> int:
         """Mark the jobs of a server that was killed as abandoned; otherwise they would be listed as running for ever.
@@ -161,15 +178,8 @@ def _target(config: dict[str, Any], kind: Kind) -> tuple[str, int]:
     return host, int(port)
 
 
-def _certificate_file(kind: Kind) -> str:
+def certificate_file(kind: Kind) -> str:
     return "server.crt" if kind == "server" else "client.crt"
-
-
-def _load_certificate(path: Path) -> x509.Certificate:
-    try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
-    except (OSError, ValueError):
-        raise ConfigError(f"{path} is missing or no certificate: ask for the kit again") from None
 
 
 def _field(subject: x509.Name, oid: x509.ObjectIdentifier) -> str:

@@ -75,6 +75,9 @@ class RunConfig:
         checkpoint_every: Rounds between checkpoints; 0 = as often as costs about 5 % of the time.
         secure_sum: Mask what is summed, so that the server can read only totals; refused by a method that needs the
             updates of single clients.
+        least_clients: Clients with which a round goes on when others are lost; 0 = all are needed. A lost client is
+            taken back at the beginning of a round; refused by a method that needs everyone.
+        deadline: Seconds a client may take to answer before it counts as lost; 0 = no limit.
         transcript: Keep every message each party receives, for `isthmus audit`; only for simulations, it holds what
             protections hide.
         wire: Send every message through the wire codec, on the local engine too.
@@ -114,6 +117,8 @@ class RunConfig:
     threads: int = 1
     wire: bool = False
     secure_sum: bool = False
+    least_clients: int = 0
+    deadline: float = 0.0
     transcript: bool = False
     tensorboard: bool = False
     ray_address: str | None = field(default=None, metadata={"key": "ray.address"})
@@ -129,6 +134,8 @@ class RunConfig:
             ("checkpoint.every", 0, self.checkpoint_every),
             ("threads", 1, self.threads),
             ("seed", 0, self.seed),
+            ("least_clients", 0, self.least_clients),
+            ("deadline", 0, self.deadline),
         ):
             if value < low:
                 raise ConfigError(f"{key} must be at least {low}, got {value}")

@@ -13,7 +13,7 @@ from isthmus.experiments.config import Settings
 from isthmus.experiments.result import versions
 from isthmus.federation.contract import Contract, compiled, in_order
 from isthmus.federation.interface import View
-from isthmus.federation.script import EVALUATION, PREDICTION, Script, ScriptLine, total
+from isthmus.federation.script import EVALUATION, PREDICTION, Script, ScriptLine, lines_of, total
 from isthmus.methods.evaluation import Detail, Evaluation
 from isthmus.methods.registry import Method, score_bins_of
 from isthmus.metrics.registry import parse_metric
@@ -50,7 +50,28 @@ def contract_of(settings: Settings, view: View) -> Contract:
         method=run.method,
         settings=tomllib.loads(settings.to_toml()),
         versions={package: release(package, number) for package, number in versions().items()},
+        at_least=at_least_of(settings, view, script),
     )
+
+
+def at_least_of(settings: Settings, view: View, script: Script) -> int:
+    """Clients with which a round goes on; 0: all are needed. Refused where the method or the sums cannot do with so
+    few.
+    """
+    least, clients, method = settings.run.least_clients, len(view.clients), settings.run.method
+    if not least or least == clients or settings.run.predict is not None:
+        return 0
+    if least > clients:
+        raise ConfigError(f"least_clients={least} is more than the {clients} clients: set it lower, or leave it out")
+    setup = {phase.name for phase in settings.method.phases if phase.setup}
+    for phase, line in lines_of(script):
+        if phase not in setup and phase != EVALUATION and not line.survivors:
+            why = getattr(settings.method_config, "why_all_clients", str)()
+            raise ConfigError(
+                f"{method} needs every client in every round ({why or f'{line.handler.__name__} is of all of them'}): "
+                "leave least_clients out, or use fedavg with reset_optimizer=true, fedprox or fedsgd"
+            )
+    return least
 
 
 def prediction_lines(method: Method, config: object, view: View) -> tuple[ScriptLine, ...]:
@@ -90,10 +111,10 @@ def full_script(
         role, name = method.table.locate(line.handler, prefer="client")
         reply = method.table.signature(role, name).reply
         summed = secure and line.verb == "ask" and reply in (Evaluation, Detail)
-        scored.append(replace(line, verb="total") if summed else line)
+        scored.append(replace(line, verb="total", survivors=True) if summed else line)
         bins = score_bins_of(method, role)
         if summed and reply is Evaluation and bins is not None and len(view.clients) >= LEAST_CLIENTS:
-            scored.append(total(bins))
+            scored.append(total(bins, survivors=True))
     return {**script, EVALUATION: scored}
 
 
@@ -106,10 +127,10 @@ def link_of_settings(settings: Settings) -> Link | None:
 
 
 def release(package: str, version: str) -> str:
-    """The part of a version that must be equal everywhere: of Python major and minor, of packages all but the build
-    (``2.13.0+cpu`` is ``2.13.0``).
+    """The part of a version that must be equal everywhere: of Isthmus all of it, since a method's code is part of what
+    is agreed; of Python and the libraries major and minor, so that one organisation can install a fix before others.
     """
-    return ".".join(version.split(".")[:2]) if package == "python" else version.partition("+")[0]
+    return version.partition("+")[0] if package == "isthmus" else ".".join(version.partition("+")[0].split(".")[:2])
 
 
 def check_versions(server: Mapping[str, str]) -> None:
@@ -120,4 +141,5 @@ def check_versions(server: Mapping[str, str]) -> None:
         if here is None or there is None or release(package, here) != release(package, there):
             raise ConfigError(
                 f"{package} is {here or 'none'} here and {there or 'none'} at the server: install the same version"
+                + ("" if package == "isthmus" else " (the third number may differ)")
             )

@@ -14,8 +14,18 @@ from isthmus.federation.interface import View
 from isthmus.federation.ledger import Disclosure
 from isthmus.federation.messages import SERVER
 from isthmus.federation.roles import RoleTable
-from isthmus.federation.script import disclosures
-from isthmus.federation.secure import KEYS_PHASE, MailOrders, MailPlan, SumKey, SumKeys
+from isthmus.federation.script import disclosures, lines_of
+from isthmus.federation.secure import (
+    KEYS_PHASE,
+    ConfirmedGroup,
+    MailOrders,
+    MailPlan,
+    ReleasedShares,
+    SharedSecrets,
+    SumKey,
+    SumKeys,
+    SumStepRequest,
+)
 from isthmus.methods.registry import Method
 from isthmus.preparation.rounds import TABLES
 from isthmus.preparation.script import preparation_script
@@ -36,6 +46,7 @@ def sheet_of_settings(settings: Settings) -> tuple[Disclosure, ...]:
         config=settings.method_config,
         before=before,
         clients=run.clients,
+        lossy=bool(run.least_clients and run.least_clients != run.clients),
     )
 
 
@@ -48,12 +59,14 @@ def sheet_of(
     view: View = ANY_VIEW,
     before: tuple[Disclosure, ...] = (),
     clients: int | None = None,
+    lossy: bool = False,
 ) -> tuple[Disclosure, ...]:
     """All lines of a run's sheet. Scores beyond accuracy need counts by class; secure sums mask what is summed, scores
     included, and need keys, and mail that is summed needs to know who else writes.
 
     ``config``: the method's config; None = the default. ``before``: lines of what happens before the first round.
-    ``clients``: how many; a histogram of their scores is formed of enough of them.
+    ``clients``: how many; a histogram of their scores is formed of enough of them. ``lossy``: sums are over those who
+    are left.
     """
     config = method.config() if config is None else config
     method, secure = method.configured(config), secure_sum and not method.pooled
@@ -65,6 +78,7 @@ def sheet_of(
     lines = (*before, *disclosures(script, method.table))
     if not secure:
         return lines
+    lossy_phases = {phase for phase, each in lines_of(script) if each.survivors}
     keys: list[Disclosure] = []
     masked: list[Disclosure] = []
     for line in lines:
@@ -75,6 +89,9 @@ def sheet_of(
         keys += [Disclosure(KEYS_PHASE, role, SERVER, SumKey), Disclosure(KEYS_PHASE, SERVER, role, SumKeys)]
         if _is_mail(method.table, line):
             masked += [Disclosure(phase, role, SERVER, MailPlan), Disclosure(phase, SERVER, role, MailOrders)]
+        if lossy and phase in lossy_phases and line.receiver == SERVER:
+            masked += [Disclosure(phase, SERVER, role, SumStepRequest)]
+            masked += [Disclosure(phase, role, SERVER, m) for m in (SharedSecrets, ConfirmedGroup, ReleasedShares)]
         masked.append(replace(line, protection="masked"))
     return tuple(dict.fromkeys([*keys, *masked]))
 

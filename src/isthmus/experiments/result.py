@@ -120,7 +120,7 @@ def _of_clients(nodes: Mapping[str, int], selected: Mapping[str, Any], last: Map
     """Scores and sizes of each client; with secure sums none, but of enough clients a histogram of their scores."""
     if selected["per_client"] is not None:
         rows = [
-            _client(client, nodes[client], selected["per_client"][client], last["per_client"][client])
+            _client(client, nodes[client], selected["per_client"].get(client, {}), last["per_client"].get(client, {}))
             for client in nodes
         ]
         return {"per_client": rows}
@@ -133,15 +133,19 @@ def _of_clients(nodes: Mapping[str, int], selected: Mapping[str, Any], last: Map
 
 def _client(name: str, nodes: int, selected: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
     def score(line: Mapping[str, Any], part: str) -> float | None:
-        given: float | None = line[f"{part}_score"] if f"{part}_score" in line else _share(line[part])
+        given: float | None = line[f"{part}_score"] if f"{part}_score" in line else _share(line.get(part))
+        return given
+
+    def count(part: str) -> int | None:  # None for a client that was absent
+        given: int | None = (last.get(part) or selected.get(part) or (None, None))[1]
         return given
 
     return {
         "client": name,
         "nodes": nodes,
-        "train": last["train"][1],
-        "val": last["val"][1],
-        "test": last["test"][1],
+        "train": count("train"),
+        "val": count("val"),
+        "test": count("test"),
         "val_score": score(selected, "val"),
         "test_score": score(selected, "test"),
         "test_score_last": score(last, "test"),

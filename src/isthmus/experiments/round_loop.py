@@ -30,7 +30,7 @@ from isthmus.federation.contract import Contract
 from isthmus.federation.engine import Engine
 from isthmus.federation.interface import QuorumError, View
 from isthmus.federation.ledger import Entry, Sheet
-from isthmus.federation.messages import SERVER
+from isthmus.federation.messages import SERVER, ClientId
 from isthmus.federation.session import Session
 from isthmus.federation.transcript import Transcript
 from isthmus.methods.evaluation import ALL_CLIENTS, Detail, Evaluation, ScoreBins, SummedScores, WantedMetric
@@ -93,6 +93,8 @@ class RoundLoop:
             position=_PositionRecord,
             seconds=Mapping[str, float],
             round_seconds=Tensor,
+            missed=Mapping[str, Tensor],
+            absent=Mapping[str, int],
             server=type(self.state),
             selected=type(self.state) | None,
         )
@@ -110,6 +112,8 @@ class RoundLoop:
         self.sheet, self.totals = Sheet(), ByteTotals.empty()
         self.seconds = {"setup": 0.0, "train": 0.0, "eval": 0.0}
         self.round_seconds: list[float] = []
+        self.missed: dict[ClientId, list[int]] = {}
+        """Committed steps that each client was absent from."""
         self._tags: dict[int, Record] = {}
         self._entries: list[tuple[int, list[Entry]]] = []  # the ledger, without a folder
         self._setup_phases = frozenset({SCALING, LINKING, *(phase.name for phase in self.method.phases if phase.setup)})
@@ -120,7 +124,7 @@ class RoundLoop:
     def _open_session(self, incarnation: int) -> Session:
         run = self.run_config
         transcript = Transcript(self.folder.path) if run.transcript and self.folder is not None else None
-        return Session(
+        session = Session(
             self.engine,
             self.method.table,
             seed=run.seed,
@@ -129,6 +133,13 @@ class RoundLoop:
             transcript=transcript,
             contract=self.contract,
         )
+        session.clock.deadline = run.deadline or None
+        return session
+
+    @property
+    def absent(self) -> Mapping[ClientId, int]:
+        """Clients that were lost and are not back, and since which step."""
+        return self.session.clock.absent
 
     @property
     def kept_state(self) -> Record:
@@ -194,7 +205,28 @@ class RoundLoop:
                     raise
                 self._recover(error)
 
+    def _take_back(self) -> None:
+        """At the beginning of a round: clients that can be reached again take part from here on."""
+        if not self.absent:
+            return
+        back = self.engine.take_back(self.at.step)
+        for client in sorted(back):
+            logger.info("%s is back, after %d rounds without it", client, len(self.missed.get(client, ())))
+            self.session.clock.absent.pop(client)
+        if back:
+            self.checkpoint()  # from here on a checkpoint is held by them too
+
+    def _note_absent(self) -> None:
+        """Before a round is committed: who is absent from it."""
+        absent = self.absent
+        for client in absent.keys() - self.engine.away:
+            logger.warning("%s is lost in step %d; the run goes on without it", client, self.at.step + 1)
+        self.engine.away = frozenset(absent)
+        for client in absent:
+            self.missed.setdefault(client, []).append(self.at.step + 1)
+
     def _round(self, started_at: int) -> None:
+        self._take_back()
         phase = self.method.phases[self.at.phase]
         round = self.at.round
         self.session.clock.begin(phase.name, round, self.at.step + 1)
@@ -204,6 +236,9 @@ class RoundLoop:
             state, log = phase.run_round(self.state, self.session, self.config)
         spent = time.perf_counter() - begun
         line, eval_spent = self._evaluate(state, phase, log) if self.evaluates(phase, round) else (None, 0.0)
+        self._note_absent()
+        if line is not None and self.absent:
+            line["absent"] = sorted(self.absent)
         self._commit(state, phase, spent, eval_spent, line)
         self._progress(phase, round, line, started_at)
         if self.stopped or self._due(phase, round):
@@ -259,7 +294,7 @@ class RoundLoop:
         asked = self.session.tier(role)
         if handler is None or len(asked.clients) < LEAST_CLIENTS:
             return None
-        bins: ScoreBins = asked.sum(handler, WantedMetric(self.run_config.metric))
+        bins: ScoreBins = asked.sum(handler, WantedMetric(self.run_config.metric), at_least=asked.least)
         return bins
 
     def _commit(
@@ -328,6 +363,8 @@ class RoundLoop:
             "position": _PositionRecord(self.at.step, self.at.phase, self.at.round, self.session.clock.incarnation),
             "seconds": dict(self.seconds),
             "round_seconds": torch.tensor(self.round_seconds, dtype=torch.float64),
+            "missed": {client: torch.tensor(steps) for client, steps in self.missed.items()},
+            "absent": dict(self.absent),
             "server": self.state,
             "selected": self.selected_state,
         }
@@ -353,8 +390,10 @@ class RoundLoop:
         if not steps and self.folder is not None and not self.folder.begun:
             return  # stopped before the first checkpoint was complete: nothing has happened yet
         damage: list[str] = []
-        for step in sorted(steps & set(self.engine.tags()), reverse=True):
+        for step in sorted(steps, reverse=True):
             try:
+                if not self._held_by_all(step):
+                    continue
                 self._restore(step)
             except DataError as error:
                 damage.append(str(error))
@@ -366,12 +405,21 @@ class RoundLoop:
             f"no checkpoint that all parties hold can be read{f': {damage[0]}' if damage else ''}; start the run again"
         )
 
-    def _restore(self, step: int) -> None:
-        """Roll back to one checkpoint; after a DataError the folder is unchanged."""
+    def _saved(self, step: int) -> Any:
         record: Any = self._tags.get(step)
         if record is None:
             assert self.folder is not None
             record = self.folder.store(SERVER).load(step, self._saved_type)
+        return record
+
+    def _held_by_all(self, step: int) -> bool:
+        """Whether all clients hold a checkpoint but those that were absent when it was made."""
+        self.engine.away = frozenset(self._saved(step).absent)
+        return step in self.engine.tags()
+
+    def _restore(self, step: int) -> None:
+        """Roll back to one checkpoint; after a DataError the folder is unchanged."""
+        record = self._saved(step)
         if not self._same_settings(record.settings, step):
             raise ConfigError("config.toml was changed since this run began: undo the change, or start a new run")
         if self.folder is not None:
@@ -386,6 +434,8 @@ class RoundLoop:
         self.seconds, self.round_seconds = dict(record.seconds), record.round_seconds.tolist()
         incarnation = max(self.session.clock.incarnation, record.position.attempt) + 1
         self.session = self._open_session(incarnation)
+        self.session.clock.absent.update(record.absent)
+        self.missed = {client: missed.tolist() for client, missed in record.missed.items()}
         self._tags = {tag: kept for tag, kept in self._tags.items() if tag < step} | {step: record}
         if self.folder is not None:
             self.folder.truncate(step)

@@ -352,6 +352,8 @@ class RunDriver:
             facts,
             describe_model(self.settings.method_config, self.view),
         )
+        if loop.missed:
+            result["absent"] = {client: _stretches(steps) for client, steps in sorted(loop.missed.items())}
         if (tried := folder.path / TRIALS).exists():
             result["variants"] = json.loads(tried.read_text())
         folder.write_json("result.json", result)
@@ -361,6 +363,17 @@ class RunDriver:
     def _tidy(self, folder: RunFolder) -> None:
         """What becomes of the checkpoints of a finished run: between organisations nothing is kept for later."""
         folder.drop_checkpoints()
+
+
+def _stretches(steps: Sequence[int]) -> list[list[int]]:
+    """Steps as first and last of each unbroken stretch."""
+    found: list[list[int]] = []
+    for step in steps:
+        if found and step == found[-1][1] + 1:
+            found[-1][1] = step
+        else:
+            found.append([step, step])
+    return found
 
 
 class SimulatedRun(RunDriver):

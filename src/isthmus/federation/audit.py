@@ -31,6 +31,7 @@ NEIGHBOURS = "neighbour lists from products"
 SUPPORT = "entries from announced positions"
 SHARES = "opening shares"
 SOLVING = "single rows from sums over neighbours"
+MATCHING = "labels by matching structure features"
 ATTACKS = (READING, RANK_ONE, LABELS, MEMBERSHIP, DIFFERENCE, REUSE, IMPERSONATION, NEIGHBOURS, SUPPORT, SHARES)
 """All that are judged."""
 

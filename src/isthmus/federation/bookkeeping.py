@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from isthmus.errors import ProtocolError, RunError
 from isthmus.federation import codec
 from isthmus.federation.interface import Failure, QuorumError, Replies, Stacked
 from isthmus.federation.ledger import Entry, Ledger, Protection
-from isthmus.federation.messages import SERVER, Kind, Message, PartyId, role_of
+from isthmus.federation.messages import SERVER, ClientId, Kind, Message, PartyId, client_of, role_of
 from isthmus.federation.party import Combine, Invocation, Outcome, Parcel, Turn
 from isthmus.federation.script_recorder import ScriptRecorder
 from isthmus.federation.secure import KEYS_PHASE, Sealed, SumKey, SumKeys
@@ -35,7 +35,11 @@ class Clock:
         self.seed, self.secure, self.transcript, self.watch = seed, secure, transcript, watch
         self.run = secrets.token_hex(16)  # of this process: keys of secure sums belong to it
         self.sum_keys: dict[str, dict[PartyId, bytes]] = {}
-        self.rosters: dict[tuple[str, tuple[PartyId, ...], int], SumRoster] = {}
+        self.rosters: dict[tuple[str, tuple[PartyId, ...], int, int], SumRoster] = {}
+        self.absent: dict[ClientId, int] = {}
+        """Clients that were lost, and the step in which."""
+        self.least: int | None = None
+        self.deadline: float | None = None
         self.incarnation = incarnation
         self.turn = Turn(incarnation, "init", 0)
         self.sequence = 0
@@ -49,6 +53,11 @@ class Clock:
     def next(self) -> int:
         self.sequence += 1
         return self.sequence
+
+    def lose(self, parties: Iterable[PartyId]) -> None:
+        """These did not answer: the round goes on without them."""
+        for party in parties:
+            self.absent.setdefault(client_of(party), self.turn.step)
 
 
 class Bookkeeping:

@@ -12,13 +12,16 @@ from isthmus.errors import ProtocolError, unknown
 from isthmus.federation.bookkeeping import Bookkeeping, check_quorum
 from isthmus.federation.contract import Way
 from isthmus.federation.engine import Engine, ExchangesTogether
-from isthmus.federation.interface import Exchanged, Failure, PerClient, Replies, Stacked
-from isthmus.federation.messages import SERVER, Message, PartyId, role_of
+from isthmus.federation.interface import Exchanged, Failure, PerClient, QuorumError, Replies, Stacked
+from isthmus.federation.messages import SERVER, Message, PartyId, client_of, role_of
 from isthmus.federation.party import Combine, Invocation, Outcome, Parcel
 from isthmus.federation.roles import RoleTable
 from isthmus.federation.secure import MailOrder
 
 RETRIED = ("unavailable", "crashed")
+LOST = (*RETRIED, "timeout")
+"""Kinds of failures that say nothing but that a party is not there."""
+ABSENT = Failure("unavailable", "absent")
 
 
 class Caller:
@@ -30,6 +33,12 @@ class Caller:
 
     @property
     def parties(self) -> tuple[PartyId, ...]:
+        """Who can be called: without those that are absent."""
+        everybody, absent = self.everybody, self.clock.absent
+        return tuple(party for party in everybody if client_of(party) not in absent) if absent else everybody
+
+    @property
+    def everybody(self) -> tuple[PartyId, ...]:
         return self.engine.parties(self.role)
 
     # -- before anybody is called ------------------------------------------------------------------
@@ -114,12 +123,21 @@ class Caller:
     # -- calls -------------------------------------------------------------------------------------
 
     def dispatch(
-        self, calls: Sequence[Invocation], *, quorum: float = 1.0, timeout: float | None = None
+        self,
+        calls: Sequence[Invocation],
+        *,
+        quorum: float = 1.0,
+        timeout: float | None = None,
+        at_least: int | None = None,
     ) -> tuple[Mapping[PartyId, Outcome] | Stacked[Any], dict[PartyId, Failure]]:
         """Outcomes of a handler's calls, and failures; too many failures lose the round.
 
         One retry for parties that were away; a repeated sequence is answered from memory, so nobody trains twice.
+
+        Args:
+            at_least: Parties that must answer; others that are lost are absent from now on.
         """
+        timeout = self.clock.deadline if timeout is None else timeout
         outcome = self.engine.dispatch(calls, timeout)
         if isinstance(outcome, Stacked):
             return outcome, {}
@@ -133,8 +151,31 @@ class Caller:
         ordered = {call.party: outcome[call.party] for call in calls}
         self.books.transcribe(calls, ordered)
         failures = {party: result for party, result in ordered.items() if isinstance(result, Failure)}
-        check_quorum(self.clock.turn, calls[0].handler, len(calls), failures, quorum)
+        if at_least is None:
+            check_quorum(self.clock.turn, calls[0].handler, len(calls), failures, quorum)
+        else:
+            self._check_left(calls, failures, at_least)
+            self.clock.lose(failures)
         return {party: result for party, result in ordered.items() if party not in failures}, failures
+
+    def _check_left(self, calls: Sequence[Invocation], failures: Mapping[PartyId, Failure], at_least: int) -> None:
+        """Enough parties must be left; one that failed for another reason than being lost fails the round."""
+        answered = len(calls) - len(failures)
+        if answered >= at_least and all(failure.kind in LOST for failure in failures.values()):
+            return
+        asked = {call.party for call in calls}
+        absent = {party: ABSENT for party in self.everybody if party not in asked}
+        turn, everybody = self.clock.turn, len(self.everybody)
+        place = f"{turn.phase} round {turn.round}, {calls[0].handler}, which needs {at_least}"
+        raise QuorumError(place, {**absent, **failures}, answered, everybody)
+
+    def check_everybody(self, name: str) -> None:
+        """Refuse what needs everybody while somebody is absent."""
+        missing = {party: ABSENT for party in self.everybody if client_of(party) in self.clock.absent}
+        if missing:
+            turn, count = self.clock.turn, len(self.everybody)
+            place = f"{turn.phase} round {turn.round}, {name}, which needs everybody"
+            raise QuorumError(place, missing, count - len(missing), count)
 
     def replies(self, calls: Sequence[Invocation]) -> dict[PartyId, Message | None]:
         """What everybody answers, one by one."""

@@ -18,6 +18,7 @@ from isthmus.errors import ConfigError, ProtocolError
 from isthmus.federation.messages import SERVER, ClientId, Message, PartyId, address, kinds_of
 from isthmus.federation.roles import RoleTable
 from isthmus.federation.script import EVALUATION, Script, lines_of
+from isthmus.privacy.mask_graph import least_left
 
 Way = Literal["ask", "total", "send", "receive"]
 
@@ -29,7 +30,7 @@ class Line:
     Args:
         way: The only verb by which it may be called.
         summed: Only a total may be seen: with secure sums the call must bring an order to mask.
-        most, some, each, fresh, groups: As in `isthmus.federation.script.ScriptLine`.
+        most, some, each, fresh, groups, survivors: As in `isthmus.federation.script.ScriptLine`.
         request, reply: Messages it takes and gives.
         to: Roles that see what it gives.
         paired: ``role.handler`` of those that take the mail it sends, or send the mail it takes.
@@ -45,6 +46,7 @@ class Line:
     each: bool = False
     fresh: bool = False
     groups: int = 0
+    survivors: bool = False
     request: type[Message] | None = None
     reply: type[Message] | None = None
     to: tuple[str, ...] = ()
@@ -71,6 +73,7 @@ class Line:
             "each": self.each,
             "fresh": self.fresh,
             "groups": self.groups,
+            "survivors": self.survivors,
             "request": _described(self.request),
             "reply": _described(self.reply),
             "to": list(self.to),
@@ -114,6 +117,7 @@ class Contract:
         clients: Names of all clients.
         roles: Of the method; every client has one party of each.
         secure: Sums are masked.
+        at_least: Clients with which a round goes on; 0: everybody is needed.
         method, settings, versions: What is run, with which resolved settings, by which versions of the packages.
     """
 
@@ -125,6 +129,15 @@ class Contract:
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    at_least: int = 0
+
+    def __post_init__(self) -> None:
+        clients = len(self.clients)
+        if self.secure and self.at_least and self.at_least < least_left(clients):
+            raise ConfigError(
+                f"least_clients={self.at_least} of {clients} is too few for secure sums: at least "
+                f"{least_left(clients)}, or those who work with the server could open more than the sum"
+            )
 
     @cached_property
     def parties(self) -> dict[str, frozenset[PartyId]]:
@@ -173,6 +186,7 @@ class Contract:
             "method": self.method,
             "settings": dict(self.settings),
             "versions": dict(self.versions),
+            "at_least": self.at_least,
         }
 
     @cached_property
@@ -206,7 +220,8 @@ def compiled(script: Script, table: RoleTable) -> tuple[Line, ...]:
             if signature.sends or signature.mail:
                 raise ConfigError(f"script: {role}.{name} is part of an exchange: write mail(...)")
             shown = (SERVER,) if signature.reply is not None else ()
-            add(common(way=line.verb, summed=line.verb == "total", each=line.each, to=shown))
+            totalled = line.verb == "total"
+            add(common(way=line.verb, summed=totalled, each=line.each, survivors=line.survivors, to=shown))
             continue
         if not signature.sends:
             raise ConfigError(f"script: {role}.{name} sends no mail: write ask(...) or total(...)")
@@ -235,7 +250,7 @@ def compiled(script: Script, table: RoleTable) -> tuple[Line, ...]:
 
 
 def _joined(a: Line, b: Line) -> Line:
-    if (a.way, a.summed, a.each, a.groups) != (b.way, b.summed, b.each, b.groups):
+    if (a.way, a.summed, a.each, a.groups, a.survivors) != (b.way, b.summed, b.each, b.groups, b.survivors):
         raise ConfigError(f"script: {a.name} is called in two ways in phase {a.phase!r}: give it two handlers")
     return replace(
         a,

@@ -86,6 +86,15 @@ class Engine(Protocol):
         """
         ...
 
+    away: frozenset[ClientId]
+    """Clients that are absent: tags, rollbacks, selections and exports are of the others. Set by the round loop."""
+
+    def take_back(self, step: int) -> frozenset[ClientId]:
+        """Which of those away can be reached again: they go back to their own newest tag, and tag it as that of this
+        step. They are no longer away.
+        """
+        ...
+
     def commit(self, step: int) -> None:
         """Tag the state of every party."""
         ...

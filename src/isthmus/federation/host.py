@@ -26,7 +26,7 @@ from isthmus.federation.codec import LIMITS, Limits
 from isthmus.federation.engine import Export
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.interface import Stacked
-from isthmus.federation.messages import ClientId, Message
+from isthmus.federation.messages import ClientId, Message, client_of
 from isthmus.federation.party import Invocation, Outcome
 from isthmus.federation.roles import RoleTable
 from isthmus.federation.wire import Frame, decode_calls, encode_outcomes
@@ -110,6 +110,7 @@ class PartyHost(LocalEngine):
             "tags": lambda order: Answer(steps=self.tags()),
             "fetch": self._on_fetch,
             "rollback": self._on_rollback,
+            "catch_up": self._on_catch_up,
             "select": self._on_select,
             "export": self._on_export,
             "sum_keys": self._on_sum_keys,
@@ -183,6 +184,13 @@ class PartyHost(LocalEngine):
 
     def _on_rollback(self, order: Order) -> Answer:
         self.rollback(order.step)
+        return Answer()
+
+    def _on_catch_up(self, order: Order) -> Answer:
+        self._release()
+        for party in self._all():
+            if client_of(party.name) in order.clients:
+                party.catch_up(order.step)
         return Answer()
 
     def _on_select(self, order: Order) -> Answer:

@@ -156,6 +156,16 @@ class Federation(Protocol):
         ...
 
     @property
+    def absent(self) -> tuple[PartyId, ...]:
+        """Parties of this role that were lost and are not back: not in ``clients``, and not in sums."""
+        ...
+
+    @property
+    def least(self) -> int | None:
+        """For ``at_least``: parties with which a round goes on (``least_clients`` of the run); None: all are needed."""
+        ...
+
+    @property
     def role(self) -> str: ...
 
     @property
@@ -185,10 +195,17 @@ class Federation(Protocol):
 
     @overload
     def sum(
-        self, handler: Callable[[Any, Req], Rep], request: Req | PerClient[Req], *, to: Iterable[PartyId] | None = None
+        self,
+        handler: Callable[[Any, Req], Rep],
+        request: Req | PerClient[Req],
+        *,
+        to: Iterable[PartyId] | None = None,
+        at_least: int | None = None,
     ) -> Rep: ...
     @overload
-    def sum(self, handler: Callable[[Any], Rep], *, to: Iterable[PartyId] | None = None) -> Rep: ...
+    def sum(
+        self, handler: Callable[[Any], Rep], *, to: Iterable[PartyId] | None = None, at_least: int | None = None
+    ) -> Rep: ...
 
     def exchange(
         self,

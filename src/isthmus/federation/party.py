@@ -17,7 +17,7 @@ from isthmus.federation import codec
 from isthmus.federation.interface import Failure, total
 from isthmus.federation.messages import Message, PartyId
 from isthmus.federation.roles import Client, RoleTable, Signature
-from isthmus.federation.secure import MailOrder, Masked, MaskOrder, mask_reply, plan_mail, unmask
+from isthmus.federation.secure import MailOrder, Masked, MaskOrder, mask_reply, plan_mail, take_step, unmask
 from isthmus.federation.watch import Watch
 from isthmus.privacy.flatten import WordRows
 from isthmus.privacy.masks import SumParty
@@ -101,6 +101,7 @@ class Party:
             int, dict[PartyId, Message]
         ] = {}  # mail that waits for its masks, by the sequence it was made under
         self._memory: dict[int, tuple[str, Outcome]] = {}
+        self._sum_steps: dict[tuple[int, str], Outcome] = {}
         self.client = make()
         self.client.setup()
         self.client.enter("init", 0, 0)
@@ -115,6 +116,8 @@ class Party:
             signature = self.admit(call)
         except ProtocolError as error:
             return Failure("protocol", type(error).__name__, error)
+        if call.mask is not None and call.mask.step is not None and not call.mask.runs_handler:
+            return self._step_of_sum(call, call.mask, call.mask.step.name)
         if call.sequence in self._memory:
             return self._memory[call.sequence][1]
         before = self.client.state
@@ -136,6 +139,17 @@ class Party:
             return Failure("protocol" if isinstance(error, ProtocolError) else "handler", type(error).__name__, error)
         self._memory[call.sequence] = call.handler, outcome
         return outcome
+
+    def _step_of_sum(self, call: Invocation, order: MaskOrder, step: str) -> Outcome:
+        """A step around a masked message, answered once: asked for again, the first answer is given again."""
+        if (call.sequence, step) not in self._sum_steps:
+            try:
+                if self._sums is None:
+                    raise ProtocolError(f"{self.name} has no key for sums yet")
+                self._sum_steps[call.sequence, step] = take_step(self._sums, order, self._asked_so_far)
+            except ProtocolError as error:
+                return Failure("protocol", type(error).__name__, error)
+        return self._sum_steps[call.sequence, step]
 
     def sum_key(self) -> bytes:
         """This party's public key for secure sums of this process; its secret half never leaves it."""
@@ -232,9 +246,15 @@ class Party:
             given, serving = (f"incarnation {t.incarnation}, step {t.step}" for t in (turn, self._turn))
             raise ProtocolError(f"{self.name}: call of {given}, already serving {serving}")
         self._turn = turn
+        self._forget_calls()
+        self.client.scratch = SimpleNamespace()
+
+    def _forget_calls(self) -> None:
         self._memory.clear()
         self._held.clear()
-        self.client.scratch = SimpleNamespace()
+        self._sum_steps.clear()
+        if self._sums is not None:
+            self._sums.open.clear()
 
     def _run(self, call: Invocation, signature: Signature) -> Outcome:
         function = getattr(self.client, call.handler)
@@ -330,10 +350,22 @@ class Party:
         self._tags = {tag: kept for tag, kept in self._tags.items() if tag <= step}
         if self.store is not None:
             self.store.forget(keep=[tag for tag in self.store.steps() if tag <= step])
-        self._memory.clear()
-        self._held.clear()
+        self._forget_calls()
         if self.watch is not None:
             self.watch.rolled_back(step)
+
+    def catch_up(self, step: int) -> None:
+        """Be back after an absence: from the newest tag, whatever was begun since is dropped; the state counts as that
+        of this step.
+        """
+        if self.watch is not None:
+            self.watch.check_catch_up(step)
+        tags = [tag for tag in self.tags() if tag <= step]
+        if tags:
+            self.rollback(tags[-1])
+        if self.watch is not None:
+            self.watch.rolled_back(step)
+        self.commit(step)
 
     def select(self) -> None:
         """Remember the present state as the one validation picked."""

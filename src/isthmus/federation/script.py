@@ -43,6 +43,8 @@ class ScriptLine:
     Args:
         most: Calls of one party in one round.
         some: A part of the parties may be asked; otherwise it is everybody.
+        survivors: The method can do with a sum over those who answer, at least ``least_clients`` of the run: what a
+            party answers follows from the request and its own data, not from what it was told in rounds it missed.
         groups: Number of fixed groups (`isthmus.privacy.guard.fixed_groups`): behind masks a sum is over one of them,
             and over no other parties; 0 = none. Every group may be asked ``most`` times.
         each: Everybody gets a request of its own; otherwise all are asked the same, and behind masks this sum and all
@@ -60,6 +62,7 @@ class ScriptLine:
     each: bool = False
     fresh: bool = False
     groups: int = 0
+    survivors: bool = False
     receive: tuple[Handler, ...] = ()
     summed: bool = False
     server: bool = False
@@ -80,9 +83,17 @@ def ask(handler: Handler, *, most: int = 1, some: bool = False, each: bool = Fal
     return ScriptLine("ask", handler, most=most, some=some, each=each, fresh=fresh)
 
 
-def total(handler: Handler, *, most: int = 1, some: bool = False, each: bool = False, groups: int = 0) -> ScriptLine:
+def total(
+    handler: Handler,
+    *,
+    most: int = 1,
+    some: bool = False,
+    each: bool = False,
+    groups: int = 0,
+    survivors: bool = False,
+) -> ScriptLine:
     """``federation.sum(handler, ...)``: the server is given the total, and with secure sums can read nothing else."""
-    return ScriptLine("total", handler, most=most, some=some, each=each, groups=groups)
+    return ScriptLine("total", handler, most=most, some=some, each=each, groups=groups, survivors=survivors)
 
 
 def mail(

@@ -21,8 +21,8 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -35,7 +35,9 @@ from isthmus.federation.schema import Json, Sink, Source, schema
 from isthmus.privacy.flatten import Leaf, LeafTemplate, WordRows, decode_leaves, template_of_leaves
 from isthmus.privacy.keys import frame
 from isthmus.privacy.masks import CHECK_WORDS, SumParty, SumRoster, SumServer, SumTag
+from isthmus.privacy.shamir import SECRET_BYTES
 from isthmus.privacy.sparse import announce, place, union_support
+from isthmus.privacy.survivors import SurvivorServer, confirm, meet, release, share_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -96,19 +98,96 @@ class MailOrders(Message):
 
 
 @dataclass(frozen=True)
+class SharedSecrets(Message):
+    """What a party sends before a sum that may lose parties (`isthmus.privacy.survivors`)."""
+
+    boxes: Ciphertext[Mapping[str, bytes]]
+    sealed: Ciphertext[bytes]
+    digests: Identifier[bytes]
+
+
+@dataclass(frozen=True)
+class ConfirmedGroup(Message):
+    """Codes by which a party tells others over whom it takes part in a sum."""
+
+    codes: Identifier[Mapping[str, bytes]]
+
+
+@dataclass(frozen=True)
+class ReleasedShares(Message):
+    """Shares that open the masks left in the total of a group, by party: which of its secrets, and the share."""
+
+    shares: Share[Mapping[str, bytes]]
+
+
+@dataclass(frozen=True)
+class SumStepRequest(Message):
+    """What a party is told in a step of a sum that may lose parties."""
+
+    group: Identifier[tuple[str, ...]]
+    codes: Identifier[Mapping[str, bytes]]
+    boxes: Ciphertext[Mapping[str, bytes]]
+
+
+StepName = Literal["share", "mask", "confirm", "release"]
+STEP_REPLIES: dict[StepName, type[Message]] = {
+    "share": SharedSecrets,
+    "mask": Masked,
+    "confirm": ConfirmedGroup,
+    "release": ReleasedShares,
+}
+
+
+@dataclass(frozen=True)
+class SumStep:
+    """A step of a sum that may lose parties. ``request.group``: who is present (mask), or left (confirm)."""
+
+    name: StepName
+    request: SumStepRequest = SumStepRequest((), {}, {})
+
+
+@dataclass(frozen=True)
 class MaskOrder:
     """Asks a party to mask a message for one sum. ``supports``: flat positions of each sparse matrix in it; None
-    refuses such matrices.
+    refuses such matrices. ``step``: where the sum may lose parties.
     """
 
     roster: SumRoster
     tag: SumTag
     supports: tuple[Tensor, ...] | None = None
+    step: SumStep | None = None
 
     def seen_by(self, party: PartyId) -> MaskOrder:
         """The same order with no other keys than this party needs."""
         roster = self.roster.seen_by(party)
-        return self if roster is self.roster else MaskOrder(roster, self.tag, self.supports)
+        return self if roster is self.roster else replace(self, roster=roster)
+
+    @property
+    def runs_handler(self) -> bool:
+        """Whether the call is for the message itself, and not for a step before or after it."""
+        return self.step is None or self.step.name == "mask"
+
+
+def take_step(party: SumParty, order: MaskOrder, context: bytes) -> Message:
+    """A party's answer to a step in which no handler runs."""
+    assert order.step is not None
+    asked, tag = order.step.request, order.tag
+    if order.step.name == "share":
+        secrets = share_secrets(party, order.roster, tag, frame(context))
+        return SharedSecrets(secrets.boxes, secrets.sealed, secrets.digests)
+    if order.step.name == "confirm":
+        return ConfirmedGroup(confirm(party, tag, asked.group))
+    shares = release(party, tag, asked.codes, asked.boxes)
+    return ReleasedShares(
+        {owner: bytes([which]) + number.to_bytes(SECRET_BYTES, "big") for owner, (which, number) in shares.items()}
+    )
+
+
+def read_shares(party: PartyId, message: ReleasedShares) -> dict[PartyId, tuple[int, int]]:
+    """The shares in a message."""
+    if any(len(share) != 1 + SECRET_BYTES for share in message.shares.values()):
+        raise ProtocolError(f"{party} sent shares that are cut short or too long")
+    return {owner: (share[0], int.from_bytes(share[1:], "big")) for owner, share in message.shares.items()}
 
 
 @dataclass(frozen=True)
@@ -134,6 +213,8 @@ def mask_reply(
         context: What all parties of the sum have in common beside the order (`Watch.asked_so_far`). Masks cancel only
             between parties with the same, and with the same supports: over others a party's numbers would stand alone.
     """
+    if order.step is not None:
+        meet(party, order.tag, order.step.request.group)
     sink = Sink()
     tree = schema(type(reply)).write(reply.summand(), sink)
     _check_summable(tree, type(reply).__name__, sparse=order.supports is not None)
@@ -167,16 +248,27 @@ def unmask(replies: Mapping[PartyId, Masked], order: MaskOrder, reply: type[Mess
     """The sum of all parties' replies; a missing party, another roster or a changed vector is an error, never a wrong
     sum.
     """
+    server = SumServer(order.roster, order.tag)
+    layout = add_masked(server, replies)
+    words = server.total_words()  # before anything else: says who is missing
+    return _read(words, layout, reply, len(order.roster), order.supports)
+
+
+def add_masked(server: SumServer, replies: Mapping[PartyId, Masked]) -> str:
+    """Add up masked messages; returns what all of them say they mean."""
     layouts = {masked.layout for masked in replies.values()}
     if len(layouts) > 1:
         raise ProtocolError(
             "the parties of a secure sum sent messages of different shape; all must have the same names and sizes"
         )
-    server = SumServer(order.roster, order.tag)
     for party, masked in sorted(replies.items()):
         server.add(party, masked.words.numpy().view(np.uint64))
-    words = server.total_words()  # before anything else: says who is missing
-    return _read(words, layouts.pop(), reply, len(order.roster), order.supports)
+    return layouts.pop() if layouts else ""
+
+
+def total_of_survivors(server: SurvivorServer, layout: str, reply: type[Message]) -> Message:
+    """The sum over those who are left."""
+    return _read(server.total_words(), layout, reply, len(server.survivors), None)
 
 
 def as_if_unmasked(masked: Masked, reply: type[Message]) -> Message | None:

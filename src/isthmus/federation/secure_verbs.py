@@ -13,22 +13,33 @@ from torch import Tensor
 from isthmus.errors import ProtocolError, RunError
 from isthmus.federation import codec
 from isthmus.federation.calls import Caller
-from isthmus.federation.interface import Replies
-from isthmus.federation.messages import SERVER, Message, PartyId, role_of
+from isthmus.federation.interface import Replies, Stacked
+from isthmus.federation.messages import SERVER, Message, PartyId, client_of, role_of
 from isthmus.federation.party import Invocation, Parcel
 from isthmus.federation.secure import (
+    STEP_REPLIES,
     MailOrder,
     MailOrders,
     MailPlan,
     Masked,
     MaskOrder,
     Sealed,
+    StepName,
+    SumStep,
+    SumStepRequest,
+    add_masked,
     join_supports,
+    read_shares,
+    total_of_survivors,
     unmask,
 )
 from isthmus.federation.watch import SessionWatch
-from isthmus.privacy.mask_graph import choices_for
+from isthmus.privacy.mask_graph import choices_for, lost_share
 from isthmus.privacy.masks import SumRoster, SumTag
+from isthmus.privacy.survivors import SharedSecrets as SecretsOfSum
+from isthmus.privacy.survivors import SurvivorServer
+
+NOTHING_TOLD = SumStepRequest((), {}, {})
 
 
 def masked_sum(caller: Caller, calls: Sequence[Invocation], name: str, *, each: bool = False) -> Message:
@@ -45,6 +56,52 @@ def masked_sum(caller: Caller, calls: Sequence[Invocation], name: str, *, each: 
     reply = caller.reply_type(name)
     caller.books.masked(name, reply, list(masked), [SERVER], list(masked.values()))
     return unmask(masked, order, reply)
+
+
+def sum_of_survivors(caller: Caller, calls: Sequence[Invocation], name: str, at_least: int) -> Message:
+    """The sum of what at least so many parties answer; whoever is lost on the way is absent from then on. Below that
+    the round is lost, and nothing was revealed.
+    """
+    everybody = caller.everybody
+    order = _order(caller, name, everybody, caller.clock.sequence, _digest(calls), at_least=at_least)
+    server, by_party = SurvivorServer(order.roster, order.tag), {call.party: call for call in calls}
+
+    sharing = order.roster.sharing
+    to_open = at_least if sharing.holders else sharing.threshold
+
+    def ask(step: StepName, requests: Mapping[PartyId, SumStepRequest]) -> dict[PartyId, Any]:
+        made = {id(request): SumStep(step, request) for request in requests.values()}
+        asked = []
+        for party, request in requests.items():
+            call, its = by_party[party], replace(order, step=made[id(request)]).seen_by(party)
+            asked.append(replace(call, mask=its, argument=call.argument if its.runs_handler else None))
+        outcome, _ = caller.dispatch(asked, at_least=at_least if step in ("share", "mask") else to_open)
+        assert not isinstance(outcome, Stacked)
+        replies = {party: reply for party, reply in outcome.items() if isinstance(reply, STEP_REPLIES[step])}
+        caller.books.batch(name, "clear", [(SERVER, party, requests[party]) for party in requests])
+        if step != "mask":
+            caller.books.batch(name, "clear", [(party, SERVER, reply) for party, reply in replies.items()])
+        return replies
+
+    for party, secrets in ask("share", dict.fromkeys(by_party, NOTHING_TOLD)).items():
+        server.take_secrets(party, SecretsOfSum(secrets.boxes, secrets.sealed, secrets.digests))
+    group = SumStepRequest(server.present, {}, {})
+    masked: dict[PartyId, Masked] = ask("mask", dict.fromkeys(server.present, group))
+    reply = caller.reply_type(name)
+    caller.books.masked(name, reply, list(masked), [SERVER], list(masked.values()))
+    layout = add_masked(server, masked)
+    survivors = server.settle()
+    group = SumStepRequest(survivors, {}, {})
+    for party, confirmed in ask("confirm", dict.fromkeys(survivors, group)).items():
+        server.take_codes(party, confirmed.codes)
+    told = {
+        party: SumStepRequest((), server.codes_for(party), server.boxes_for(party))
+        for party in survivors
+        if client_of(party) not in caller.clock.absent
+    }
+    for party, released in ask("release", told).items():
+        server.take_shares(party, read_shares(party, released))
+    return total_of_survivors(server, layout, reply)
 
 
 def masked_exchange(
@@ -90,6 +147,7 @@ def _order(
     *,
     receiver: PartyId = SERVER,
     supports: tuple[Tensor, ...] | None = None,
+    at_least: int = 0,
 ) -> MaskOrder:
     session_keys(caller)
     clock = caller.clock
@@ -103,26 +161,27 @@ def _order(
         receiver=receiver,
         request=request,
     )
-    return MaskOrder(_roster(caller, tuple(parties), _chosen(caller, name, parties, receiver)), tag, supports)
+    chosen = _chosen(caller, name, parties, receiver, at_least)
+    return MaskOrder(_roster(caller, tuple(parties), chosen, at_least), tag, supports)
 
 
-def _chosen(caller: Caller, name: str, parties: Sequence[PartyId], receiver: PartyId) -> int:
+def _chosen(caller: Caller, name: str, parties: Sequence[PartyId], receiver: PartyId, at_least: int) -> int:
     """How many neighbours each party chooses: few only where the contract fixes the roster, because a server that may
     choose it could choose one with a bad graph.
     """
-    fixed = set(parties) == set(caller.parties) - {receiver}
+    fixed = set(parties) == set(caller.everybody) - {receiver}
     if not fixed and isinstance(caller.clock.watch, SessionWatch):
         line = caller.clock.watch.contract.by_place.get((caller.clock.turn.phase, caller.role, name))
         fixed = line is not None and line.groups > 0
-    return choices_for(len(parties)) if fixed else 0
+    return choices_for(len(parties), lost_share(len(parties), at_least)) if fixed else 0
 
 
-def _roster(caller: Caller, parties: tuple[PartyId, ...], chosen: int) -> SumRoster:
+def _roster(caller: Caller, parties: tuple[PartyId, ...], chosen: int, at_least: int = 0) -> SumRoster:
     """Made once per run: who masks with whom is computed once."""
     known, keys = caller.clock.rosters, caller.clock.sum_keys[caller.role]
-    place = caller.role, parties, chosen
+    place = caller.role, parties, chosen, at_least
     if place not in known:
-        known[place] = SumRoster({party: keys[party] for party in parties}, chosen)
+        known[place] = SumRoster({party: keys[party] for party in parties}, chosen, (), at_least)
     return known[place]
 
 

@@ -25,7 +25,8 @@ from isthmus.federation.ledger import Ledger
 from isthmus.federation.messages import SERVER, Message, PartyId
 from isthmus.federation.party import Combine, Parcel
 from isthmus.federation.roles import RoleTable
-from isthmus.federation.secure_verbs import masked_exchange, masked_sum
+from isthmus.federation.script import EVALUATION
+from isthmus.federation.secure_verbs import masked_exchange, masked_sum, sum_of_survivors
 from isthmus.federation.transcript import Transcript
 from isthmus.federation.watch import SessionWatch
 from isthmus.seeds import Stream
@@ -52,12 +53,23 @@ class Session:
             watch = None if contract is None else SessionWatch(contract)
             shared = Clock(incarnation, seed, secure, transcript, watch), Ledger()
         self.clock, self.ledger = shared
+        if contract is not None:
+            self.clock.least = contract.at_least or None
         self._books = Bookkeeping(self.clock, self.ledger)
         self._caller = Caller(engine, table, role, self._books)
 
     @property
     def clients(self) -> tuple[PartyId, ...]:
         return self._caller.parties
+
+    @property
+    def absent(self) -> tuple[PartyId, ...]:
+        present = set(self.clients)
+        return tuple(party for party in self._caller.everybody if party not in present)
+
+    @property
+    def least(self) -> int | None:
+        return self.clock.least
 
     @property
     def round(self) -> int:
@@ -92,24 +104,40 @@ class Session:
         if not 0.0 < quorum <= 1.0:
             raise ValueError(f"quorum must lie in (0, 1], got {quorum}")
         calls, name = self._caller.prepare(handler, request, to, "ask")
-        outcome, failures = self._caller.dispatch(calls, quorum=quorum, timeout=timeout)
+        least = self.clock.least if self.clock.turn.phase == EVALUATION else None  # scores are of those who are there
+        if least is None:
+            self._caller.check_everybody(name)
+        outcome, failures = self._caller.dispatch(calls, quorum=quorum, timeout=timeout, at_least=least)
         self._books.replies(name, outcome, "clear")
         replies = Replies[Any](outcome if isinstance(outcome, Stacked) else messages_of(outcome), failures)
         check_finite(name, replies)  # looks at every row, so a stack is copied out before its cohort trains on
         return replies
 
-    def sum(self, handler: Callable[..., Any], request: Any = None, *, to: Iterable[PartyId] | None = None) -> Any:
-        """Ask parties for messages of which the method sees only the total. Everyone must answer."""
+    def sum(
+        self,
+        handler: Callable[..., Any],
+        request: Any = None,
+        *,
+        to: Iterable[PartyId] | None = None,
+        at_least: int | None = None,
+    ) -> Any:
+        """Ask parties for messages of which the method sees only the total. Everyone must answer; with ``at_least`` so
+        many, and the total is over those who do. Who did not is in ``absent``.
+        """
         calls, name = self._caller.prepare(handler, request, to, "total")
+        if at_least is None:
+            self._caller.check_everybody(name)
+        if self.clock.secure and at_least is not None:
+            return sum_of_survivors(self._caller, calls, name, at_least)
         if self.clock.secure:
             return masked_sum(self._caller, calls, name, each=isinstance(request, PerClient))
-        outcome, _ = self._caller.dispatch(calls)
+        outcome, failures = self._caller.dispatch(calls, at_least=at_least)
         self._books.replies(name, outcome, "summed")
         if isinstance(outcome, Stacked):
             summed = outcome.total()
         else:
             messages = [reply for reply in messages_of(outcome).values() if reply is not None]
-            if len(messages) != len(calls):
+            if len(messages) != len(calls) - len(failures):
                 raise ProtocolError(f"{name} returned no message; a handler called through sum() must return one")
             summed = total(messages)
         if not codec.finite(summed):  # the total tells whether a closer look is needed
@@ -136,6 +164,7 @@ class Session:
         Mail to oneself is delivered but is no traffic. With secure sums on, summed mail is masked between the senders
         to one receiver, who can read only the total.
         """
+        self._caller.check_everybody(send.__name__)
         handlers = self._caller.receivers([receive] if callable(receive) else receive, combine)
         calls, name = self._caller.prepare(send, request, to, "send")
         self._caller.check_pair(name, handlers, combine)

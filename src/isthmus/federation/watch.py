@@ -29,7 +29,7 @@ from isthmus.federation.script import EVALUATION
 from isthmus.federation.secure import MailOrder, MaskOrder
 from isthmus.privacy.guard import RosterGuard, fixed_groups
 from isthmus.privacy.keys import frame
-from isthmus.privacy.mask_graph import choices_for
+from isthmus.privacy.mask_graph import choices_for, lost_share
 from isthmus.privacy.masks import SumTag, series_of
 
 logger = logging.getLogger(__name__)
@@ -108,10 +108,12 @@ class WatchRules:
     Args:
         least: Fewest parties of a sum.
         changes: Replays of a run that may ask for something else than before.
+        survivors: How often the group of one handler's sums may change, where clients may be lost; None: no bound.
     """
 
     least: int = 2
     changes: int = 3
+    survivors: int | None = None
 
 
 class Admission(NamedTuple):
@@ -127,6 +129,10 @@ class Admission(NamedTuple):
 
 _Place = tuple[int, int, str]
 """Incarnation, step, phase."""
+
+
+def _place_of(call: Invocation) -> _Place:
+    return call.turn.incarnation, call.turn.step, call.turn.phase
 
 
 class ToldInStep(NamedTuple):
@@ -169,12 +175,13 @@ class Watch:
         self.contract, self.party, self.role, self.full, self.log = contract, party, role, full, log
         self.rules = rules or WatchRules()
         # A sum of mail has one party less, its receiver; the minimum of each sum is checked with its roster.
-        self.guard = RosterGuard(max(2, self.rules.least - 1))
+        self.guard = RosterGuard(max(2, self.rules.least - 1), self.rules.survivors)
         self._secure = contract.secure
         self._lines = {(line.phase, line.handler): line for line in contract.lines if line.role == role}
         self._place: _Place | None = None
         self._seen: dict[str, dict[int, str]] = {}  # of this place: handler -> sequence -> digest of the request
         self._masked: set[tuple[str, int]] = set()  # mail of this place that was masked
+        self._sum_steps: set[tuple[int, str]] = set()  # of this place: steps of sums that may lose parties
         self._asked: dict[tuple[int, str, str, int], set[tuple[int, str]]] = {}
         self._changes = 0
         self._at = 0  # step of the party's state: of the last call, or of the checkpoint it went back to
@@ -202,7 +209,16 @@ class Watch:
 
     def _remember(self, rosters: Mapping[str, Collection[PartyId]]) -> None:
         for content, parties in rosters.items():
-            self.guard.admit(content, parties, series_of(content))
+            self.guard.admit(content, parties, series_of(content), changing=self._may_lose(content))
+
+    def _may_lose(self, content: str) -> bool:
+        phase, _, handler, _ = content.split("/", 3)
+        line = self._lines.get((phase, handler))
+        return line is not None and self._at_least(line) > 0
+
+    def _at_least(self, line: Line) -> int:
+        """Parties with which a sum of this line goes on; 0: everybody is needed."""
+        return self.contract.at_least if line.survivors else 0
 
     def rolled_back(self, step: int) -> None:
         """The party went back to its checkpoint of this step."""
@@ -223,6 +239,21 @@ class Watch:
             error = ProtocolError(f"{self.party}: the state of step {self._at} is not that of step {step}")
             self._note("commit", error)
             raise error
+
+    def check_catch_up(self, step: int) -> None:
+        """Refuse to count as back at a step other than one after all in which this party was ever asked: no step is
+        answered from two states.
+        """
+        error = None
+        if not self.contract.at_least:
+            error = ProtocolError(f"{self.party}: nobody may be absent in this run, so nobody catches up")
+        elif self.full and any(known > step + 1 for known in self._steps):
+            error = ProtocolError(f"{self.party}: was asked in steps after {step} already, and does not go back there")
+        if error is not None:
+            self._note("catch_up", error)
+            raise error
+        # What it was asked in the step it was lost in has no part in its state, and is not asked for again.
+        self._steps = {known for known in self._steps if known <= step}
 
     def check_export(self) -> None:
         """Refuse to keep a state as the model of the run that is not one of the run."""
@@ -248,8 +279,8 @@ class Watch:
     def _tell(self, phase: str, step: int, attempt: int, handler: str, request: str) -> None:
         """Add a call that everybody gets; a step that is run again begins anew."""
         line = self._lines.get((phase, handler))
-        if line is None or line.way == "receive" or line.some or line.groups:
-            return
+        if line is None or line.way == "receive" or line.some or line.groups or self._at_least(line):
+            return  # who was absent was not asked: what a party answers on such a line follows from its request alone
         place, steps = (self.contract.resumes(phase), step), self._told.setdefault(self.role, [])
         while steps and (steps[-1].place > place or (steps[-1].place == place and steps[-1].attempt != attempt)):
             steps.pop()
@@ -274,6 +305,8 @@ class Watch:
         seen = self._seen.get(call.handler, {}) if place == self._place else {}
         if self.full:
             self._check_turn(turn, place)
+        if call.mask is not None and not call.mask.runs_handler:
+            return self._check_step(call, line, call.mask)
         if call.mail is not None and call.mail.orders is not None and call.parcels is None:
             return self._check_orders(call, line, seen, call.mail)
         if call.mail is not None and call.parcels is None and call.mail.held != call.sequence:
@@ -309,10 +342,43 @@ class Watch:
             # the same noise, or the same one under other noise.
             raise ProtocolError(f"{self.party}: step {turn.step} does not follow from the state of step {self._at}")
 
+    def _check_step(self, call: Invocation, line: Line, order: MaskOrder) -> Admission:
+        """A step around a masked message where parties may be lost; the group that is confirmed is what is summed."""
+        if call.argument is not None or not self._at_least(line):
+            raise ProtocolError(f"{self.party}: {line.name} is not summed over those who are left in this run")
+        # The request is not known before the call that brings it, which must be of this tag.
+        self._check_tag(call, line, order, line.handler, call.sequence, SERVER, order.tag.request)
+        self._check_roster(line, order, self.contract.parties[line.role], SERVER, mine=True)
+        assert order.step is not None
+        rosters: dict[str, Collection[PartyId]] = {}
+        if order.step.name == "confirm":
+            rosters = {order.tag.content: frozenset(order.step.request.group)}
+        known = (call.sequence, order.step.name) in self._sum_steps if self._place == _place_of(call) else False
+        return Admission(line, 0, "", rosters, repeated=known)
+
+    def _enter_step(self, call: Invocation, admission: Admission, step: str) -> None:
+        """Only the group that was confirmed is written down: with it a sum becomes readable."""
+        if admission.rosters and self.log is not None and not admission.repeated:
+            turn, groups = call.turn, {content: tuple(sorted(p)) for content, p in admission.rosters.items()}
+            where = turn.phase, turn.round, turn.step, turn.incarnation
+            self.log.admitted(AdmittedCall(self.party, *where, 0, call.handler, 0, "", groups))
+        self._begin_place(call)
+        self._sum_steps.add((call.sequence, step))
+
+    def _begin_place(self, call: Invocation) -> None:
+        place = _place_of(call)
+        if place != self._place:
+            self._place, self._seen = place, {}
+            self._masked.clear()
+            self._sum_steps.clear()
+
     def enter(self, call: Invocation, admission: Admission) -> None:
         """Remember an admitted call; with a log, only after it was written there."""
         self._remember(admission.rosters)
         turn = call.turn
+        if call.mask is not None and call.mask.step is not None and not call.mask.runs_handler:
+            self._enter_step(call, admission, call.mask.step.name)
+            return
         if self.log is not None and not admission.repeated:
             asked = (
                 admission.nth,
@@ -322,10 +388,7 @@ class Watch:
             )
             where = turn.phase, turn.round, turn.step, turn.incarnation
             self.log.admitted(AdmittedCall(self.party, *where, call.sequence, call.handler, *asked))
-        place = turn.incarnation, turn.step, turn.phase
-        if place != self._place:
-            self._place, self._seen = place, {}
-            self._masked.clear()
+        self._begin_place(call)
         self._at = turn.step
         if self.full and self.contract.resumes(turn.phase):
             self._steps.add(turn.step)
@@ -370,6 +433,8 @@ class Watch:
         if call.mask is not None:
             self._check_tag(call, line, call.mask, line.handler, call.sequence, SERVER, "" if line.each else request)
             self._check_roster(line, call.mask, self.contract.parties[line.role], SERVER, mine=True)
+            if self._at_least(line):
+                return {}  # over whom it is summed is known, and checked, when it is confirmed
             return {call.mask.tag.content: call.mask.roster.members}
         if call.parcels is not None and call.mail is not None:
             self._check_unmasking(call, line, call.mail)
@@ -445,8 +510,14 @@ class Watch:
             raise ProtocolError(
                 f"{self.party}: a sum of {line.name} over {len(parties)} parties; at least {least} must"
             )
-        chosen = order.roster.chosen
-        if chosen and (chosen != choices_for(len(parties)) or not (line.groups or parties == others)):
+        chosen, at_least = order.roster.chosen, self._at_least(line)
+        if order.roster.at_least != at_least or (order.step is None) != (not at_least):
+            raise ProtocolError(
+                f"{self.party}: a sum of {line.name} goes on with {at_least or 'no fewer than all'} parties in this "
+                f"run, not with {order.roster.at_least or 'all'}"
+            )
+        lost = lost_share(len(parties), at_least)
+        if chosen and (chosen != choices_for(len(parties), lost) or not (line.groups or parties == others)):
             # Whoever chooses a roster, or how many neighbours there are, could leave a party with bad ones only.
             raise ProtocolError(
                 f"{self.party}: a sum of {line.name} over {len(parties)} parties would be masked with the wrong number "

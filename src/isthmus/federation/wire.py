@@ -30,7 +30,19 @@ from isthmus.federation.interface import Failure, FailureKind
 from isthmus.federation.messages import Message, PartyId
 from isthmus.federation.party import Combine, Invocation, Outcome, Parcel, Turn
 from isthmus.federation.roles import RoleTable, Signature
-from isthmus.federation.secure import MailOrder, MailPlan, Masked, MaskOrder, Sealed
+from isthmus.federation.secure import (
+    STEP_REPLIES,
+    ConfirmedGroup,
+    MailOrder,
+    MailPlan,
+    Masked,
+    MaskOrder,
+    ReleasedShares,
+    Sealed,
+    SharedSecrets,
+    SumStep,
+    SumStepRequest,
+)
 from isthmus.privacy.masks import SumRoster, SumTag
 from isthmus.records import Record
 
@@ -38,7 +50,9 @@ Frame = tuple[Buffer, ...]
 R = TypeVar("R", bound=Record)
 S = TypeVar("S")
 
-STAND_INS: dict[str, type[Message]] = {"Masked": Masked, "MailPlan": MailPlan, "Sealed": Sealed}
+STAND_INS: dict[str, type[Message]] = {
+    kind.__name__: kind for kind in (Masked, MailPlan, Sealed, SharedSecrets, ConfirmedGroup, ReleasedShares)
+}
 """Framework messages that may stand where a handler declares one of the method's, by the name a header gives them."""
 MAGIC = b"isthmus1"
 NONE = -1
@@ -61,21 +75,33 @@ class _Mask(Record):
     receiver: str
     request: str
     supports: tuple[Tensor, ...] | None
+    at_least: int = 0
+    step: str = ""
+    told: SumStepRequest | None = None
 
     @classmethod
     def of(cls, order: MaskOrder) -> _Mask:
-        roster = order.roster
+        roster, step = order.roster, order.step
         return cls(
             keys=dict(roster.keys),
             chosen=roster.chosen,
             names=roster.names,
             supports=order.supports,
+            at_least=roster.at_least,
+            step="" if step is None else step.name,
+            told=None if step is None else step.request,
             **asdict(order.tag),
         )
 
     def order(self) -> MaskOrder:
         tag = SumTag(**{each.name: getattr(self, each.name) for each in fields(SumTag)})
-        return MaskOrder(SumRoster(self.keys, self.chosen, self.names), tag, self.supports)
+        step = None
+        for name in STEP_REPLIES:
+            if self.step == name and self.told is not None:
+                step = SumStep(name, self.told)
+        if (self.step or self.told) and step is None:
+            raise unknown("step of a sum", self.step, STEP_REPLIES, error=ProtocolError)
+        return MaskOrder(SumRoster(self.keys, self.chosen, self.names, self.at_least), tag, self.supports, step)
 
 
 @dataclass(frozen=True)
@@ -334,7 +360,7 @@ def _replied(stand_in: str, signature: Signature, call: Invocation, at: int) -> 
     """The type a reply to this call may have."""
     wanted: type[Message] | None = signature.reply
     if call.mask is not None:
-        wanted = Masked
+        wanted = Masked if call.mask.step is None else STEP_REPLIES[call.mask.step.name]
     elif call.mail is not None and call.mail.orders is None:
         wanted = MailPlan
     if (STAND_INS.get(stand_in) if stand_in else signature.reply) is not wanted or (at == NONE) != (wanted is None):

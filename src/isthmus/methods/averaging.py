@@ -55,6 +55,11 @@ class AveragingConfig(WeightedConfig):
             total gradient.
     """
 
+    forgets: ClassVar[bool] = True
+    """Whether clients of a method with exactly this config answer from the request and their data alone, so that one
+    that was absent answers as if it had not been; a subclass says so for itself.
+    """
+
     mini_batches: ClassVar[bool] = True
     aggregation: Literal["mean", "median", "trimmed", "bounded"] = "mean"
     trim: float = 0.2
@@ -100,6 +105,12 @@ class AveragingConfig(WeightedConfig):
             )
         return super().why_not_masked()
 
+    def why_all_clients(self) -> str:
+        """Why a round needs everybody; empty where it can do with those who are left."""
+        if not vars(type(self)).get("forgets"):
+            return "its clients remember earlier rounds, and one that missed some would answer something else"
+        return f"{self.bounds[0]} is formed of all of them" if self.bounds else ""
+
     def check_clients(self, view: View) -> None:
         """Refuse what this many clients cannot do."""
         clients = len(view.clients)
@@ -121,19 +132,26 @@ def groups_of_draws(clients: Iterable[PartyId], drawn: int) -> tuple[tuple[Party
 
 
 def update_line(
-    handler: Callable[..., Message], config: AveragingConfig, view: View, *, drawn: int | None = None, most: int = 1
+    handler: Callable[..., Message],
+    config: AveragingConfig,
+    view: View,
+    *,
+    drawn: int | None = None,
+    most: int = 1,
+    survivors: bool = False,
 ) -> ScriptLine:
     """How clients are asked for updates, in a script.
 
     Args:
         drawn: Clients of a round; None for all.
+        survivors: The rounds pass ``at_least=federation.least``.
     """
     part = drawn is not None and drawn < len(view.clients)
     if config.sees_single_updates:
         return ask(handler, most=most, some=part)
     if drawn is not None and part:
         return drawn_line(handler, view, drawn)
-    return total(handler, most=most, groups=config.groups)
+    return total(handler, most=most, groups=config.groups, survivors=survivors and not config.why_all_clients())
 
 
 def drawn_line(handler: Callable[..., Message], view: View, drawn: int) -> ScriptLine:

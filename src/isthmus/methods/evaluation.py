@@ -147,10 +147,14 @@ def scores_of(
     arguments = () if request is None else (request,)
     if not federation.secure:
         return federation.call(handler, *arguments)
-    total: Evaluation = federation.sum(handler, *arguments)
+    total: Evaluation = federation.sum(handler, *arguments, at_least=federation.least)
     return SummedScores(total.with_losses_times(LOSS_UNIT), federation.role)
 
 
 def details_of(federation: Federation, handler: Callable[..., Detail]) -> Mapping[PartyId, Detail]:
     """Ask all parties for counts by class: of each, or with secure sums only the total of all."""
-    return {ALL_CLIENTS: federation.sum(handler)} if federation.secure else federation.call(handler)
+    return (
+        {ALL_CLIENTS: federation.sum(handler, at_least=federation.least)}
+        if federation.secure
+        else federation.call(handler)
+    )

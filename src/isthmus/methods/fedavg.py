@@ -57,6 +57,7 @@ class FedAvgConfig(AveragingConfig):
             (``after_local``), which some published tables do: the two differ by points on one and the same run.
     """
 
+    forgets: ClassVar[bool] = True
     scores_after_local: ClassVar[bool] = True
     """Whether ``score_model`` has a meaning; not where a client's own model is scored in any case."""
 
@@ -77,6 +78,13 @@ class FedAvgConfig(AveragingConfig):
             )
         if self.groups and self.fraction < 1.0:
             raise ConfigError("all groups take part in every round: leave fraction at 1, or groups out")
+
+    def why_all_clients(self) -> str:
+        if self.fraction < 1.0:
+            return "with fraction below 1 a round is of one group"
+        if not (self.reset_optimizer and self.share_input_norm):
+            return "its clients remember earlier rounds: set reset_optimizer=true and share_input_norm=true"
+        return super().why_all_clients()
 
     def check_clients(self, view: View) -> None:
         super().check_clients(replace(view, clients=view.clients[: drawn(len(view.clients), self.fraction)]))
@@ -211,12 +219,13 @@ def fedavg_round(state: ServerState, federation: Federation, config: FedAvgConfi
     chosen = chosen_clients(federation, config.fraction)
     if config.bounds:
         return bounded_round(state, federation, config, FedAvgClient.local_update, to=chosen)
-    total = federation.sum(FedAvgClient.local_update, Broadcast(state.weights, state.total), to=chosen)
+    request = Broadcast(state.weights, state.total)
+    total = federation.sum(FedAvgClient.local_update, request, to=chosen, at_least=federation.least)
     weights = total.weights  # w_{t+1} = sum_k (n_k / n) w_{t+1}^k
-    if len(chosen) < len(federation.clients):
+    if federation.absent or len(chosen) < len(federation.clients):
         if total.share <= 0.0:
             return replace(state, round=state.round + 1), {}  # nobody drawn holds a training node
-        weights = scaled(weights, 1.0 / total.share)  # shares of the drawn clients, made to sum to 1
+        weights = scaled(weights, 1.0 / total.share)  # shares of those in the sum, made to sum to 1
     return replace(state, round=state.round + 1, weights=weights), {}
 
 
@@ -250,7 +259,7 @@ def script(config: FedAvgConfig, view: View) -> Script:
     in_a_round = drawn(len(view.clients), config.fraction)
     return {
         "setup": (total(FedAvgClient.size),),
-        "train": (update_line(FedAvgClient.local_update, config, view, drawn=in_a_round),),
+        "train": (update_line(FedAvgClient.local_update, config, view, drawn=in_a_round, survivors=True),),
         "evaluation": (ask(scored(config, FedAvgClient)),),
     }
 

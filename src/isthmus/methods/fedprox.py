@@ -30,6 +30,8 @@ class FedProxConfig(FedAvgConfig):
         mu: Weight of the proximal term; 0 is FedAvg.
     """
 
+    forgets: ClassVar[bool] = True
+
     mini_batches: ClassVar[bool] = True
     mu: float = 0.01
 

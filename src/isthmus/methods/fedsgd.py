@@ -94,8 +94,10 @@ def common_gradient(state: ServerState, federation: Federation, config: Averagin
     """g = sum_k (n_k / n) g_k, or a gradient that no client can move far."""
     request = Broadcast(state.weights, state.total)
     if not config.bounds:
-        total: Weights = federation.sum(FedSGDClient.gradient, request).gradients
-        return total
+        total = federation.sum(FedSGDClient.gradient, request, at_least=federation.least)
+        if federation.absent and total.share > 0.0:
+            return scaled(total.gradients, 1.0 / total.share)  # shares of those in the sum, made to sum to 1
+        return total.gradients
     zeros = scaled(state.weights, 0.0)
     handler = FedSGDClient.gradient
     found = bounded_step(federation, handler, request, config, read=lambda part: part.gradients, before=zeros)
@@ -130,7 +132,7 @@ def script(config: AveragingConfig, view: View) -> Script:
     """n, then a gradient for every common step."""
     return {
         "setup": (total(FedSGDClient.size),),
-        "train": (update_line(FedSGDClient.gradient, config, view, most=config.local_epochs),),
+        "train": (update_line(FedSGDClient.gradient, config, view, most=config.local_epochs, survivors=True),),
         "evaluation": (ask(FedSGDClient.deploy),),
     }
 

@@ -129,6 +129,10 @@ class TrainConfig:
         """Why organisations do not run these settings without secure sums; empty where they may."""
         return ""
 
+    def remains(self, secure: bool) -> str:
+        """What messages of these settings were seen to tell beyond their kinds, with its figure; for the sheet."""
+        return ""
+
     def check_clients(self, view: View) -> None:
         """Refuse settings that these clients cannot have."""
 

@@ -38,26 +38,34 @@ class RosterGuard:
 
     Args:
         minimum: Fewest parties in a sum, and fewest parties by which two rosters of one content may differ.
+        changes: How often the group of a series may change where sums are over those who are left; None: no bound.
     """
 
-    def __init__(self, minimum: int = 2) -> None:
+    def __init__(self, minimum: int = 2, changes: int | None = None) -> None:
         if minimum < 2:
             raise ConfigError(f"a sum of fewer than 2 parties hides nobody, got minimum {minimum}")
-        self.minimum = minimum
+        self.minimum, self.changes = minimum, changes
         self._admitted: dict[str, list[frozenset[str]]] = {}
-        self._series: dict[str, frozenset[str]] = {}
+        self._series: dict[str, list[frozenset[str]]] = {}
 
-    def admit(self, content: str, roster: Iterable[str], series: str | None = None) -> None:
+    def admit(self, content: str, roster: Iterable[str], series: str | None = None, *, changing: bool = False) -> None:
         """Remember a roster for a content, or refuse it. The same roster again is no new knowledge and always
         welcome.
 
         Args:
             series: What the content is one of, e.g. all rounds of a handler: then the roster must be that of the first.
+            changing: Parties of the series may be lost and come back, ``changes`` times.
         """
         parties = frozenset(roster)
-        first = parties if series is None else self._series.get(series, parties)
-        if parties != first:
-            changed = ", ".join(sorted(parties ^ first))
+        groups = [] if series is None else self._series.get(series, [])
+        if groups and parties != groups[-1] and changing:
+            if self.changes is not None and len(groups) > self.changes:
+                raise ProtocolError(
+                    f"the group of {series!r} has changed {self.changes} times in this run, and would again: wait for "
+                    "the parties of the last sum"
+                )
+        elif groups and parties != groups[-1]:
+            changed = ", ".join(sorted(parties ^ groups[-1]))
             raise ProtocolError(
                 f"sums of {series!r} have one roster for the whole run, and {changed} would come or go: totals over "
                 "changing groups give single clients away; ask the parties of the first sum"
@@ -79,8 +87,8 @@ class RosterGuard:
         if earlier:  # one roster alone reveals nobody, and is what almost every content has
             self._check_together(content, [*earlier, parties])
         earlier.append(parties)
-        if series is not None:
-            self._series[series] = parties
+        if series is not None and (not groups or groups[-1] != parties):
+            self._series.setdefault(series, []).append(parties)
 
     def _check_together(self, content: str, rosters: Sequence[frozenset[str]]) -> None:
         reduced: dict[str, Row] = {}

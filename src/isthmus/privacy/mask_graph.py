@@ -37,6 +37,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -87,12 +88,67 @@ def choices_for(parties: int, lost: float = 0.0) -> int:
     return 0
 
 
-def choices(key: bytes, own: str, parties: Sequence[str], chosen: int) -> frozenset[str]:
+@dataclass(frozen=True)
+class Sharing:
+    """How the secrets of one sum are shared, so that lost parties do not lose it.
+
+    Args:
+        holders: Others that each party gives shares to, beside itself; 0: all of them.
+        threshold: Shares that give a secret back.
+    """
+
+    holders: int
+    threshold: int
+
+
+def lost_share(parties: int, at_least: int) -> float:
+    """Share of the parties that a sum may lose."""
+    return 1.0 - at_least / parties if at_least else 0.0
+
+
+def least_left(parties: int) -> int:
+    """Fewest parties a sum can do with: two such groups of honest parties would have one in common."""
+    return (parties + math.ceil(COLLUDING * parties)) // 2 + 1
+
+
+@lru_cache(maxsize=256)
+def sharing_for(parties: int, lost: float) -> Sharing:
+    """Shares for a sum of which a share ``lost`` of the parties may be lost.
+
+    A party gives away a share of one of two secrets of every other party and never of both, so that the two need
+    ``2 threshold`` shares of ``holders`` parties, where those that work with the server count twice: more than
+    there are, with ``2 threshold > n + bad`` (n with the party itself). With all parties as holders that holds for a
+    share `COLLUDING` of bad ones. Where holders are chosen, as neighbours are, ``bad`` among them is exceeded, at any
+    party, with probability at most 2^-:data:`SECURITY_BITS`; and enough of them are left but for 2^-20.
+    """
+    everybody = Sharing(0, least_left(parties))
+    colluding, gone = math.ceil(COLLUDING * parties), math.ceil(lost * parties)
+    for holders in range(20, int(0.6 * parties), 4):
+        bad = _tail(parties - 1, colluding, holders, 2.0**-SECURITY_BITS / parties)
+        threshold = (holders + 1 + bad) // 2 + 1
+        if _tail(parties - 1, gone, holders, 2.0**-20 / parties) <= holders - threshold:
+            return Sharing(holders, threshold)
+    return everybody
+
+
+def _tail(others: int, marked: int, drawn: int, probability: float) -> int:
+    """The smallest number that the marked ones among ``drawn`` of the ``others`` exceed with no more than this
+    probability.
+    """
+    total, whole = 0.0, _log_choose(others, drawn)
+    for found in range(min(marked, drawn), 0, -1):
+        total += math.exp(_log_choose(marked, found) + _log_choose(others - marked, drawn - found) - whole)
+        if total > probability:
+            return found
+    return 0
+
+
+def choices(key: bytes, own: str, parties: Sequence[str], chosen: int, purpose: bytes = b"") -> frozenset[str]:
     """Whom the party with this session key chooses among the others: the first by a pseudorandom order of their
     names.
     """
     names = tuple(parties)
-    order = _order(key, names)
+    order = _order(key + purpose, names)
     order[names.index(own)] = np.iinfo(np.uint64).max
     if chosen >= len(names) - 1:
         return frozenset(names) - {own}

@@ -14,9 +14,9 @@ Two more words travel with every vector: one that depends on tag and roster, and
 In the total they tell whether all masks cancelled and nothing was lost, so a missing party or a different roster is
 reported and never a wrong sum.
 
-What it does not do: it takes part in no recovery of drop-outs (the sum is lost and repeated under a new tag, with the
-same roster; see ``guard``), it does not stop a party from sending a false number, and parties that pool their own
-values learn the sum of the rest.
+A lost party loses the sum, which is repeated under a new tag with the same roster (see ``guard``), unless the parties
+agreed to sums over those who are left: ``survivors``. Nothing here stops a party from sending a false number, and
+parties that pool their own values learn the sum of the rest.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from isthmus.privacy.flatten import (
 from isthmus.privacy.guard import RosterGuard
 from isthmus.privacy.kernels import odd_multiples
 from isthmus.privacy.keys import PUBLIC_BYTES, Roster, SessionKey, SignedKey, frame
-from isthmus.privacy.mask_graph import choices, neighbours
+from isthmus.privacy.mask_graph import Sharing, choices, least_left, lost_share, neighbours, sharing_for
 from isthmus.privacy.prg import SHORT_KEY_BYTES, Words, add_streams
 
 CHECK_WORDS = 2
@@ -89,6 +89,26 @@ def series_of(content: str) -> str | None:
     return f"{phase}/{handler}" if receiver == "server" else None
 
 
+@dataclass
+class OpenSum:
+    """What a party remembers of a sum that may lose parties, until its round is over.
+
+    Args:
+        self_mask: Key of the stream that only it adds, and that shares give back if its vector counts.
+        context: What masks depend on beside tag and roster.
+        own: Its own shares of its two secrets.
+        present: Who shared secrets: with these it masks.
+        survivors: The one group it confirmed.
+    """
+
+    roster: SumRoster
+    context: bytes
+    self_mask: bytes
+    own: tuple[int, int]
+    present: tuple[str, ...] = ()
+    survivors: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class SumRoster:
     """Who takes part in a sum, with session keys.
@@ -101,11 +121,13 @@ class SumRoster:
         chosen: How many others each party chooses to mask with (`mask_graph.choices_for`); 0: everybody masks with
             everybody.
         names: All parties, where ``keys`` has only those that one party needs (:meth:`seen_by`).
+        at_least: Parties without which the sum is lost (`survivors`); 0: everybody is needed.
     """
 
     keys: Mapping[str, bytes]
     chosen: int = 0
     names: tuple[str, ...] = ()
+    at_least: int = 0
 
     @staticmethod
     def of(announcements: Iterable[SignedKey], identities: Roster, *, chosen: int = 0) -> SumRoster:
@@ -123,6 +145,16 @@ class SumRoster:
             raise ProtocolError("two parties of a sum have the same session key: each must make its own")
         if self.chosen < 0 or len(self.members) != len(self.parties) or not self.keys.keys() <= self.members:
             raise ProtocolError("the roster of a sum names a party twice, or has keys of others than its parties")
+        if self.at_least and not least_left(len(self.parties)) <= self.at_least <= len(self.parties):
+            raise ProtocolError(
+                f"a sum of {len(self.parties)} parties cannot do with {self.at_least}: it needs at least "
+                f"{least_left(len(self.parties))}, or those who work with the server could open more than the sum"
+            )
+
+    @cached_property
+    def sharing(self) -> Sharing:
+        """How secrets of a sum that may lose parties are shared."""
+        return sharing_for(len(self.parties), lost_share(len(self.parties), self.at_least))
 
     @cached_property
     def parties(self) -> tuple[str, ...]:
@@ -134,12 +166,34 @@ class SumRoster:
 
     def seen_by(self, party: str) -> SumRoster:
         """The same roster with no other keys than this party needs: its own and its neighbours'."""
-        if not self.chosen:
+        if not self.chosen or (self.at_least and not self.sharing.holders):
             return self
         if party not in self._views:
-            needed = (party, *self.neighbours(party)) if party in self.members else ()
-            self._views[party] = SumRoster({name: self.keys[name] for name in needed}, self.chosen, self.parties)
+            needed = {party, *self.neighbours(party)} if party in self.members else set[str]()
+            if self.at_least and needed:
+                needed |= self.holders(party) | self.held_by(party)
+            keys = {name: self.keys[name] for name in self.parties if name in needed}
+            self._views[party] = SumRoster(keys, self.chosen, self.parties, self.at_least)
         return self._views[party]
+
+    @cached_property
+    def points(self) -> dict[str, int]:
+        """Where each party's shares are taken."""
+        return {party: number for number, party in enumerate(self.parties, 1)}
+
+    def holders(self, party: str) -> frozenset[str]:
+        """Who holds shares of a party's secrets: itself, and others that its key chooses."""
+        if party not in self._holders:
+            others = self.sharing.holders
+            chosen = choices(self.keys[party], party, self.parties, others, b"shares") if others else self.members
+            self._holders[party] = chosen | {party}
+        return self._holders[party]
+
+    def held_by(self, party: str) -> frozenset[str]:
+        """Whose secrets a party holds shares of: as far as their keys are known here, itself among them."""
+        if party not in self._held:
+            self._held[party] = frozenset(name for name in self.keys if party in self.holders(name))
+        return self._held[party]
 
     def neighbours(self, party: str) -> tuple[str, ...]:
         """Whom a party masks with, in order. Of a roster as the party sees it, the neighbours are checked: its own
@@ -156,12 +210,15 @@ class SumRoster:
         own = (
             choices(self.keys[party], party, self.parties, self.chosen) if self.chosen and party in self.keys else None
         )
-        if own is None or not own <= others:
+        if own is None or not own <= others or (self.at_least and not self.holders(party) <= self.keys.keys()):
             raise ProtocolError(f"{party} has no keys of the parties it has to mask with: exchange keys again")
+        found, shares = set(own), self.holders(party) | self.held_by(party) if self.at_least else frozenset[str]()
         for other in others - own:
-            if party not in choices(self.keys[other], other, self.parties, self.chosen):
+            if party in choices(self.keys[other], other, self.parties, self.chosen):
+                found.add(other)
+            elif other not in shares:
                 raise ProtocolError(f"{other} is no neighbour of {party} in this sum: repeat it with the right ones")
-        return tuple(sorted(others))
+        return tuple(sorted(found))
 
     @cached_property
     def _graph(self) -> dict[str, tuple[str, ...]]:
@@ -176,11 +233,20 @@ class SumRoster:
         return {}
 
     @cached_property
+    def _holders(self) -> dict[str, frozenset[str]]:
+        return {}
+
+    @cached_property
+    def _held(self) -> dict[str, frozenset[str]]:
+        return {}
+
+    @cached_property
     def fingerprint(self) -> bytes:
-        """The same for two rosters only if parties and number of neighbours are. Keys need not be in it: masks of two
-        parties who see other keys of each other do not cancel.
+        """The same for two rosters only if parties, number of neighbours and of those that may be lost are. Keys need
+        not be in it: masks of two parties who see other keys of each other do not cancel.
         """
-        return hashlib.sha256(frame("isthmus/sum-roster/2", self.chosen, *self.parties)).digest()
+        lossy = (self.at_least,) if self.at_least else ()
+        return hashlib.sha256(frame("isthmus/sum-roster/2", self.chosen, *lossy, *self.parties)).digest()
 
     def __len__(self) -> int:
         return len(self.parties)
@@ -208,6 +274,8 @@ class SumParty:
         self._key = key or SessionKey()
         self._pairs: dict[bytes, bytes] = {}
         self._used: set[bytes] = set()
+        self.open: dict[bytes, OpenSum] = {}
+        """Sums that may lose parties, by tag: what this party shared, masked and confirmed (`survivors`)."""
 
     @property
     def public_key(self) -> bytes:
@@ -252,27 +320,38 @@ class SumParty:
             raise ProtocolError(
                 f"{self.name} has already masked for {tag}: masks are never used twice; ask under a new attempt"
             )
-        neighbours = roster.neighbours(self.name)
-        self.guard.admit(
-            tag.content if content is None else content, roster.members, tag.series if content is None else None
-        )
+        neighbours, own = roster.neighbours(self.name), list[bytes]()
+        if roster.at_least:  # the group is known, and admitted by the guard, when it is confirmed
+            shared = self.open.get(tag.encoded)
+            if shared is None or shared.context != context or len(shared.present) < roster.at_least:
+                raise ProtocolError(f"{self.name} has shared no secrets for {tag}, or others: repeat the round")
+            neighbours = tuple(name for name in neighbours if name in shared.present)
+            own = [shared.self_mask]
+        else:
+            self.guard.admit(
+                tag.content if content is None else content, roster.members, tag.series if content is None else None
+            )
         self._used.add(tag.encoded)
-        masked[-CHECK_WORDS:] = _check_words(masked[:-CHECK_WORDS], roster, tag)
-        purpose = frame(tag.encoded, roster.fingerprint, context)
-        keys = [(self._stream_key(roster.keys[other], purpose), other < self.name) for other in neighbours]
+        masked[-CHECK_WORDS:] = check_words(masked[:-CHECK_WORDS], roster, tag)
+        keys = self.stream_keys(neighbours, roster, tag, context)
         add_streams(
             masked,
-            [key for key, subtracted in keys if not subtracted],
-            [key for key, subtracted in keys if subtracted],
+            [*own, *(key for other, key in keys.items() if other > self.name)],
+            [key for other, key in keys.items() if other < self.name],
         )
         return masked
 
-    def _stream_key(self, other: bytes, purpose: bytes) -> bytes:
-        """Of one sum with one neighbour: HKDF-Expand of the secret the two agreed on, which is kept for the session."""
+    def stream_keys(self, others: Iterable[str], roster: SumRoster, tag: SumTag, context: bytes) -> dict[str, bytes]:
+        """Of the masks of one sum with each of these parties."""
+        purpose = frame(tag.encoded, roster.fingerprint, context)
+        # AES-128: X25519 has no more than 128 bits of security either, and streams are most of what a sum costs.
+        return {other: self.pair_key(roster.keys[other], purpose)[:SHORT_KEY_BYTES] for other in others}
+
+    def pair_key(self, other: bytes, purpose: bytes) -> bytes:
+        """32 bytes for one purpose: HKDF-Expand of the secret two parties agreed on, which is kept for the session."""
         if other not in self._pairs:
             self._pairs[other] = self._key.agree(other, "isthmus/sum/1")
-        # AES-128: X25519 has no more than 128 bits of security either, and streams are most of what a sum costs.
-        return hmac.digest(self._pairs[other], purpose + b"\x01", "sha256")[:SHORT_KEY_BYTES]
+        return hmac.digest(self._pairs[other], purpose + b"\x01", "sha256")
 
 
 class SumServer:
@@ -314,9 +393,13 @@ class SumServer:
                 f"the secure sum is unusable without {', '.join(self.missing) or 'any party'}: "
                 "repeat the round under a new attempt when they are back"
             )
-        words, checks = self._total[:-CHECK_WORDS], self._total[-CHECK_WORDS:]
-        expected = _check_words(words, self.roster, self.tag)
-        expected[0] = _times(expected[0], len(self.roster))
+        return self._checked(self._total, len(self.roster))
+
+    def _checked(self, total: Words, parties: int) -> Words:
+        """The numbers of a total of so many parties, if no mask is left in it."""
+        words, checks = total[:-CHECK_WORDS], total[-CHECK_WORDS:]
+        expected = check_words(words, self.roster, self.tag)
+        expected[0] = _times(expected[0], parties)
         if not np.array_equal(checks, expected):
             raise ProtocolError(
                 "masks do not cancel in the secure sum: a party used another roster, key or tag, or a vector was "
@@ -330,7 +413,7 @@ class SumServer:
         return decode_leaves(self.total_words(), template, parties=len(self.roster), fraction_bits=fraction_bits)
 
 
-def _check_words(words: Words, roster: SumRoster, tag: SumTag) -> Words:
+def check_words(words: Words, roster: SumRoster, tag: SumTag) -> Words:
     """A word of tag, roster and length, and one that is linear in the numbers: sum_k (2k + 1) phi w_k. Odd factors miss
     no changed word.
     """

@@ -18,7 +18,7 @@ from isthmus.federation.contract import Contract
 from isthmus.federation.engine import Export
 from isthmus.federation.interface import Exchanged, Failure, Stacked
 from isthmus.federation.kept import kept_bytes
-from isthmus.federation.messages import SERVER, ClientId, Message, PartyId, address
+from isthmus.federation.messages import SERVER, ClientId, Message, PartyId, address, client_of
 from isthmus.federation.party import Invocation, Outcome, Parcel, Party, Store, readdress, transfer_copy, transfer_wire
 from isthmus.federation.roles import Client, Cohort, CohortChoice, RoleTable, cohort_of, overridden_on_objects
 from isthmus.federation.watch import Watch
@@ -62,6 +62,7 @@ class LocalEngine:
         cohort: bool = False,
     ) -> None:
         check_names(parts)
+        self.away: frozenset[ClientId] = frozenset()
         self._transfer = transfer_wire if wire else transfer_copy
         self._table = table
         self._cohort_wanted = cohort
@@ -92,6 +93,8 @@ class LocalEngine:
         return {name: party.sum_key() for name, party in self._parties[role].items()}
 
     def dispatch(self, calls: Sequence[Invocation], timeout: float | None) -> Mapping[PartyId, Outcome] | Stacked[Any]:
+        if calls[0].mask is not None and not calls[0].mask.runs_handler:  # touches no state: cohorts keep theirs
+            return {call.party: self._invoke(call) for call in calls}
         together = self._together(calls)
         if together is not None:
             return together
@@ -249,19 +252,31 @@ class LocalEngine:
     def _all(self) -> list[Party]:
         return [party for group in self._parties.values() for party in group.values()]
 
+    def _present(self) -> list[Party]:
+        return [party for party in self._all() if client_of(party.name) not in self.away]
+
+    def take_back(self, step: int) -> frozenset[ClientId]:
+        self._release()
+        back = self.away
+        for party in self._all():
+            if client_of(party.name) in back:
+                party.catch_up(step)
+        self.away = frozenset()
+        return back
+
     def commit(self, step: int) -> None:
         for role in self._with_cohort:
             self._cohorts[role].store()
-        for party in self._all():
+        for party in self._present():
             party.commit(step)
 
     def tags(self) -> tuple[int, ...]:
-        common = set.intersection(*(set(party.tags()) for party in self._all()))
+        common = set.intersection(*(set(party.tags()) for party in self._present()))
         return tuple(sorted(common))
 
     def fetch(self, step: int) -> None:
         """Make sure every party can read a tag; changes nothing else."""
-        for party in self._all():
+        for party in self._present():
             party.fetch(step)
 
     def rollback(self, step: int) -> None:
@@ -269,19 +284,20 @@ class LocalEngine:
         self._with_cohort.clear()
         self._cohorts.clear()
         self._choices.clear()
-        for party in self._all():
+        for party in self._present():
             party.rollback(step)
 
     def select(self) -> None:
         for role in self._with_cohort:
             self._cohorts[role].store()
-        for party in self._all():
+        for party in self._present():
             party.select()
 
     def export(self, selected: bool) -> Iterator[tuple[ClientId, Export]]:
         self._release()
         for client in self._parties["client"]:
-            yield client, self.export_one(client, selected)
+            if client not in self.away:
+                yield client, self.export_one(client, selected)
 
     def export_one(self, client: ClientId, selected: bool) -> Export:
         """What one client ends with."""

@@ -27,6 +27,8 @@ from isthmus.federation.roles import RoleTable
 from isthmus.federation.wire import Frame, Writer, decode_outcomes, encode_calls
 
 Place = str
+TAKE_BACK_TIMEOUT = 20.0
+"""Seconds that a client that was lost may take to say that it is back."""
 EXPORTED = 16
 """Clients of one place whose models are fetched at a time."""
 
@@ -46,6 +48,7 @@ class RemoteEngine(ABC):
         self._place_of = {client: place for place, clients in places.items() for client in clients}
         check_names(self._place_of)
         self._table, self._limits = table, limits
+        self.away: frozenset[ClientId] = frozenset()
         self._parties = {
             role: tuple(address(client, role) for client in sorted(self._place_of)) for role in table.roles
         }
@@ -115,8 +118,27 @@ class RemoteEngine(ABC):
     # -- orders ------------------------------------------------------------------------------------
 
     def order(self, order: Order, timeout: float | None = None) -> dict[Place, Answer]:
-        """The same operation at every place."""
-        return self.each(dict.fromkeys(self.places, order), timeout)
+        """The same operation at every place where somebody is not away."""
+        return self.each(dict.fromkeys(self._present(), order), timeout)
+
+    def _present(self) -> list[Place]:
+        return [place for place, clients in self.places.items() if not self.away or set(clients) - self.away]
+
+    def take_back(self, step: int) -> frozenset[ClientId]:
+        orders = {
+            place: Order("catch_up", step=step, clients=tuple(sorted(self.away & set(clients))))
+            for place, clients in self.places.items()
+            if self.away & set(clients)
+        }
+        frames = {place: (codec.encode(order),) for place, order in orders.items()}
+        back = set[ClientId]()
+        for place, answer in self.carry("order", frames, TAKE_BACK_TIMEOUT).items():
+            if isinstance(answer, Failure):
+                continue
+            codec.decode(answer[0] if answer else b"", Answer, self._limits).check(place)
+            back |= set(orders[place].clients)
+        self.away -= back
+        return frozenset(back)
 
     def each(self, orders: Mapping[Place, Order], timeout: float | None = None) -> dict[Place, Answer]:
         """An operation at each place; a place that is lost loses the quorum, an error of one is raised."""
@@ -166,6 +188,7 @@ class RemoteEngine(ABC):
             0, longest, EXPORTED
         ):  # a few at a time: all models of many clients need not be in memory at once
             asked = {place: clients[start : start + EXPORTED] for place, clients in self.places.items()}
+            asked = {place: tuple(c for c in clients if c not in self.away) for place, clients in asked.items()}
             orders = {
                 place: Order("export", selected=selected, clients=clients)
                 for place, clients in asked.items()

@@ -66,6 +66,7 @@ from isthmus.methods.fedsageplus.generator import Impaired, Sizes, Slots
 from isthmus.methods.learners import NodeLearner
 from isthmus.methods.registry import Log, Phase, register
 from isthmus.methods.training import ModelState
+from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.optim import OptimizerState, fresh_state, step_plan, take_step
 from isthmus.nn.sparse import as_csr
 from isthmus.seeds import Stream
@@ -282,9 +283,8 @@ class FedSagePlusClient(FedAvgClient[FedSagePlusConfig]):
         noise = torch.randn(count, self.config.code_width, generator=draws, dtype=self.config.dtype)
         if not self.config.generator_dropout:
             return noise, None
-        keep = 1.0 - self.config.generator_dropout
-        kept = torch.empty(count, self.config.generator_widths[-1], dtype=self.config.dtype)
-        return noise, kept.bernoulli_(keep, generator=draws).div_(keep)
+        width, rate = self.config.generator_widths[-1], self.config.generator_dropout
+        return noise, DropoutSource([draws]).mask([count], count, width, rate, self.config.dtype)
 
     @handler
     def learn_generator(self) -> None:

@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from isthmus.errors import RunError
 from isthmus.federation.interface import Federation, View
 from isthmus.federation.messages import PartyId
 from isthmus.federation.script import Script, ScriptLine, ask, mail, total
@@ -38,20 +39,31 @@ from isthmus.methods.fedstruct.streamed_hops import Hop, Members, Start
 from isthmus.methods.registry import Log
 from isthmus.methods.training import all_familiar, total_samples
 
+CLOSINGS = 50
+"""Turns in which owners leave out edges at most; each leaves fewer."""
+
 
 def setup_round(state: ServerState, federation: Federation, config: FedStructConfig) -> tuple[ServerState, Log]:
     """n_t, and both ends of every cross edge compared."""
     samples = total_samples(federation)
-    agree(federation)
-    if config.withhold_exposed:
-        federation.exchange(StreamedClient.tell_exposed, StreamedClient.withhold)
+    agree(federation, config)
     return replace(state, total=samples), {}
 
 
-def agree(federation: Federation) -> None:
-    """Owners compare their cross edges and learn each other's slots."""
+def agree(federation: Federation, config: FedStructConfig) -> None:
+    """Owners compare their cross edges and learn each other's slots. Edges of training nodes that a client could single
+    out are then left out between the node and that client.
+    """
     members = Members(federation.clients)
     check_agreement(federation.exchange(StreamedClient.list_arcs, StreamedClient.check_arcs, members))
+    for _ in range(CLOSINGS if config.withhold_exposed else 0):
+        federation.exchange(StreamedClient.tell_exposed, StreamedClient.note_exposed)
+        if all(
+            reply.settled for reply in federation.exchange(StreamedClient.tell_closed, StreamedClient.close).values()
+        ):
+            return
+    if config.withhold_exposed:
+        raise RunError(f"edges were still left out after {CLOSINGS} turns: set withhold_exposed=false to run without")
 
 
 def forward(federation: Federation, config: FedStructConfig) -> None:
@@ -103,7 +115,7 @@ def predict(state: ServerState, federation: Federation, config: FedStructConfig)
     familiar = all_familiar(federation)
     if not familiar:
         federation.call(StreamedClient.forget_data)
-        agree(federation)
+        agree(federation, config)
     federation.call(StreamedClient.begin_known)
     if not familiar and config.learns_nsf:
         federation.exchange(StreamedClient.send_known, StreamedClient.take_known, combine="sum")
@@ -126,9 +138,8 @@ def script(config: FedStructConfig, view: View) -> Script:
         if config.algorithm == "fedsgd"
         else (ask(StreamedClient.step_locally, most=steps), total(StreamedClient.average))
     )
-    told = (mail(StreamedClient.tell_exposed, StreamedClient.withhold),) if config.withhold_exposed else ()
     return {
-        "setup": (total(StreamedClient.size), mail(StreamedClient.list_arcs, StreamedClient.check_arcs), *told),
+        "setup": (total(StreamedClient.size), *_agreed(config)),
         "train": (
             ask(StreamedClient.begin, most=steps),
             forth,
@@ -140,13 +151,22 @@ def script(config: FedStructConfig, view: View) -> Script:
     }
 
 
+def _agreed(config: FedStructConfig) -> tuple[ScriptLine, ...]:
+    """Calls of :func:`agree`."""
+    listed = mail(StreamedClient.list_arcs, StreamedClient.check_arcs)
+    if not config.withhold_exposed:
+        return (listed,)
+    exposed = mail(StreamedClient.tell_exposed, StreamedClient.note_exposed, most=CLOSINGS)
+    return listed, exposed, mail(StreamedClient.tell_closed, StreamedClient.close, most=CLOSINGS)
+
+
 def predict_script(config: FedStructConfig, view: View) -> tuple[ScriptLine, ...]:
     """Calls of :func:`predict`."""
     known = (mail(StreamedClient.send_known, StreamedClient.take_known, summed=True),) if config.learns_nsf else ()
     return (
         ask(StreamedClient.familiar),
         ask(StreamedClient.forget_data),
-        mail(StreamedClient.list_arcs, StreamedClient.check_arcs),
+        *_agreed(config),
         ask(StreamedClient.begin_known),
         *known,
         mail(StreamedClient.send_forward, StreamedClient.take_forward, summed=True, most=config.structure_hops),

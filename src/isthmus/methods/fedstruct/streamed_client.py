@@ -20,6 +20,7 @@ from isthmus.graph.powers import as_csr
 from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.fedstruct.algorithm import step_nsf, step_theta
 from isthmus.methods.fedstruct.client import BETAS, FEATURE, STRUCTURE, below, first_weights, named, padded
+from isthmus.methods.fedstruct.closed_edges import closed_arcs, told_apart
 from isthmus.methods.fedstruct.directory import EdgeCheck, EdgeClient, rows_of
 from isthmus.methods.fedstruct.features import NSF, degree_feature, degrees, random_feature
 from isthmus.methods.fedstruct.state import NO_COLUMNS, NO_STEPS, block_of, tensor_of
@@ -27,6 +28,7 @@ from isthmus.methods.fedstruct.streamed_cohort import StreamedCohort
 from isthmus.methods.fedstruct.streamed_hops import (
     ArcList,
     Backward,
+    ClosedNodes,
     ExposedNodes,
     Forward,
     Hop,
@@ -34,6 +36,7 @@ from isthmus.methods.fedstruct.streamed_hops import (
     KnownValues,
     Members,
     OwnAverage,
+    Settled,
     Start,
     ThetaStep,
     betas_of,
@@ -48,7 +51,6 @@ from isthmus.nn.loss import Shifted, get_loss
 from isthmus.nn.optim import OptimizerState, fresh_state
 from isthmus.nn.sparse import Sparse, canonical
 from isthmus.nn.structure import Group, Pass, Reach
-from isthmus.privacy.determined import determined
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights, get_weights, scaled
 
@@ -74,7 +76,7 @@ class StreamedState(ModelState):
         forward: (out-slots of all others, n_i) weights of arcs from others' nodes to own ones.
         backward: (in-slots of all others, n_i) weights of arcs from own nodes to others' ones.
         out_slots, in_slots: Slots of each other client, in the order of the rows.
-        withheld: Own nodes whose residual stays out of the way back (n_i,), see ``withhold_exposed``.
+        trained_ids: Own nodes that had a training label when edges were compared first, see ``withhold_exposed``.
         own_nsf, own_ids: Its rows of S, and whose they are; None and empty where S is not learned.
         nsf_optimizer: Of its rows of S.
         scored: What the model said of its nodes when it was scored last (n_i, C).
@@ -85,7 +87,7 @@ class StreamedState(ModelState):
     backward: Tensor = NO_ARCS
     out_slots: Mapping[str, int] = field(default_factory=dict)
     in_slots: Mapping[str, int] = field(default_factory=dict)
-    withheld: Tensor = NO_COLUMNS
+    trained_ids: Tensor = NO_COLUMNS
     own_nsf: Tensor | None = None
     own_ids: Tensor = NO_COLUMNS
     nsf_optimizer: OptimizerState = NO_STEPS
@@ -96,7 +98,7 @@ class StreamedClient(EdgeClient):
     """One owner. Features, labels and its rows of S stay here; sums over its nodes leave."""
 
     state: StreamedState
-    keeps: ClassVar[tuple[str, ...]] = ("own_nsf", "own_ids")
+    keeps: ClassVar[tuple[str, ...]] = ("own_nsf", "own_ids", "trained_ids")
     keeps_of_data: ClassVar[tuple[str, ...]] = ("forward", "backward", "out_slots", "in_slots")
     cohort: ClassVar[type[Cohort[Any]] | None] = StreamedCohort
 
@@ -153,27 +155,34 @@ class StreamedClient(EdgeClient):
     def check_arcs(self, mail: Mapping[PartyId, ArcList]) -> EdgeCheck:
         """Keep where sums over own nodes belong; count what only one end knows."""
         missing = unanswered = 0
-        forward, backward = [], []
         for client, edges in sorted(mail.items()):
             only_theirs, only_mine = self.disagreement(client, edges)
             missing, unanswered = missing + only_theirs, unanswered + only_mine
-            # An arc that leaves the other's node enters ours: forward sums go along it, backward ones against it.
-            forward.append(self._placed(edges, edges.outgoing == 1, edges.out_slots))
-            backward.append(self._placed(edges, edges.outgoing == 0, edges.in_slots))
-        if mail:
-            self.state = replace(
-                self.state,
-                forward=tensor_of(as_csr(sp.vstack(forward, format="csr"))),
-                backward=tensor_of(as_csr(sp.vstack(backward, format="csr"))),
-                out_slots={client: edges.out_slots for client, edges in sorted(mail.items())},
-                in_slots={client: edges.in_slots for client, edges in sorted(mail.items())},
-            )
+        self.scratch.arcs = dict(sorted(mail.items()))
+        self._place(self.scratch.arcs)
+        if not self.state.trained_ids.numel():
+            self.state = replace(self.state, trained_ids=self.data.node_id[self.data.train])
         if self.config.learns_nsf and self.state.own_nsf is None:
             # Whoever could repeat the draws would know every value of the first round.
             draws = self.generator_from(self.state.secret, "nsf")
             first = random_feature(self.data.num_nodes, self.net.width, draws).to(self.config.dtype)
             self.state = replace(self.state, own_nsf=first, own_ids=self.data.node_id)
         return EdgeCheck(missing, unanswered, self.scratch.unknown)
+
+    def _place(self, arcs: Mapping[PartyId, ArcList]) -> None:
+        """Keep the matrices of sums over own nodes that go to the others' slots."""
+        if not arcs:
+            return
+        # An arc that leaves the other's node enters ours: forward sums go along it, backward ones against it.
+        forward = [self._placed(edges, edges.outgoing == 1, edges.out_slots) for edges in arcs.values()]
+        backward = [self._placed(edges, edges.outgoing == 0, edges.in_slots) for edges in arcs.values()]
+        self.state = replace(
+            self.state,
+            forward=tensor_of(as_csr(sp.vstack(forward, format="csr"))),
+            backward=tensor_of(as_csr(sp.vstack(backward, format="csr"))),
+            out_slots={client: edges.out_slots for client, edges in arcs.items()},
+            in_slots={client: edges.in_slots for client, edges in arcs.items()},
+        )
 
     def _placed(self, edges: ArcList, chosen: Tensor, slots: int) -> sp.csr_matrix:
         """Weights of arcs by the other's slot and the own node. (slots, n_i)"""
@@ -185,22 +194,42 @@ class StreamedClient(EdgeClient):
 
     @handler
     def tell_exposed(self) -> Mapping[PartyId, ExposedNodes]:
-        """Tell every other client which of its nodes' single values follow from the sums of the first backward hop."""
-        entering = ~self.cross.outgoing.numpy()
-        far, column = np.unique(self.cross.other.numpy()[entering], return_inverse=True)
-        rows = np.searchsorted(self.entered, self.cross.own.numpy()[entering])
-        weight = self.cross.weight.numpy()[entering].astype(np.float64)
-        sums = sp.csr_matrix((weight, (rows, column)), shape=(len(self.entered), len(far)))
-        alone = far[determined(sums)]
-        mine = {name: self.cross.other[self.shared_with(name)].numpy() for name in self.state.in_slots}
-        return {name: ExposedNodes(torch.from_numpy(np.intersect1d(alone, ids))) for name, ids in mine.items()}
+        """Tell every other client which of its nodes the sums this one is given tell apart from all others."""
+        found = told_apart(self.scratch.arcs)
+        return {client: ExposedNodes(*(torch.from_numpy(part) for part in parts)) for client, parts in found.items()}
 
     @handler
-    def withhold(self, mail: Mapping[PartyId, ExposedNodes]) -> None:
-        """Remember own nodes that somebody could single out: their labels stay out of the way back."""
-        told = [exposed.ids.numpy() for _, exposed in sorted(mail.items())]
-        exposed = np.isin(self.data.node_id.numpy(), np.concatenate(told) if told else [])
-        self.state = replace(self.state, withheld=torch.from_numpy(exposed))
+    def note_exposed(self, mail: Mapping[PartyId, ExposedNodes]) -> None:
+        """Own training nodes that somebody could tell apart are closed towards it."""
+        chosen = {client: torch.isin(told.ids, self.state.trained_ids) for client, told in mail.items()}
+        self.scratch.closed = {
+            client: ClosedNodes(told.ids[chosen[client]], told.keep[chosen[client]]) for client, told in mail.items()
+        }
+
+    @handler
+    def tell_closed(self) -> Mapping[PartyId, ClosedNodes]:
+        """Tell whoever could tell own training nodes apart that their edges are left out between the two."""
+        closed: Mapping[PartyId, ClosedNodes] = self.scratch.closed
+        return closed
+
+    @handler
+    def close(self, mail: Mapping[PartyId, ClosedNodes]) -> Settled:
+        """Leave out edges of closed nodes, own ones and others'."""
+        settled = True
+        for client, edges in self.scratch.arcs.items():
+            mine, theirs = self.scratch.closed.get(client), mail.get(client)
+            shut = torch.zeros(len(edges.own), dtype=torch.bool)
+            if mine is not None:
+                shut |= closed_arcs(edges.other, edges.own, mine.ids, mine.keep)
+            if theirs is not None:
+                shut |= closed_arcs(edges.own, edges.other, theirs.ids, theirs.keep)
+            if bool(shut.any()):
+                parts = {name: getattr(edges, name)[~shut] for name in ("own", "other", "outgoing", "weight", "slot")}
+                self.scratch.arcs[client] = replace(edges, **parts)
+                settled = False
+        if not settled:
+            self._place(self.scratch.arcs)
+        return Settled(settled)
 
     # -- forward -----------------------------------------------------------------------------------
 
@@ -285,13 +314,7 @@ class StreamedClient(EdgeClient):
             loss=loss.loss,
             dropout=dropout,
         )
-        hops.turn(self.open_residual(self.inputs.unpad(loss.residual) * self.samples()))
-
-    def open_residual(self, residual: Tensor) -> Tensor:
-        """R without the rows that are withheld."""
-        if not self.state.withheld.numel():
-            return residual
-        return residual.masked_fill(self.state.withheld[self.train_rows].unsqueeze(1), 0.0)
+        hops.turn(self.inputs.unpad(loss.residual) * self.samples())
 
     @handler
     def send_backward(self, hop: Hop) -> Mapping[PartyId, Backward]:

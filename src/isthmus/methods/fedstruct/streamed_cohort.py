@@ -123,7 +123,7 @@ class StreamedCohort(Cohort[Any]):
         self.theta_f = named(theta_f, FEATURE)
         residuals = self.inputs.split(self.inputs.unpad(loss.residual))
         pairs = zip(self.clients, residuals, strict=True)
-        self.hops.turn(torch.cat([client.open_residual(part * client.samples()) for client, part in pairs]))
+        self.hops.turn(torch.cat([part * client.samples() for client, part in pairs]))
 
     def send_backward(self, hop: Hop) -> Exchanged[Backward]:
         self.hops.back(spmm(self.adjacency.transposed, self.hops.grad), hop.hop)

@@ -41,9 +41,29 @@ class ArcList(Message):
 
 @dataclass(frozen=True)
 class ExposedNodes(Message):
-    """Nodes of the receiver whose single values the sender could work out from the sums it is given."""
+    """Nodes of the receiver that the sums given to the sender tell apart from all others; and for each the sender's
+    node whose edges to it may stay, -1 for none (`closed_edges.py`).
+    """
 
     ids: Identifier[Tensor]
+    keep: Identifier[Tensor]
+
+
+@dataclass(frozen=True)
+class ClosedNodes(Message):
+    """Those of them that are training nodes of the sender, which this tells of them: their other edges to the receiver
+    are left out.
+    """
+
+    ids: Identifier[Tensor]
+    keep: Identifier[Tensor]
+
+
+@dataclass(frozen=True)
+class Settled(Message):
+    """Whether no edge had to be left out any more."""
+
+    settled: Count[bool]
 
 
 @dataclass(frozen=True)

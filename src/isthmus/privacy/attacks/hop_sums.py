@@ -93,13 +93,48 @@ def _explained(after: Reals, known: Reals, past: Reals, length: Reals, node: int
 
 
 def labels_from_first_hop_back(sums: SumsOfHops, first: Reals) -> tuple[NDArray[np.int64], Labels]:
-    """Exposed nodes, and the labels their residuals show; -1 where there is none.
+    """Nodes whose residual can be singled out, and the labels these show; -1 where there is none.
+
+    Most nodes are no training nodes and send zero, so more can be singled out than by the equations alone: nodes in a
+    sum of zero have no label; two sums that are equal are the residual of the one node they have in common; what is
+    known is subtracted, and the rest looked at again.
 
     Args:
         first: (s, c), what the first hop of the way back brought.
     """
-    values, noise = sums.solved(first), 1e-5 * float(np.abs(first).max(initial=0.0))
-    return sums.nodes[sums.exposed], labels_from_signs(np.where(np.abs(values) > noise, values, 0.0))
+    noise = 1e-5 * float(np.abs(first).max(initial=0.0))
+    edges, rest = sums.edges.astype(np.float64).tolil(copy=True).tocsr(), first.astype(np.float64).copy()
+    known, values = np.zeros(len(sums.nodes), dtype=bool), np.zeros((len(sums.nodes), first.shape[1]))
+    while True:
+        left = sp.csr_matrix(edges @ sp.diags((~known).astype(np.float64)))
+        left.eliminate_zeros()
+        zero = np.abs(rest).max(axis=1, initial=0.0) <= noise
+        silent = ~known & (np.asarray(left[zero].sum(axis=0)).ravel() > 0)
+        alone = ~known & ~silent & determined(left)
+        if not silent.any() and not alone.any():
+            alone, values = _in_two_sums(left, rest, zero, noise, values)
+        elif alone.any():
+            values[alone] = np.linalg.lstsq(left.toarray(), rest, rcond=None)[0][alone]
+        if not silent.any() and not alone.any():
+            break
+        known |= silent | alone
+        rest -= edges[:, np.flatnonzero(alone)] @ values[alone]
+    found = np.flatnonzero(known)
+    return sums.nodes[found], labels_from_signs(np.where(np.abs(values[found]) > noise, values[found], 0.0))
+
+
+def _in_two_sums(
+    left: sp.csr_matrix, rest: Reals, zero: NDArray[np.bool_], noise: float, values: Reals
+) -> tuple[NDArray[np.bool_], Reals]:
+    """Nodes that are the only one two equal sums have in common, and values with theirs."""
+    found, rows = np.zeros(left.shape[1], dtype=bool), np.flatnonzero(~zero)
+    common = sp.csr_matrix(left.sign() @ left.sign().T).toarray()
+    for place, one in enumerate(rows):
+        for other in rows[place + 1 :]:
+            if common[one, other] == 1 and np.abs(rest[one] - rest[other]).max() <= noise:
+                node = int(np.intersect1d(left[[one]].indices, left[[other]].indices)[0])
+                found[node], values[node] = True, rest[one] / left[one, node]
+    return found, values
 
 
 def single_residuals(first: Reals) -> Labels:

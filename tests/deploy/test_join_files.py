@@ -1,0 +1,261 @@
+"""Keys stay home: request, approval, joining, renewing; and every mistake on the way."""
+
+from __future__ import annotations
+
+import stat
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nvflare", reason="the engine nvflare is an extra")
+
+import tomli_w
+
+from isthmus.cli.main import main
+from isthmus.deploy.certificates import read_certificate, root_fingerprint, serial
+from isthmus.deploy.federation_folder import FederationFolder
+from isthmus.deploy.join_files import NEXT_KEY, Approval, JoinRequest, join, request
+from isthmus.deploy.members import Members
+from isthmus.deploy.membership import add, approve, fingerprint_of, renew_hub, revoke
+from isthmus.deploy.provisioning import COORDINATOR_KIT, SERVER_KIT, FederationConfig
+from isthmus.errors import ConfigError
+from isthmus.privacy.keys import Identity
+
+
+@pytest.fixture(scope="module")
+def founded(tmp_path_factory: pytest.TempPathFactory) -> FederationFolder:
+    return FederationFolder.create(tmp_path_factory.mktemp("hub"), FederationConfig("x", ("bank-a", "bank-b")))
+
+
+def ask(folder: Path, name: str = "bank-a", identity: Identity | None = None) -> tuple[Path, JoinRequest]:
+    made = request(folder / "kit", name, f"client-of-{name}", identity or Identity())
+    (folder / "request").write_text(made.to_toml())
+    return folder / "request", made
+
+
+def joined(founded: FederationFolder, folder: Path, name: str = "bank-a") -> Identity:
+    identity = Identity()
+    file, made = ask(folder, name, identity)
+    answer, _ = approve(founded, file, founded.path / "root", made.fingerprint)
+    join(folder / "kit", answer, fingerprint_of(founded))
+    return identity
+
+
+def private_keys(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()]
+
+
+def test_the_hub_never_holds_a_key_of_an_organisation(founded: FederationFolder, tmp_path: Path) -> None:
+    before = set(private_keys(founded.path))
+    assert {path.parent.parent.name for path in before} <= {SERVER_KIT, COORDINATOR_KIT, "x"}, "its own and the root's"
+    identity = joined(founded, tmp_path)
+    assert set(private_keys(founded.path)) == before
+    (key,) = private_keys(tmp_path)
+    assert key == tmp_path / "kit" / "startup" / "client.key" and stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert identity.seed.hex() not in (tmp_path / "request").read_text()
+
+
+def test_a_kit_that_joined_can_be_used_and_holds_our_policy(founded: FederationFolder, tmp_path: Path) -> None:
+    from isthmus.deploy.startup_kit import StartupKit
+
+    joined(founded, tmp_path)
+    kit = StartupKit.read(tmp_path / "kit")
+    assert (kit.kind, kit.name, kit.organisation, kit.target) == ("client", "bank-a", "bank_a", ("localhost", 8002))
+    assert kit.check_certificates() == []
+    assert "JobValidator" in (kit.local / "resources.json").read_text()
+    assert not (kit.startup / NEXT_KEY).exists()
+
+
+def test_a_request_is_confirmed_by_a_person(founded: FederationFolder, tmp_path: Path) -> None:
+    file, made = ask(tmp_path, "bank-b")
+    root = founded.path / "root"
+    with pytest.raises(ConfigError, match="by another way than this file came"):
+        approve(founded, file, root, None)
+    with pytest.raises(ConfigError, match="somebody changed it on the way"):
+        approve(founded, file, root, "0" * 32)
+    approve(founded, file, root, made.fingerprint.upper().replace("-", " "))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("client", "other"), ("organisation", "bank-b"), ("key", "07" * 32), ("signature", "00" * 64)],
+)
+def test_a_request_that_was_changed_is_refused(tmp_path: Path, field: str, value: str) -> None:
+    file, _ = ask(tmp_path)
+    file.write_text(tomli_w.dumps(tomllib.loads(file.read_text()) | {field: value}))
+    with pytest.raises(ConfigError, match=r"somebody changed it|refuse it"):
+        JoinRequest.read(file)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("protocol = 0\n", "of protocol 0, this version reads 1"),
+        ("protocol = 1\n", "is not a request"),
+        ("protocol = 1\norganisation = [1]\n", "is not a request"),
+        ("no toml", "not valid TOML"),
+        ("x" * 100_000, "too large"),
+    ],
+)
+def test_a_file_that_is_no_request(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "file").write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        JoinRequest.read(tmp_path / "file")
+
+
+def test_a_stranger_is_added_first(founded: FederationFolder, tmp_path: Path) -> None:
+    file, made = ask(tmp_path, "bank-z")
+    with pytest.raises(ConfigError, match="isthmus server add"):
+        approve(founded, file, founded.path / "root", made.fingerprint)
+
+
+def test_the_root_is_confirmed_by_a_person_and_never_changes(founded: FederationFolder, tmp_path: Path) -> None:
+    other = FederationFolder.create(tmp_path / "other", FederationConfig("x", ("bank-a",)))  # the same name
+    (tmp_path / "home").mkdir()
+    file, made = ask(tmp_path / "home")
+    false, _ = approve(other, file, other.path / "root", made.fingerprint)
+    right, _ = approve(founded, file, founded.path / "root", made.fingerprint)
+    kit, told = tmp_path / "home" / "kit", fingerprint_of(founded)
+    with pytest.raises(ConfigError, match="no --fingerprint was given"):
+        join(kit, right, None)
+    with pytest.raises(ConfigError, match="not confirmed"):
+        join(kit, false, told)
+    join(kit, right, told)
+    again = request(kit, "bank-a", "client-of-bank-a", Identity())
+    file.write_text(again.to_toml())
+    false, _ = approve(other, file, other.path / "root", again.fingerprint)
+    with pytest.raises(ConfigError, match="a hub with another root, whatever its name"):
+        join(kit, false, root_fingerprint(read_certificate(other.kit(SERVER_KIT).startup / "rootCA.pem")))
+
+
+def test_an_approval_of_another_organisation_or_request_is_refused(founded: FederationFolder, tmp_path: Path) -> None:
+    for name in ("bank-a", "bank-b"):
+        (tmp_path / name).mkdir()
+    file, made = ask(tmp_path / "bank-a")
+    answer, _ = approve(founded, file, founded.path / "root", made.fingerprint)
+    ask(tmp_path / "bank-b", "bank-b")
+    told = fingerprint_of(founded)
+    with pytest.raises(ConfigError, match="this approval is for bank-a"):
+        join(tmp_path / "bank-b" / "kit", answer, told)
+    (tmp_path / "bank-a" / "kit" / "startup" / NEXT_KEY).unlink()
+    ask(tmp_path / "bank-a")
+    with pytest.raises(ConfigError, match="an older request"):
+        join(tmp_path / "bank-a" / "kit", answer, told)
+    with pytest.raises(ConfigError, match="was not issued by the root"):
+        file, made = tmp_path / "bank-a" / "request", JoinRequest.read(tmp_path / "bank-a" / "request")
+        answer, _ = approve(founded, file, founded.path / "root", made.fingerprint)
+        other = FederationFolder.create(tmp_path / "other", FederationConfig("x", ()))
+        forged = replace(answer, root=(other.kit(SERVER_KIT).startup / "rootCA.pem").read_text())
+        join(tmp_path / "bank-a" / "kit", forged, told)
+
+
+def test_renewing_touches_nobody_else_and_needs_no_telephone(founded: FederationFolder, tmp_path: Path) -> None:
+    for name in ("bank-a", "bank-b"):
+        (tmp_path / name).mkdir()
+    identity = joined(founded, tmp_path / "bank-a")
+    joined(founded, tmp_path / "bank-b", "bank-b")
+    others = {path: path.read_bytes() for path in (tmp_path / "bank-b").rglob("*") if path.is_file()}
+    kit = tmp_path / "bank-a" / "kit"
+    old, old_key = read_certificate(kit / "startup" / "client.crt"), (kit / "startup" / "client.key").read_bytes()
+    again = request(kit, "bank-a", "client-of-bank-a", identity)
+    assert (kit / "startup" / "client.key").read_bytes() == old_key, "the old key stays in use until the answer comes"
+    file = tmp_path / "again"
+    file.write_text(again.to_toml())
+    answer, _ = approve(founded, file, founded.path / "root", None, "30d")
+    join(kit, answer, None)
+    new = read_certificate(kit / "startup" / "client.crt")
+    assert (kit / "startup" / "client.key").read_bytes() != old_key and serial(new) != serial(old)
+    assert {path: path.read_bytes() for path in (tmp_path / "bank-b").rglob("*") if path.is_file()} == others
+    register = Members.read(founded.register)
+    assert register.refusal(old) == "" and register.refusal(new) == ""
+    stranger = request(tmp_path / "thief", "bank-a", "client-of-bank-a", Identity())
+    file.write_text(stranger.to_toml())
+    with pytest.raises(ConfigError, match="another long-term key"):
+        approve(founded, file, founded.path / "root", None)
+
+
+def test_a_lost_key_is_replaced(founded: FederationFolder, tmp_path: Path) -> None:
+    joined(founded, tmp_path)
+    old = read_certificate(tmp_path / "kit" / "startup" / "client.crt")
+    again = request(tmp_path / "kit", "bank-a", "client-of-bank-a", Identity())
+    (tmp_path / "request").write_text(again.to_toml())
+    answer, _ = approve(founded, tmp_path / "request", founded.path / "root", again.fingerprint, replaces=True)
+    join(tmp_path / "kit", answer, None)
+    register = Members.read(founded.register)
+    assert "was revoked" in register.refusal(old)
+    assert register.refusal(read_certificate(tmp_path / "kit" / "startup" / "client.crt")) == ""
+
+
+def test_a_join_that_was_cut_off_is_repeated(founded: FederationFolder, tmp_path: Path) -> None:
+    file, made = ask(tmp_path)
+    answer, _ = approve(founded, file, founded.path / "root", made.fingerprint)
+    startup = tmp_path / "kit" / "startup"
+    (startup / NEXT_KEY).rename(startup / "client.key")  # killed after the key was moved
+    assert join(tmp_path / "kit", answer, fingerprint_of(founded)).check_certificates() == []
+
+
+def test_who_was_revoked_is_no_member(tmp_path: Path) -> None:
+    federation = FederationFolder.create(tmp_path / "hub", FederationConfig("x", ("bank-a",)))
+    assert federation.members() == ()
+    federation = add(federation, "bank-b")
+    with pytest.raises(ConfigError, match="belongs to the federation already"):
+        add(federation, "bank-b")
+    with pytest.raises(ConfigError, match="use lower-case letters"):
+        add(federation, "Bank C")
+    for name in ("bank-a", "bank-b"):
+        (tmp_path / name).mkdir()
+        joined(federation, tmp_path / name, name)
+    assert federation.members() == ("bank-a", "bank-b")
+    (federation.path / "offers" / "bank-b.toml").touch()
+    federation = revoke(federation, "bank-b")
+    assert FederationFolder.read(federation.path).members() == ("bank-a",) and federation.offers() == {}
+    certificate = read_certificate(tmp_path / "bank-b" / "kit" / "startup" / "client.crt")
+    assert "was revoked" in Members.read(federation.register).refusal(certificate)
+    assert Members.read(federation.register).refusal(read_certificate(tmp_path / "bank-a/kit/startup/client.crt")) == ""
+    with pytest.raises(ConfigError, match="unknown organisation"):
+        revoke(federation, "bank-b")
+
+
+def test_the_hub_renews_its_own(tmp_path: Path) -> None:
+    federation = FederationFolder.create(tmp_path / "hub", FederationConfig("x", (), days=20))
+    server = federation.kit(SERVER_KIT)
+    assert len(server.check_certificates()) == 1, "20 days left"
+    old = read_certificate(server.startup / "server.crt")
+    federation = federation.with_config(replace(federation.config, days=90))
+    renew_hub(federation, federation.path / "root")
+    assert federation.kit(SERVER_KIT).check_certificates() == [] == federation.kit(COORDINATOR_KIT).check_certificates()
+    register = Members.read(federation.register)
+    assert register.refusal(old) == "" == register.refusal(read_certificate(server.startup / "server.crt"))
+    (federation.path / "root").rename(tmp_path / "safe")
+    with pytest.raises(ConfigError, match="the root key is not in"):
+        renew_hub(federation, federation.path / "root")
+    renew_hub(federation, tmp_path / "safe")
+
+
+def test_a_folder_of_an_older_version_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "federation.toml").write_text('name = "x"\norganisations = ["bank-a"]\n')
+    with pytest.raises(ConfigError, match="an older version, where the founder held everybody's keys"):
+        FederationFolder.read(tmp_path)
+    (tmp_path / "federation.toml").write_text('format = 9\nname = "x"\norganisations = ["bank-a"]\n')
+    with pytest.raises(ConfigError, match="has format 9, this version reads 2"):
+        FederationFolder.read(tmp_path)
+
+
+def test_an_approval_reads_back(founded: FederationFolder, tmp_path: Path) -> None:
+    file, made = ask(tmp_path)
+    answer, _ = approve(founded, file, founded.path / "root", made.fingerprint)
+    (tmp_path / "answer").write_text(answer.to_toml())
+    assert Approval.read(tmp_path / "answer") == answer
+
+
+def test_mistakes_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "client.toml"
+    assert main(["client", "identity", "bank-a", "--client", "c", "--out", str(tmp_path / "identity.key")]) == 0
+    ask_ = ["client", "request", "--config", str(config), "--kit", str(tmp_path / "kit"), "--out", str(tmp_path / "r")]
+    assert main([*ask_, "Bank A"]) == 2 and "use lower-case letters" in capsys.readouterr().err
+    assert main([*ask_, "bank-a"]) == 0
+    assert main([*ask_, "bank-a"]) == 2 and "exists already" in capsys.readouterr().err
+    assert main(["client", "renew", "--config", str(config), "--kit", str(tmp_path / "kit")]) == 2
+    assert "is not a kit" in capsys.readouterr().err

@@ -1,0 +1,143 @@
+"""Clients that vanish: rounds go on with those who are left, results say who was missing, and who comes back takes part
+again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from faults import Fault, FaultyEngine
+from run_helpers import lines, result, run_in_folder, small
+
+from isthmus.errors import ConfigError
+from isthmus.experiments.config import Settings
+from isthmus.experiments.disclosure import sheet_of_settings
+from isthmus.experiments.folder import RunFolder
+from isthmus.experiments.run import SimulatedRun, scenario_of
+from isthmus.federation.interface import QuorumError
+from isthmus.federation.ledger import differences
+from isthmus.methods.fedavg import ServerState
+
+STEPS = ("share", "mask", "confirm", "release")
+
+
+def settings(method: str = "fedavg", **changes: Any) -> Settings:
+    given = {"reset_optimizer": True} if method != "fedsgd" else {}
+    given |= {"checkpoint.every": 1, **changes.pop("set", {})}
+    return small(method, given, **{"clients": 5, "least_clients": 4, "rounds": 6, **changes})
+
+
+def lost(step: str = "", round: int = 3, client: str = "client-3", **more: Any) -> Fault:
+    return Fault(client, "train", round, more.pop("handler", "local_update"), "crashed", step=step, **more)
+
+
+def run(tmp_path: Path, given: Settings, *plan: Fault) -> SimulatedRun:
+    return run_in_folder(given, tmp_path / "run", engine=FaultyEngine, plan=plan)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedsgd"])
+def test_a_run_goes_on_without_a_lost_client_and_takes_it_back(tmp_path: Path, method: str, secure: bool) -> None:
+    handler = "gradient" if method == "fedsgd" else "local_update"
+    simulated = run(tmp_path, settings(method, secure_sum=secure), lost(handler=handler, back=5))
+    found = result(tmp_path / "run")
+    # Round r is step r + 1; lost in round 3, reachable again after step 5: it misses rounds 3 and 4.
+    assert found["absent"] == {"client-3": [[4, 5]]}
+    missing = [line.get("absent") for line in lines(tmp_path / "run")]
+    assert missing == [None, None, ["client-3"], ["client-3"], None, None]
+    assert simulated.engine.rollbacks == 0  # type: ignore[attr-defined]
+    assert sorted(path.name for path in (tmp_path / "run" / "models").iterdir()) == [f"client-{k}" for k in range(5)]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_secure_and_plain_sums_over_those_who_are_left_agree(tmp_path: Path, step: str) -> None:
+    """Lost before its vector came, a client is left out; lost after, its vector still counts."""
+    masked = run(tmp_path / "s", settings(secure_sum=True), lost(step))
+    counts = step in ("confirm", "release")
+    fault = Fault("client-3", "evaluation", 3, "deploy", "crashed") if counts else lost()
+    plain = run(tmp_path / "p", settings(), fault)
+    assert result(tmp_path / "s/run")["absent"] == result(tmp_path / "p/run")["absent"] == {"client-3": [[4, 7]]}
+    assert isinstance(masked.loop.state, ServerState) and isinstance(plain.loop.state, ServerState)
+    for name, weight in plain.loop.state.weights.items():
+        torch.testing.assert_close(masked.loop.state.weights[name], weight, atol=1e-6, rtol=0)
+
+
+def test_shares_of_those_who_are_left_sum_to_one(tmp_path: Path) -> None:
+    """A run with one client absent throughout is the run of the other four."""
+    simulated = run(tmp_path, settings(rounds=2), lost(round=1))
+    weights = simulated.loop.state.weights  # type: ignore[attr-defined]
+    given = settings(rounds=2, least_clients=0, execution="each")
+    again = SimulatedRun(given, scenario_of(given))
+    for role in again.engine._parties.values():  # type: ignore[attr-defined]
+        del role["client-3"]
+    again.loop.play()
+    for name, weight in again.loop.state.weights.items():  # type: ignore[attr-defined]
+        torch.testing.assert_close(weights[name], weight, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_one_more_loses_the_round_and_the_run_recovers_with_all(tmp_path: Path, secure: bool) -> None:
+    plan = [lost(client="client-3"), lost(client="client-1")]
+    simulated = run(tmp_path, settings(secure_sum=secure), *plan)
+    assert simulated.engine.rollbacks == 1  # type: ignore[attr-defined]
+    assert "absent" not in result(tmp_path / "run")
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_two_lost_in_one_sum_reveal_nothing_and_abort(tmp_path: Path, step: str) -> None:
+    """Four are needed of five; the second is lost in another step than the first."""
+    given = settings(secure_sum=True, rounds=3)
+    simulated = SimulatedRun(
+        given, scenario_of(given), engine=FaultyEngine, plan=[lost("share", 1), lost(step, 1, "client-1")]
+    )
+    simulated.loop.play(1)
+    with pytest.raises(QuorumError, match=r"which needs 4: 3 of 5 parties answered"):
+        simulated.loop._round(1)
+
+
+def test_a_resumed_run_knows_who_was_absent(tmp_path: Path) -> None:
+    given = settings(secure_sum=True)
+    scenario = scenario_of(given)
+    first = SimulatedRun(given, scenario, engine=FaultyEngine, plan=[lost()])
+    folder = RunFolder.create(tmp_path / "run", first.settings.to_toml(), {})
+    first.engine.keep_tags(folder.store)
+    first.loop = first.new_loop(folder)
+    first.loop.play(5)
+    assert first.loop.absent == {"client-3": 4}
+    folder.close()
+    second = SimulatedRun(given, scenario)
+    second.play(RunFolder.open(tmp_path / "run"), resumed=True)  # here it can be reached again
+    assert result(tmp_path / "run")["absent"] == {"client-3": [[4, 5]]}
+
+
+def test_a_rollback_while_somebody_is_absent_needs_only_the_others(tmp_path: Path) -> None:
+    plan = [lost(), Fault("client-1", "train", 5, "local_update", "crashed")]
+    simulated = run(tmp_path, settings(), *plan)
+    assert simulated.engine.rollbacks == 1  # type: ignore[attr-defined]
+    assert result(tmp_path / "run")["absent"]["client-3"][0][0] == 4
+
+
+def test_the_ledger_keeps_to_the_sheet(tmp_path: Path) -> None:
+    given = settings(secure_sum=True)
+    simulated = run(tmp_path, given, lost("mask"))
+    assert not differences(simulated.loop.sheet, sheet_of_settings(given))
+    sent = {row["message"] for row in simulated.loop.sheet.rows()}
+    assert {"SharedSecrets", "ConfirmedGroup", "ReleasedShares", "SumStepRequest"} <= sent
+
+
+def test_methods_that_need_everyone_say_so() -> None:
+    for method, why in (("fedper", "remember earlier rounds"), ("fedgcn", "fedgcn needs every client")):
+        given = small(method, {}, clients=5, least_clients=4)
+        with pytest.raises(ConfigError, match=why):
+            SimulatedRun(given, scenario_of(given))
+    for changes, why in (
+        ({"clients": 5, "least_clients": 6}, "more than the 5 clients"),
+        ({"clients": 5, "least_clients": 3, "secure_sum": True}, "too few for secure sums: at least 4"),
+        ({"clients": 5, "least_clients": 4, "set": {"reset_optimizer": False}}, "set reset_optimizer=true"),
+    ):
+        given = settings(**changes)
+        with pytest.raises(ConfigError, match=why):
+            SimulatedRun(given, scenario_of(given))
