@@ -222,6 +222,13 @@ def test_words_pick_cells() -> None:
     assert len(found) == 10
 
 
+def test_or_joins_cells_in_the_order_of_the_table() -> None:
+    found = select([table("fedstruct/10.1")], "20 fedsgd cora or fedsgd cora 5 or 5 cora fedsgd")
+    assert [c.parts for c in found] == [("5 clients",), ("20 clients",)]
+    with pytest.raises(ConfigError, match="matches 'corra'"):
+        select([table("fedstruct/10.1")], "fedsgd cora or corra")
+
+
 @pytest.mark.parametrize(
     ("only", "rows"),
     [
