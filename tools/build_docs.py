@@ -71,6 +71,7 @@ NAV: list[tuple[str, str | list[tuple[str, str]]]] = [
             ("Three banks, step by step", "banks.md"),
             ("Processes and files", "deployment.md"),
             ("Policy and contract", "policy.md"),
+            ("Secure sums and noise", "secure-sums.md"),
             ("Security and threat model", "security.md"),
             ("A privacy audit, a notebook", "notebooks/privacy_audit.md"),
         ],
