@@ -40,7 +40,7 @@ def test_a_run_goes_on_without_a_killed_site_and_takes_it_back(five: LoopbackFed
     supervisor = five.supervisor()
     supervising = threading.Thread(target=supervisor.finish, args=([RUN],))
     supervising.start()
-    at_round(five, RUN, 10)
+    wait_until(lambda: _run_status(path)["rounds"] >= 10, PATIENCE)
     if victim == "job":
         os.kill(client_job(five, VICTIM), signal.SIGKILL)
     else:
