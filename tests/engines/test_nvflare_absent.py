@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("nvflare", reason="the engine nvflare is an extra")
 
-from nvflare_helpers import add_run, at_round, client_job, hashes, settings_of, wait_until
+from nvflare_helpers import add_run, client_job, hashes, settings_of, wait_until
 
 from isthmus.deploy.federation_folder import _run_status
 from isthmus.deploy.loopback import LoopbackFederation
