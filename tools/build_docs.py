@@ -70,6 +70,7 @@ NAV: list[tuple[str, str | list[tuple[str, str]]]] = [
             ("In short", "organisations.md"),
             ("Three banks, step by step", "banks.md"),
             ("Processes and files", "deployment.md"),
+            ("Operations", "operations.md"),
             ("Policy and contract", "policy.md"),
             ("Secure sums and noise", "secure-sums.md"),
             ("Security and threat model", "security.md"),
@@ -82,7 +83,8 @@ NAV: list[tuple[str, str | list[tuple[str, str]]]] = [
             ("Add a method", "add-a-method.md"),
             ("A new method, a notebook", "notebooks/new_method.md"),
             ("Contributing", "contributing.md"),
-            ("Architecture, speed", "architecture.md"),
+            ("Architecture", "architecture.md"),
+            ("Speed", "speed.md"),
         ],
     ),
     (
