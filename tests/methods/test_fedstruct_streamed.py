@@ -232,15 +232,20 @@ def test_together_is_each_by_itself_also_with_dropout(monkeypatch: pytest.Monkey
 
 def test_hidden_values_that_are_not_kept_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     same_secrets(monkeypatch)
-    where, given = graph(40, clients=3), {"structure_hops": 2, "rounds": 3, "dropout": 0.5}
-    kept = experiment(where, **given)
-    kept.loop.play()
-    assert KEPT_VALUES > 40 * 12
+    where, given = graph(60, clients=3), {"structure_hops": 2, "rounds": 3, "dropout": 0.5}
+
+    def trained(execution: str) -> list[Tensor]:
+        run = experiment(where, execution=execution, **given)
+        run.loop.play()
+        assert run.engine.execution == execution
+        return [*run.loop.state.weights.values(), rows_of_s(run, where)]  # type: ignore[attr-defined]
+
+    kept = {execution: trained(execution) for execution in ("each", "cohort")}
+    assert KEPT_VALUES > 60 * 12
     monkeypatch.setattr("isthmus.methods.fedstruct.streamed_client.KEPT_VALUES", 0)
-    again = experiment(where, **given)
-    again.loop.play()
-    first, second = (run.loop.state.weights for run in (kept, again))  # type: ignore[attr-defined]
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    monkeypatch.setattr("isthmus.methods.fedstruct.streamed_cohort.KEPT_TOGETHER", 0)
+    for execution, first in kept.items():
+        assert all(torch.equal(a, b) for a, b in zip(first, trained(execution), strict=True))
 
 
 @pytest.mark.parametrize(
