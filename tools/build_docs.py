@@ -72,6 +72,7 @@ NAV: list[tuple[str, str | list[tuple[str, str]]]] = [
             ("Processes and files", "deployment.md"),
             ("Operations", "operations.md"),
             ("Policy and contract", "policy.md"),
+            ("Secure sums and noise", "secure-sums.md"),
             ("Security and threat model", "security.md"),
             ("A privacy audit, a notebook", "notebooks/privacy_audit.md"),
         ],
