@@ -51,6 +51,8 @@ def _days(days: float | None) -> str:
 
 def _state(run: dict[str, Any]) -> str:
     """A run's state; while it waits for somebody, for whom and since when."""
+    if run["queue"] is not None:
+        return f"number {run['queue']} in the queue"
     if run["state"] != "waiting" or not run["waiting_for"]:
         return str(run["state"])
     since = [f"{name} since {time.strftime('%H:%M:%S', time.localtime(t))}" for name, t in run["waiting_for"].items()]
