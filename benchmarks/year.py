@@ -38,7 +38,7 @@ from isthmus.experiments.run import start as start_local
 from isthmus.experiments.variants import first_variant
 
 BANKS, GUEST = ("bank-a", "bank-b", "bank-c"), "bank-d"
-FIRST, APART, RENEW_BEFORE = 400.0, 220.0, 100.0
+FIRST, APART, RENEW_BEFORE = 300.0, 130.0, 100.0
 """Seconds that the first certificate of the first organisation is good for, how much longer those of the others are,
 and how long before its end a new one is asked for.
 """
