@@ -8,8 +8,8 @@
     python benchmarks/general.py DIR ... --print             what is finished, without running anything
 
 Run folders are kept under DIR: what is finished is not run again. A draw is a seed of owners, split and training.
-HiFGL runs with values in the clear (``secmp=plain``, ``mode=cross-silo``), FedSpray without masks: both change numbers by rounding
-alone and cost time.
+HiFGL runs with values in the clear (``secmp=plain``, ``mode=cross-silo``), FedSpray without masks: protections change
+numbers by rounding alone and multiply time.
 """
 
 from __future__ import annotations
