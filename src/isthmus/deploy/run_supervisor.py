@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import tempfile
@@ -20,9 +21,18 @@ from typing import Any
 
 from isthmus.deploy.admin_session import AdminSession
 from isthmus.deploy.heartbeat import read_heartbeat
-from isthmus.deploy.job_template import REFUSED, write_job
+from isthmus.deploy.job_template import BUSY, REFUSED, write_job
 from isthmus.deploy.processes import is_alive
-from isthmus.deploy.run_status import FAILED, HEARTBEAT, STOPPED, RunFailure, committed_rounds, write_waiting
+from isthmus.deploy.run_files import BACK
+from isthmus.deploy.run_status import (
+    FAILED,
+    HEARTBEAT,
+    RunFailure,
+    check_stopped,
+    committed_rounds,
+    read_progress,
+    write_waiting,
+)
 from isthmus.deploy.startup_kit import StartupKit
 from isthmus.errors import RunError
 
@@ -31,13 +41,17 @@ logger = logging.getLogger(__name__)
 POLL_EVERY = 0.5
 FROZEN_AFTER = 20.0
 """A server job whose heartbeat is older than this is frozen, and aborted."""
-START_TIMEOUT = 120.0
-"""A job that has written no heartbeat after this time never started."""
+START_TIMEOUT = 300.0
+"""A job that has written no heartbeat after this time never started. Two minutes were too few where fifteen processes
+wanted each core: every attempt was given up before torch was loaded.
+"""
 MAX_FRUITLESS = 6
 """After so many attempts in a row that add no round the run is given up; before each the pause doubles."""
 PAUSE, MAX_PAUSE = 2.0, 30.0
 ABORT_TIMEOUT = 25.0
 WARN_MISSING_EVERY = 30.0
+LOOK_EVERY = 5.0
+"""Pause between two looks whether organisations that a run goes on without are back."""
 PERMANENT = ("InvalidJobDefinition", "AuthorizationError", "AuthenticationError")
 """Errors of a submission that a second try would get too."""
 
@@ -66,6 +80,7 @@ class RunSupervisor:
         self.admin = AdminSession(kit)
         self.runs, self.sites, self.on_poll = runs, tuple(sites), on_poll
         self.warn_after, self.check = warn_after, check
+        self._next_look = 0.0  # when to see whether lost organisations are back
         self._last_heartbeat = 0.0  # when the server job was last known to have started
         self.attempts: list[dict[str, Any]] = []
         """What happened, attempt by attempt."""
@@ -79,14 +94,18 @@ class RunSupervisor:
             while not self._finished(runs):
                 self._check_stopped(runs)
                 rounds = sum(committed_rounds(self.runs / run) for run in runs)
-                fruitless = 0 if rounds > before else fruitless + 1
+                busy = bool(self.attempts) and BUSY in self.attempts[-1]["ended"]
+                fruitless = 0 if rounds > before else fruitless + (not busy)
                 if fruitless >= MAX_FRUITLESS:
                     log = self.runs / runs[0] / "log.txt"
                     raise RunError(
                         f"{MAX_FRUITLESS} attempts in a row added no round ({self.attempts[-1]['ended']}); see {log}, "
                         "then submit again"
                     )
-                if fruitless:
+                if busy:
+                    logger.warning("%s; Ctrl-C ends the waiting", self.attempts[-1]["ended"])
+                    self._pause(MAX_PAUSE)
+                elif fruitless:
                     self._pause(min(MAX_PAUSE, PAUSE * 2 ** (fruitless - 1)))
                 before = rounds
                 self._attempt(runs)
@@ -107,8 +126,7 @@ class RunSupervisor:
 
     def _check_stopped(self, runs: Sequence[str]) -> None:
         for run in runs:
-            if (self.runs / run / STOPPED).exists():
-                raise RunError(f"{run} was stopped: `isthmus submit --again {run}` continues it")
+            check_stopped(self.runs / run)
 
     def _attempt(self, runs: Sequence[str]) -> None:
         number = self._next_number(runs[0])
@@ -116,6 +134,7 @@ class RunSupervisor:
         self._kill_orphans(runs)
         for run in runs:
             (self.runs / run / FAILED).unlink(missing_ok=True)
+            (self.runs / run / BACK).unlink(missing_ok=True)
         with tempfile.TemporaryDirectory() as folder:
             job = write_job(Path(folder) / f"{runs[0]}-{number}", runs, number, self.sites)
             job_id = self._submit(job, f"{runs[0]}-{number}")
@@ -160,7 +179,27 @@ class RunSupervisor:
                 logger.warning("job %s: %s", job_id, reason)
                 self._abort(job_id)
                 return reason
+            self._note_back(runs)
             self._poll()
+
+    def _note_back(self, runs: Sequence[str]) -> None:
+        """Tell runs that go on without somebody when all organisations have given a sign of life since."""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOOK_EVERY
+        progress = {run: read_progress(self.runs / run) for run in runs}
+        lost = {run: max(at for _, at in one.absent.values()) for run, one in progress.items() if one and one.absent}
+        if not lost:
+            return
+        try:
+            seen = self.admin.last_seen()
+        except Exception as error:
+            logger.info("the server does not answer (%s)", type(error).__name__)
+            return
+        oldest = time.time() - max(seen.get(site, math.inf) for site in self.sites)
+        for run, since in lost.items():
+            if oldest > since + LOOK_EVERY:
+                (self.runs / run / BACK).touch()
 
     def _status(self, job_id: str) -> str | None:
         """The job's status at the server; None while it cannot be reached."""
@@ -207,7 +246,7 @@ class RunSupervisor:
             if details:
                 break
             time.sleep(POLL_EVERY)
-        errors = [str(line) for line in details if "ERROR" in str(line) or REFUSED in str(line)]
+        errors = [str(line) for line in details if "ERROR" in str(line) or REFUSED in str(line) or BUSY in str(line)]
         return f"{status}: {'; '.join(errors)}" if errors else status
 
     def _wait_for_sites(self, runs: Sequence[str] = ()) -> None:

@@ -333,7 +333,11 @@ def read_packages(folder: Path) -> dict[ClientId, ModelPackage]:
             raise DataError(f"{path} and {found[package.client].path} are both of {package.client}: take one away")
         found[package.client] = package
     if not found:
-        hint = " (older versions wrote bare weights: train again)" if list(folder.glob("*.safetensors")) else ""
+        hint = ": a run folder has them under models/"
+        if not folder.is_dir():
+            hint = ": there is no such folder"
+        elif list(folder.glob("*.safetensors")):
+            hint = " (older versions wrote bare weights: train again)"
         raise DataError(f"{folder} holds no model package, that is a folder with {MODEL}{hint}")
     first, *others = found.values()
     for other in others:
