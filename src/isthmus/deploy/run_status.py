@@ -28,6 +28,7 @@ __all__ = [
     "RunFailure",
     "SitesBackError",
     "TakeBack",
+    "check_stopped",
     "committed_rounds",
     "read_progress",
     "read_waiting",
@@ -68,6 +69,12 @@ class RunFailure:
 
     def error(self) -> IsthmusError:
         return ERRORS.get(self.kind, RunError)(self.text)
+
+
+def check_stopped(folder: Path) -> None:
+    """Raise if somebody wants a run to stop."""
+    if (folder / STOPPED).exists():
+        raise RunError(f"{folder.name} was stopped: `isthmus submit --again {folder.name}` continues it")
 
 
 def read_progress(folder: Path) -> Progress | None:
@@ -118,7 +125,10 @@ class TakeBack(Callback):
         self._folder = folder
 
     def on_round(self, progress: Progress) -> None:
-        if not progress.absent or progress.step == progress.steps or not (self._folder / BACK).exists():
+        told = self._folder / BACK
+        if not progress.absent:
+            told.unlink(missing_ok=True)  # it was about somebody who has been taken back
+        if not progress.absent or progress.step == progress.steps or not told.exists():
             return
         self._checkpoint()  # no round is begun twice: a sum of the same numbers over another group would be refused
         raise SitesBackError(f"{', '.join(progress.absent)} can take part again: the next job begins with everybody")
