@@ -291,7 +291,9 @@ def test_a_run_continued_is_bit_equal(motifs: GraphScenario) -> None:
 
 def test_it_learns_what_only_structure_tells(motifs: GraphScenario) -> None:
     """Motifs differ in structure; two channels find them in a few rounds."""
-    line = play(motifs, rounds=25, lr=0.01, hidden=(16, 16), degrees=8, steps=8, dropout=0.0).loop.lines[-1]
+    line = play(
+        motifs, rounds=25, lr=0.01, hidden=(16, 16), degrees=8, steps=8, dropout=0.0, score_train=True
+    ).loop.lines[-1]
     assert line["train_loss"] < 0.35 and line["test_client_mean"] > 0.8
 
 

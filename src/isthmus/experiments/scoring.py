@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,10 +34,12 @@ def evaluation_line(evaluations: Mapping[str, Evaluation], nodes: Mapping[str, i
         )
         for group in line["test_groups"]
     }
-    line["train_loss"] = _pooled_loss([evaluation.parts["train"] for evaluation in evaluations.values()])
+    line["train_loss"] = _train_loss(evaluations.values())
     line["per_client"] = {
         client: {
-            part: [evaluation.parts[part].correct, evaluation.parts[part].total] for part in ("train", "val", "test")
+            part: [evaluation.parts[part].correct, evaluation.parts[part].total]
+            for part in ("train", "val", "test")
+            if part in evaluation.parts
         }
         for client, evaluation in evaluations.items()
     }
@@ -58,7 +60,7 @@ def summed_line(scores: SummedScores, bins: ScoreBins | None) -> dict[str, Any]:
         line[f"{part}_node_weighted"] = None
     line["test_groups"] = groups_of(scores)
     line["test_group_client_means"] = {group: means.get(f"test:{group}") for group in line["test_groups"]}
-    line["train_loss"] = _pooled_loss([total.parts["train"]])
+    line["train_loss"] = _train_loss([total])
     line["per_client"] = None
     line["client_scores"] = None
     if bins is not None:
@@ -101,6 +103,11 @@ def use_metric(line: dict[str, Any], metric: Metric, details: Mapping[str, Detai
             line[part] = client_mean(scores.values())
         line[f"{part}_client_mean"] = client_mean(scores.values())
         line[f"{part}_node_weighted"] = weighted_mean(scores, nodes)
+
+
+def _train_loss(evaluations: Iterable[Evaluation]) -> float | None:
+    """None too where training samples were not scored."""
+    return _pooled_loss([each.parts["train"] for each in evaluations if "train" in each.parts])
 
 
 def _pooled_loss(tallies: Sequence[Tally]) -> float | None:

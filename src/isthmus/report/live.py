@@ -40,7 +40,7 @@ def live_page(folder: Path) -> str:
     try:
         config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise DataError(f"{folder} is not a run folder (no config.toml); isthmus run makes one") from None
+        raise DataError(f"{folder} is not a run folder (no config.toml); start one with `isthmus run`") from None
     run = config.get("run", {})
     finished = (folder / "result.json").is_file()
     lines = _lines(folder / "metrics.jsonl")
