@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +39,11 @@ SGD: dict[str, Any] = {"optimizer": "sgd", "lr": 0.1, "precision": "float64"}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def examples() -> Iterator[None]:
+def examples() -> None:
     for name, path in EXAMPLES.items():
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None and spec.loader is not None
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
-    yield
-    for name in EXAMPLES:
-        del METHODS._entries[name]  # other tests are about our own methods
 
 
 def play(method: str, **settings: Any) -> SimulatedRun:

@@ -388,6 +388,8 @@ OUT_OF_RANGE: dict[str, tuple[Any, ...]] = {
     "generator_lr": (0.0,),
     "generator_dropout": (-0.1, 1.0),
     "generator_weight_decay": (-1.0,),
+    "least_clients": (-1,),
+    "deadline": (-1.0,),
 }
 
 

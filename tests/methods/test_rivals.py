@@ -365,7 +365,7 @@ def test_the_pseudo_graph_is_computed_as_any_other(backbone: str) -> None:
     weights = {name: tensor.detach() for name, tensor in model.named_parameters()}
     x = torch.randn(9, 6, dtype=torch.float64)
     graph = distillation.pseudo_graph(model, x, 2)
-    found = distillation.pseudo_logits(model, weights, x, graph)
+    found = distillation.pseudo_logits(model, weights, graph)
     rows, columns = torch.nonzero(graph.first, as_tuple=True)
     arcs = torch.stack([columns, rows])
     arcs = arcs[:, arcs[0] != arcs[1]]

@@ -39,7 +39,7 @@ TABLES = {
         "4.k",
         "4.widths",
     ],
-    "fedtad": ["10.1", "check.rows"],
+    "fedtad": ["10.1", "check.last", "check.rows"],
     "rivals": ["fedstruct", "fedggr", "hifgl"],
     "hifgl": ["9.1", "9.2", "9.3", "9.4", "9.5", "9.6", "9.7", "check.pubmed", "check.protocols"],
     "fedspray": ["8.2", "8.3", "8.5", "4.lambda1", "4.ds", "4.motivation", "check.teacher", "check.last"],
@@ -220,6 +220,13 @@ def test_words_pick_cells() -> None:
     assert {c.column for c in found} == {"Cora"}
     assert all(c.parts == ("10 clients",) or len(c.parts) == 3 for c in found)
     assert len(found) == 10
+
+
+def test_or_joins_cells_in_the_order_of_the_table() -> None:
+    found = select([table("fedstruct/10.1")], "20 fedsgd cora or fedsgd cora 5 or 5 cora fedsgd")
+    assert [c.parts for c in found] == [("5 clients",), ("20 clients",)]
+    with pytest.raises(ConfigError, match="matches 'corra'"):
+        select([table("fedstruct/10.1")], "fedsgd cora or corra")
 
 
 @pytest.mark.parametrize(

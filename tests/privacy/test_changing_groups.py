@@ -68,8 +68,8 @@ def observed(scenario: Scenario, monkeypatch: pytest.MonkeyPatch, *, secure: boo
     parts: dict[str, list[Any]] = {}
     real = Session.sum
 
-    def summing(self: Session, handler: Any, request: Any = None, *, to: Any = None) -> Any:
-        total = real(self, handler, request, to=to)
+    def summing(self: Session, handler: Any, request: Any = None, *, to: Any = None, **given: Any) -> Any:
+        total = real(self, handler, request, to=to, **given)
         if handler is FedAvgClient.local_update:
             totals.append((tuple(to), np.append(flat(total, request.weights), total.share)))
             engine: Any = self.engine

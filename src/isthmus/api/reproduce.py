@@ -74,7 +74,7 @@ def reproduce(
 
     Args:
         target: Paper, or table of a paper, e.g. ``fedstruct/table2``.
-        only: Cells that match all words, ``"cora 10"``.
+        only: Cells that match all words, ``"cora 10"``, or all words of one of several, ``"cora 10 or citeseer 5"``.
         runs: Seeds per cell; default: as the paper. 0 runs nothing and shows what is there.
         jobs: Runs at a time.
         out: Folder of the run folders; finished runs in it are used, begun ones continued.

@@ -140,9 +140,19 @@ def find_tables(target: str) -> tuple[Paper, list[Table]]:
 
 
 def select(tables: Sequence[Table], only: str | None) -> list[Cell]:
-    """Cells of all tables whose labels or scenario match every word of ``only``, or whose printed name it is. No match
-    at all is an error that lists what there is."""
-    cells = [cell for table in tables for cell in (matching(table.cells, only) if only else table.cells)]
+    """Cells of all tables whose labels or scenario match every word of ``only``, or whose printed name it is; with
+    `` or `` between several such, those that match any. No match of one of them is an error that lists what there is.
+    """
+    if not only:
+        return [cell for table in tables for cell in table.cells]
+    chosen: set[int] = set()
+    for words in only.split(" or "):
+        chosen |= {id(cell) for cell in _matching_any(tables, words)}
+    return [cell for table in tables for cell in table.cells if id(cell) in chosen]
+
+
+def _matching_any(tables: Sequence[Table], only: str) -> list[Cell]:
+    cells = [cell for table in tables for cell in matching(table.cells, only)]
     if not cells:
         labels = dict.fromkeys(label for table in tables for label in (*table.rows, *table.columns, *table.parts))
         where = ", ".join(table.name for table in tables)

@@ -35,10 +35,13 @@ WIDTHS = (64, 128, 256)
 
 
 class PseudoGraph(NamedTuple):
-    """The structure of a pseudo graph: what layers after the first read, and M of the first as a dense matrix."""
+    """A pseudo graph: its features X~, what layers after the first read, M of the first as a dense matrix, and M X~,
+    which is the same for every model (a layer norm, which is not, forms its own)."""
 
+    x: Tensor
     inputs: Inputs
     first: Tensor
+    mixed: Tensor
 
 
 class _Nodes(NamedTuple):
@@ -91,17 +94,17 @@ def pseudo_graph(model: Backbone, x: Tensor, neighbours: int) -> PseudoGraph:
     first = torch.eye(count, dtype=x.dtype)
     if model.propagation is not None:
         first = torch.from_numpy(model.propagation(arcs, count).toarray()).to(x.dtype)
-    return PseudoGraph(inputs, first)
+    return PseudoGraph(x, inputs, first, first @ x)
 
 
-def pseudo_logits(model: Backbone, weights: Weights, x: Tensor, graph: PseudoGraph) -> Tensor:
+def pseudo_logits(model: Backbone, weights: Weights, graph: PseudoGraph) -> Tensor:
     """f(W; X~, A~) without dropout, differentiable in W and X~."""
+    x, mixed = graph.x, graph.mixed
     if model.norm_names:
         gamma, beta = (weights[name] for name in model.norm_names)
         x = torch.nn.functional.layer_norm(x, x.shape[1:], gamma, beta)
-    products = {
-        name: (graph.first @ x if propagated else x) @ weights[name] for name, propagated in model.first_terms.items()
-    }
+        mixed = graph.first @ x
+    products = {name: (mixed if propagated else x) @ weights[name] for name, propagated in model.first_terms.items()}
     outside = {*products, *model.norm_names}
     rest = {name: tensor for name, tensor in weights.items() if name not in outside}
     logits: Tensor = functional_call(model, rest, (graph.inputs, None, products))
@@ -116,8 +119,8 @@ def by_class(values: Tensor, classes: Tensor, num_classes: int) -> Tensor:
 
 def diversity(x: Tensor, noise: Tensor) -> Tensor:
     """Div: small where different noise gives different nodes."""
-    apart = torch.cdist(x, x, p=1) / x.shape[1]
-    return torch.exp(-(apart * torch.cdist(noise, noise).square() / noise.shape[1]).mean())
+    apart, noise_apart = torch.pdist(x, p=1) / x.shape[1], torch.pdist(noise).square() / noise.shape[1]
+    return torch.exp(-2.0 * (apart * noise_apart).sum() / len(x) ** 2)  # each pair once, twice in the mean over i, j
 
 
 @dataclass(frozen=True)
@@ -177,10 +180,10 @@ def distil(
             def generator_loss(weights: Weights, noise: Tensor = noise, average: Weights = average) -> Tensor:
                 x = pseudo_features(weights, noise, classes)
                 graph = pseudo_graph(model, x, settings.neighbours)
-                ours = pseudo_logits(model, average, x, graph)
+                ours = pseudo_logits(model, average, graph)
                 loss = x.new_zeros(())
                 for row, teacher in zip(reliability, teachers, strict=True):
-                    theirs = pseudo_logits(model, teacher, x, graph)
+                    theirs = pseudo_logits(model, teacher, graph)
                     right = torch.nn.functional.cross_entropy(theirs, classes, reduction="none")
                     far = (ours - theirs).abs().mean(1)
                     loss = loss + settings.accuracy * (row * by_class(right, classes, num_classes)).sum()
@@ -193,13 +196,11 @@ def distil(
         graph = pseudo_graph(model, x, settings.neighbours)
         # Teachers go the way of the average, which needs gradients: a forward pass without them rounds differently, and
         # the gradient of |a - b| is as large at a difference of one rounding as at any other.
-        answers = [pseudo_logits(model, trainable(teacher), x, graph).detach() for teacher in teachers]
+        answers = [pseudo_logits(model, trainable(teacher), graph).detach() for teacher in teachers]
         for _ in range(settings.model_steps):
 
-            def model_loss(
-                weights: Weights, x: Tensor = x, graph: PseudoGraph = graph, answers: list[Tensor] = answers
-            ) -> Tensor:
-                ours = pseudo_logits(model, weights, x, graph)
+            def model_loss(weights: Weights, graph: PseudoGraph = graph, answers: list[Tensor] = answers) -> Tensor:
+                ours = pseudo_logits(model, weights, graph)
                 far = torch.stack([by_class((ours - theirs).abs().mean(1), classes, num_classes) for theirs in answers])
                 return (reliability * far).sum()
 
