@@ -13,13 +13,15 @@ endif
 
 setup: $(READY)
 
+# torch first and by exact version: a range would pull accelerator packages of several gigabytes.
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "isthmus needs Python 3.11 or newer; set PYTHON=...")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	# torch first and by exact version: a range would pull accelerator packages of several gigabytes.
-	$(BIN)/pip install --quiet $$(grep '^torch==' constraints.txt)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $(READY)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "isthmus needs Python 3.11 or newer; set PYTHON=...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo 'Setting up $(VENV), once: torch first (a few minutes; 3 GB in all) ...'
+	@$(BIN)/pip install --quiet $$(grep '^torch==' constraints.txt)
+	@echo '... then Isthmus and what it needs ...'
+	@$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $(READY)
 
 demo: setup
 	$(BIN)/isthmus demo

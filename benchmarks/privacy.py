@@ -6,8 +6,9 @@ one run on one thread.
 
 The runs are those of `isthmus run fedavg` with clients trained together, plain and secure rounds in turn, in CPU
 seconds: `masking` is all that a secure round does more at the clients (encoding, streams, check words), `streams` what
-the generator (AES-128 in counter mode) alone needs for as many words in as many streams. `setup` is keys, the mask
-graph, key agreements, and the first sum. Keys are bytes per client.
+the library's generator (AES-128 in counter mode) alone needs for as many words in as many streams, and `own loop` what
+the compiled loop needs that makes and adds them (`aes_blocks`; the library where the processor has no such
+instructions). `setup` is keys, the mask graph, key agreements, and the first sum. Keys are bytes per client.
 
 Each protocol's sum is compared with the exact one. Times are wall seconds, the better of two where a run takes less
 than a second. `client` is what one client spends, `server` what the receiver spends on all clients' uploads; bytes are
@@ -40,7 +41,7 @@ from isthmus.privacy.flatten import WordRows, encode_all, error_bound, template_
 from isthmus.privacy.lagrange import LagrangeCode
 from isthmus.privacy.mask_graph import choices_for
 from isthmus.privacy.masks import CHECK_WORDS, SumParty, SumRoster, SumServer, SumTag
-from isthmus.privacy.prg import SHORT_KEY_BYTES, Keystream
+from isthmus.privacy.prg import SHORT_KEY_BYTES, Keystream, add_streams
 
 T = TypeVar("T")
 PRIMES = {"2^31-1": P31, "2^61-1": P61}
@@ -184,6 +185,7 @@ def bench_run(dataset: str, clients: int, rounds: int) -> None:
     streams = sum(len(roster.neighbours(party)) for party in roster.parties)
     plain, secured = (statistics.median(spent[secure][1:]) for secure in (False, True))
     masking, generator = statistics.median(masked[3::2]), generator_seconds(streams, numbers)
+    loop = loop_seconds(streams, numbers)
     keys = sum(codec.size(SumKeys(roster.seen_by(party).keys)) for party in roster.parties) / clients
     line(
         f"fedavg {dataset}",
@@ -191,7 +193,8 @@ def bench_run(dataset: str, clients: int, rounds: int) -> None:
         clients,
         f"round: plain {1000 * plain:.1f} ms, secure {1000 * secured:.1f} ms  masking {1000 * masking:.1f} ms = "
         f"{masking / generator:.2f} x streams {1000 * generator:.1f} ms "
-        f"({8e-9 * streams * numbers / generator:.1f} GB/s)  "
+        f"({8e-9 * streams * numbers / generator:.1f} GB/s), {masking / loop:.2f} x own loop {1000 * loop:.1f} ms "
+        f"({8e-9 * streams * numbers / loop:.1f} GB/s)  "
         f"neighbours {streams / clients:.1f}  setup {spent[True][0]:.2f} s (plain {spent[False][0]:.2f} s)  keys "
         f"{keys:,.0f} bytes",
     )
@@ -207,6 +210,20 @@ def generator_seconds(streams: int, numbers: int) -> float:
         begin = time.process_time()
         for _ in range(part):
             Keystream(bytes(SHORT_KEY_BYTES)).fill(zeros, buffer)
+        found.append(time.process_time() - begin)
+    return statistics.median(found) * streams / part
+
+
+def loop_seconds(streams: int, numbers: int) -> float:
+    """The same for the loop that masks, which also adds them to one vector, in calls of 10 streams."""
+    part = max(10, min(streams, max(50, 40_000_000 // numbers)) // 10 * 10)
+    target, keys = np.zeros(numbers, np.uint64), [bytes([k]) * SHORT_KEY_BYTES for k in range(10)]
+    add_streams(target, keys)
+    found = []
+    for _ in range(3):
+        begin = time.process_time()
+        for _ in range(part // 10):
+            add_streams(target, keys[:5], keys[5:])
         found.append(time.process_time() - begin)
     return statistics.median(found) * streams / part
 

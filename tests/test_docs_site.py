@@ -32,6 +32,8 @@ def test_every_page_of_the_navigation_is_there(build: ModuleType, tmp_path: Path
     build.write_pages(tmp_path)
     named = [page for _, part in build.NAV for page in ([part] if isinstance(part, str) else [p for _, p in part])]
     assert len(named) == len(set(named)) and not [page for page in named if not (tmp_path / page).is_file()]
+    # Every page of docs/ itself is named; of methods, results and specifications the site lists more.
+    assert not [path.name for path in (ROOT / "docs").glob("*.md") if path.name not in named]
     # A page that the navigation does not name is listed all the same; results and specifications list their own.
     (tmp_path / "new.md").write_text("# Something new\n")
     assert '{ "Something new" = "new.md" }' in build.settings(tmp_path)

@@ -238,6 +238,15 @@ def test_epsilon_is_spent_over_all_runs_and_once_per_run(tmp_path: Path) -> None
     assert len(AuditChain(tmp_path).open().runs) == 2
 
 
+def test_noise_of_others_counts_only_where_the_policy_says_so(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting", reason="the accountant is an extra")
+    chain, shared = AuditChain(tmp_path).open(), {**PRIVATE, "dp_noise_in": "total", "secure_sum": True}
+    with pytest.raises(ConfigError, match=r"rests on secure sums and the noise .*shared_noise = false"):
+        spend(replace(STRICT, epsilon=1e6), chain, "first", **shared)
+    assert spend(replace(STRICT, epsilon=1e6, shared_noise=True), chain, "first", **shared) > 0.0
+    assert spend(STRICT, chain, "second", **shared) > 0.0, "no budget, nothing to refuse; counted all the same"
+
+
 def test_delta_is_a_budget_too(tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting", reason="the accountant is an extra")
     chain = AuditChain(tmp_path).open()
@@ -343,7 +352,9 @@ def test_a_new_kit_is_strict(tmp_path: Path) -> None:
     assert site.policy == STRICT and site.asks and site.client == "bank-a"
     uncommented = client_toml("bank-a", "identity.key").replace("\n# ", "\n")
     full = read(tmp_path, uncommented).policy
-    assert full == replace(STRICT, methods=("fedavg",), runs=10, epsilon=8.0, delta=1e-5, max_ids=100000)
+    assert full == replace(
+        STRICT, methods=("fedavg",), runs=10, epsilon=8.0, delta=1e-5, shared_noise=True, max_ids=100000
+    )
 
 
 @pytest.mark.parametrize(("dataset", "said"), [(SITE_TABLES, True), (NODES, False)])

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from typing import Any
 import pytest
 
 from isthmus.deploy import run_supervisor
-from isthmus.deploy.run_status import HEARTBEAT, STOPPED, RunFailure
+from isthmus.deploy.run_files import BACK
+from isthmus.deploy.run_status import HEARTBEAT, STOPPED, RunFailure, SitesBackError, TakeBack
 from isthmus.deploy.run_supervisor import MAX_FRUITLESS, RunSupervisor
 from isthmus.errors import ConfigError, RunError
+from isthmus.experiments.callbacks import Progress
 
 
 class FakeServer:
@@ -26,6 +29,7 @@ class FakeServer:
         self.submitted: list[str] = []
         self.aborted: list[str] = []
         self.details: list[str] = []
+        self.seen: dict[str, float] = {}
         self.closed = False
 
     def sites(self) -> list[str]:
@@ -49,6 +53,9 @@ class FakeServer:
             return None
         raise AssertionError(name)
 
+    def last_seen(self) -> dict[str, float]:
+        return self.seen
+
     def close(self) -> None:
         self.closed = True
 
@@ -70,6 +77,7 @@ def supervise(tmp_path: Path, server: FakeServer) -> tuple[RunSupervisor, Path]:
         "on_poll": lambda: None,
         "attempts": [],
         "_last_heartbeat": 0.0,
+        "_next_look": 0.0,
         "warn_after": 0.0,
         "check": lambda: None,
     }
@@ -216,3 +224,43 @@ def test_says_at_once_for_whom_it_waits(tmp_path: Path, caplog: pytest.LogCaptur
     supervisor.finish(["r"])
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert re.fullmatch(r"waiting for b since \d\d:\d\d:\d\d; Ctrl-C ends the waiting", warning)
+
+
+def test_a_run_is_told_when_a_lost_organisation_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signs of life from before the loss say nothing, and one organisation that gave none is enough to wait."""
+    server = FakeServer([])
+    supervisor, run = supervise(tmp_path, server)
+    monkeypatch.setattr(run_supervisor, "LOOK_EVERY", 0.0)
+    progress, now = {"phase": "train", "round": 3, "rounds": 9, "step": 3, "steps": 9}, time.time()
+    progress |= {"seconds_left": None, "bytes": {}, "scores": None}
+
+    def told(absent: dict[str, Any], **seen: float) -> bool:
+        (run / BACK).unlink(missing_ok=True)
+        (run / "progress.json").write_text(json.dumps({**progress, "absent": absent}))
+        server.seen = seen
+        supervisor._note_back(["r"])
+        return (run / BACK).exists()
+
+    lost = {"client-1": [3, now - 20.0]}
+    assert not told({}, a=0.0, b=0.0), "nobody is missing"
+    assert not told(lost, a=1.0), "b is not connected"
+    assert not told(lost, a=1.0, b=30.0), "b was seen before it was lost"
+    assert told(lost, a=1.0, b=2.0)
+
+
+def test_a_job_ends_after_a_round_when_somebody_is_back(tmp_path: Path) -> None:
+    kept: list[str] = []
+    callback = TakeBack(lambda: kept.append("checkpoint"))
+    callback.on_start(None, tmp_path, 0, 9)  # type: ignore[arg-type]
+
+    def round(step: int, **absent: Any) -> None:
+        callback.on_round(Progress("train", step, 9, step, 9, None, {}, None, absent))
+
+    round(1, bank=(1, 0.0))  # nobody says that it is back
+    (tmp_path / BACK).touch()
+    round(2)
+    round(9, bank=(1, 0.0))  # the last round: nothing to come back for
+    assert not kept
+    with pytest.raises(SitesBackError, match="bank can take part again") as raised:
+        round(3, bank=(1, 0.0))
+    assert kept == ["checkpoint"] and RunFailure.of(raised.value).again

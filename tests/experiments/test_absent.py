@@ -4,6 +4,7 @@ again.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import torch
 from faults import Fault, FaultyEngine
 from run_helpers import lines, result, run_in_folder, small
 
+from isthmus.deploy.federation_folder import _run_status
+from isthmus.deploy.run_status import ProgressWriter
 from isthmus.errors import ConfigError
+from isthmus.experiments.callbacks import Progress
 from isthmus.experiments.config import Settings
 from isthmus.experiments.disclosure import sheet_of_settings
 from isthmus.experiments.folder import RunFolder
@@ -63,6 +67,26 @@ def test_secure_and_plain_sums_over_those_who_are_left_agree(tmp_path: Path, ste
     assert isinstance(masked.loop.state, ServerState) and isinstance(plain.loop.state, ServerState)
     for name, weight in plain.loop.state.weights.items():
         torch.testing.assert_close(masked.loop.state.weights[name], weight, atol=1e-6, rtol=0)
+
+
+def test_who_watches_the_run_is_told_who_is_missing_since_when(tmp_path: Path) -> None:
+    """What `isthmus status` shows: the file that the server writes after each round."""
+
+    class Seen(ProgressWriter):
+        def on_round(self, progress: Progress) -> None:
+            super().on_round(progress)
+            seen.append(_run_status(tmp_path)["missing"])
+
+    seen: list[Any] = []
+    given, before = settings(), time.time()
+    simulated = SimulatedRun(
+        given, scenario_of(given), engine=FaultyEngine, plan=[lost(back=5)], callbacks=[writer := Seen()]
+    )
+    writer.on_start(given, tmp_path, 0, given.total_rounds)
+    simulated.loop.play()
+    assert [list(each) for each in seen] == [[], [], [], ["client-3"], ["client-3"], [], []]
+    (step, since), (_, later) = seen[3]["client-3"], seen[4]["client-3"]
+    assert step == 4 and since == later and before <= since <= time.time()
 
 
 def test_shares_of_those_who_are_left_sum_to_one(tmp_path: Path) -> None:

@@ -90,6 +90,15 @@ def test_minority_against_all_round_by_round(tmp_path: Path) -> None:
         [25.0, 50.0]
     )  # the damaged line costs its point
     assert (marks["x"], marks["y"]) == (pytest.approx([80.0]), pytest.approx([50.0]))
+    # Where the score is another, accuracy on minority nodes still stands beside accuracy, at the selected round too.
+    other = {"metric": "auprc", "test": 0.3, "test_minority": 0.5, "selected_round": 2}
+    rare = write_run(tmp_path / "c", "fedavg", result=other)
+    lines = [line | {"test": 0.1, "test_accuracy": line["test"]} for line in lines]
+    (rare / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    html, page = page_of([rare], tmp_path / "t.html")
+    path, marks = page.figures["f0-minority"]["data"]
+    assert path["x"] == pytest.approx([70.0, 80.0]) and marks["x"] == pytest.approx([80.0])
+    assert "minority accuracy (%)" in html and "Scores are AUPRC in percent" in html
     plain = write_run(tmp_path / "b", "fedavg")
     assert "f0-minority" not in page_of([plain], tmp_path / "s.html")[1].figures
 
@@ -112,8 +121,8 @@ def test_the_table_holds_the_numbers(comparison: tuple[str, Document]) -> None:
         i for i, (tag, attributes) in enumerate(document.elements) if tag == "tr" and attributes.get("class") == "best"
     ]
     assert len(best) == 1
-    assert "Highest score of a federated method: fedsgd with 80.00 ± 0.65 %" in document.text
-    assert "For reference: local 62.00 %, central 84.00 %." in document.text
+    assert "Highest score of a federated method: fedsgd with 80.00 ± 0.65\u00a0%" in document.text
+    assert "For reference: local 62.00\u00a0%, central 84.00\u00a0%." in document.text
 
 
 def test_scenario_seeds_versions_date_and_settings_are_on_the_page(comparison: tuple[str, Document]) -> None:
@@ -134,6 +143,38 @@ def test_who_saw_what(comparison: tuple[str, Document]) -> None:
     assert ["server → client", "Shared train", "model", "clear", "250", "92.3 MB"] in document.rows
     assert "the messages travel unmasked" in document.text and "can read only the total" not in document.text
     assert "No message passed between parties." in document.text and "not a federation" in document.text
+    # In short, before every message: who reads what.
+    server = next(row for row in document.rows if row[0] == "fedavg" and row[1].startswith("summed"))
+    assert server == ["fedavg", "summed: count, model", "nothing"]
+
+
+def test_runs_that_were_asked_the_same_are_one_method_whatever_validation_chose(tmp_path: Path) -> None:
+    def run(seed: int, variant: str, lambda1: float, method: str = "fedspray") -> Path:
+        tried = {"variant": variant, "variants": {"taught": 0.5, "nudged": 0.6}, "varied": ["lambda1"]}
+        folder = tmp_path / f"{method}-{variant}-{seed}"
+        return write_run(folder, method, seed=seed, result=tried, settings={"lambda1": lambda1})
+
+    folders = [run(0, "nudged", 0.1), run(1, "taught", 1.0), run(2, "taught", 1.0)]
+    document = page_of(folders, tmp_path / "r.html")[1]
+    assert "fedspray ·" not in document.text and "Repeated with seeds 0, 1 and 2" in document.text
+    assert "variant chosen by validation: nudged for seed 0; taught for seed 1 and seed 2" in document.text
+    # A setting that was asked for still tells them apart.
+    named = write_run(tmp_path / "named", "fedspray", result={"variant": "nudged"}, settings={"lambda1": 0.1})
+    assert "fedspray · " in page_of([*folders, named], tmp_path / "s.html")[1].text
+
+
+def test_a_note_names_methods_where_it_is_of_all_their_runs(tmp_path: Path) -> None:
+    hidden = {"per_client": None, "client_scores": None}
+    folders = [write_run(tmp_path / f"a{seed}", "fedavg", seed=seed, result=hidden) for seed in (0, 1)]
+    folders.append(write_run(tmp_path / "b", "local"))
+    assert "Note: fedavg: secure sums" in page_of(folders, tmp_path / "r.html")[1].text
+
+
+def test_a_ninth_method_does_not_look_like_the_first(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / str(number), f"method{number}") for number in range(9)]
+    document = page_of(folders, tmp_path / "r.html")[1]
+    keys = [one for _, one in document.elements if (one.get("class") or "").startswith("key")]
+    assert {one["class"] for one in keys} == {"key", "key again"} and len({(k["class"], k["style"]) for k in keys}) == 9
 
 
 def test_every_figure_has_its_place_and_only_what_the_script_draws(comparison: tuple[str, Document]) -> None:

@@ -38,7 +38,8 @@ def _privacy(privacy: Mapping[str, Any]) -> str:
         if epsilon is None
         else f"epsilon {epsilon:.3g} at delta {privacy.get('delta')} per {privacy.get('unit')}"
     )
-    return f"{bound}; {privacy['warning']}" if privacy.get("warning") else bound
+    relies = f"; rests on {privacy['relies_on']}" if "relies_on" in privacy else ""
+    return f"{bound}{relies}; {privacy['warning']}" if privacy.get("warning") else bound + relies
 
 
 def _from_bins(result: Mapping[str, Any]) -> str:

@@ -140,11 +140,13 @@ def _one_line(error: Any) -> str:
     message, context = error.format_message(), getattr(error, "ctx", None)
     if context is None:
         return str(message)
+    options = {name for parameter in context.command.params for name in parameter.opts}
+    if message.startswith("Got unexpected extra") and "--dataset" in options:
+        return f"{message} (a data set is given as --dataset NAME; see {context.command_path} --help)"
     if not message.startswith("No such"):
         return f"{message} (see {context.command_path} --help)"
-    options = sorted(name for parameter in context.command.params for name in parameter.opts if name.startswith("--"))
     commands = sorted(getattr(context.command, "commands", {}))
-    return f"{message} (allowed: {', '.join(commands or options)})"
+    return f"{message} (allowed: {', '.join(commands or sorted(name for name in options if name.startswith('--')))})"
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def command(
     Without data options the models predict for the data they were trained on.
     """
     if not package.exists():
-        raise no_package(package)
+        raise no_package(package, ": there is no such folder")
     from isthmus.data.own_graph import read_pt
     from isthmus.experiments.models import check_ending, load_models, pooled_accuracy, write_predictions
 

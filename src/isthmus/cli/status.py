@@ -53,8 +53,14 @@ def _days(days: float | None) -> str:
 
 
 def _state(run: dict[str, Any]) -> str:
-    """A run's state; while it waits for somebody, for whom and since when."""
-    if run["state"] != "waiting" or not run["waiting_for"]:
-        return str(run["state"])
-    since = [f"{name} since {time.strftime('%H:%M:%S', time.localtime(t))}" for name, t in run["waiting_for"].items()]
-    return f"waiting for {', '.join(since)}"
+    """A run's state; while it waits for somebody or goes on without, for whom and since when."""
+    if run["state"] == "waiting" and run["waiting_for"]:
+        return f"waiting for {', '.join(f'{name} since {_clock(t)}' for name, t in run['waiting_for'].items())}"
+    if run["state"] == "running" and run.get("missing"):
+        lost = [f"{name} since step {step:.0f} at {_clock(t)}" for name, (step, t) in run["missing"].items()]
+        return f"running without {', '.join(lost)}"
+    return str(run["state"])
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(seconds))

@@ -238,6 +238,7 @@ def _leak_cell(judged: Audited, adversary: str) -> TableCell:
 def _write_page(document: Mapping[str, Any], audited: Mapping[str, Audited], shown: Table, out: Path) -> Path:
     from isthmus.cli.recovered_share import ADVERSARIES
     from isthmus.papers.svg import Mark, scatter
+    from isthmus.report import words
     from isthmus.report.tradeoff import Point, write_tradeoff
 
     points = [
@@ -268,6 +269,8 @@ def _write_page(document: Mapping[str, Any], audited: Mapping[str, Audited], sho
         for point in points
     ]
     shade = "the largest share that any adversary recovered; hollow: not attacked"
-    picture = scatter(marks, x="MB of a whole run, 1 or less at the left", y="test accuracy, %", shade=shade)
+    metric = str(document["scenario"].get("metric") or "accuracy")
+    y = f"test {words.metric(metric)}, %"
+    picture = scatter(marks, x="MB of a whole run, 1 or less at the left", y=y, shade=shade)
     out.with_suffix(".svg").write_text(picture)
-    return write_tradeoff(points, ADVERSARIES, shown.title, shown.headings, shown.texts, shown.notes, out)
+    return write_tradeoff(points, ADVERSARIES, shown.title, shown.headings, shown.texts, shown.notes, out, metric)

@@ -312,6 +312,7 @@ def _run_status(path: Path) -> dict[str, Any]:
         "rounds": committed_rounds(path),
         "of": None if progress is None else progress.steps,
         "waiting_for": read_waiting(path),
+        "missing": {} if progress is None else progress.absent,
     }
 
 

@@ -50,9 +50,11 @@ def _read(kind: type[_T], path: Path, what: str) -> _T:
     if large:
         raise ConfigError(f"{path} is too large to be {what}: ask for it again")
     raw: dict[str, Any] = read_toml(path, f"{what} ")
-    if raw.get("protocol") != PROTOCOL:
+    if "protocol" not in raw:
+        raise ConfigError(f"{path} is not {what}: ask for it again")
+    if raw["protocol"] != PROTOCOL:
         raise ConfigError(
-            f"{path} is of protocol {raw.get('protocol')}, this version reads {PROTOCOL}: install the same version of "
+            f"{path} is of protocol {raw['protocol']}, this version reads {PROTOCOL}: install the same version of "
             "Isthmus at both ends and make the file again"
         )
     fields = set(kind.__dataclass_fields__)  # type: ignore[attr-defined]

@@ -25,6 +25,7 @@ _OPTIONAL = (
     ("runs = 10", "of all time"),
     ("epsilon = 8.0", "budget of all runs together; a run without differential privacy is refused"),
     ("delta = 1e-5", "the same"),
+    ("shared_noise = true", "epsilon may rest on the noise of other clients (dp_noise_in=total)"),
     ("link.max_ids = 100000", "more edges are never compared with a partner's"),
 )
 

@@ -18,8 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from isthmus.deploy import require_nvflare
 from isthmus.deploy.job_template import RUNS, SITE_SETTINGS
+from isthmus.deploy.policy import NOTHING_ASKED, TABLE
 from isthmus.deploy.process_supervisor import ProcessSupervisor
 from isthmus.deploy.provisioning import COORDINATOR_KIT, SERVER_KIT, FederationConfig, provision
 from isthmus.deploy.roster import ANY_CLIENT, make_identity
@@ -80,6 +83,8 @@ class LoopbackFederation:
     def _configure(self) -> None:
         """Write the sites' settings. All share one identity; mail is sealed as between organisations."""
         identity = make_identity(self.folder / "identity.key")
+        # All of these sites are whoever runs the simulation, who may want to see one of them lost.
+        policy = tomli_w.dumps({TABLE: replace(NOTHING_ASKED, survivors=2**31).to_table()})
         (self.folder / "roster.toml").write_text(
             f'[simulation]\nclients = ["{ANY_CLIENT}"]\nkey = "{identity.public.hex()}"\n'
         )
@@ -87,7 +92,7 @@ class LoopbackFederation:
             (self.state / name).mkdir(parents=True, exist_ok=True)
             (self.folder / f"{name}.toml").write_text(
                 f'state = {json.dumps(str(self.state / name))}\nroster = "roster.toml"\nidentity = "identity.key"\n'
-                f"plugins = {json.dumps(self.plugins)}\n[data]\nsimulated = [{number}, {len(self.names)}]\n"
+                f"plugins = {json.dumps(self.plugins)}\n[data]\nsimulated = [{number}, {len(self.names)}]\n{policy}"
             )
 
     def __enter__(self) -> LoopbackFederation:

@@ -46,6 +46,7 @@ class Policy:
         epsilon, delta: Budget of all runs together: what the method's statement of privacy promises a client, as the
             site computes it from its own settings, is spent when a run is joined. A run without such a promise is
             refused.
+        shared_noise: A promise counts too that rests on the noise of other clients (``dp_noise_in=total``).
         changes: How often in a run a call that is repeated may ask for something else than the first time.
         approve: A person must have approved the contract (``isthmus client approve``).
         survivors: How often in a run the group of a sum may change because clients are lost or come back; 0: sums are
@@ -64,6 +65,7 @@ class Policy:
     runs: int | None = None
     epsilon: float | None = None
     delta: float | None = None
+    shared_noise: bool = False
     changes: int = 3
     approve: bool = False
     survivors: int = 0
@@ -209,6 +211,11 @@ class Policy:
             raise ConfigError(
                 f"{method} with these settings promises no differential privacy{unit}, which {budget} asks for: set "
                 "e.g. dp_clip and dp_noise in the run"
+            )
+        if stated is not None and "relies_on" in stated and not self.shared_noise:
+            raise ConfigError(
+                f"the epsilon of {method} rests on {stated['relies_on']}, which shared_noise = false in [policy] does "
+                "not count: set dp_noise_in=update in the run, or shared_noise = true"
             )
         spent, spent_delta = chain.spent
         if spent + epsilon > self.epsilon:

@@ -13,6 +13,8 @@ from isthmus.deploy.processes import is_alive
 
 HEARTBEAT, PROGRESS, FAILED, STOPPED, WAITING = ".beat", "progress.json", "failed.json", "stopped", "waiting.json"
 """``stopped`` is the other direction: the coordinator wants this run to stop."""
+BACK = "back"
+"""So is this: organisations that the run goes on without are connected again."""
 AUDIT = "audit.jsonl"
 """A site's audit chain, in its state folder."""
 

@@ -7,11 +7,11 @@ other processes on the same machine.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from isthmus.deploy.run_files import FAILED, HEARTBEAT, PROGRESS, STOPPED, WAITING, committed_rounds
+from isthmus.deploy.run_files import BACK, FAILED, HEARTBEAT, PROGRESS, STOPPED, WAITING, committed_rounds
 from isthmus.errors import IsthmusError, RunError
 from isthmus.experiments.callbacks import Callback, Progress
 from isthmus.experiments.config import Settings
@@ -26,11 +26,17 @@ __all__ = [
     "ProgressFollower",
     "ProgressWriter",
     "RunFailure",
+    "SitesBackError",
+    "TakeBack",
     "committed_rounds",
     "read_progress",
     "read_waiting",
     "write_waiting",
 ]
+
+
+class SitesBackError(RunError):
+    """A run ends its job so that the next one has organisations again that were lost."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class RunFailure:
     @classmethod
     def of(cls, error: BaseException) -> RunFailure:
         kinds = {failure.kind for failure in error.failures.values()} if isinstance(error, QuorumError) else set()
-        again = bool(kinds & set(RECOVERABLE)) or not isinstance(error, IsthmusError)
+        again = bool(kinds & set(RECOVERABLE)) or not isinstance(error, IsthmusError) or type(error) is SitesBackError
         name = type(error).__name__ if type(error).__name__ in ERRORS else "RunError"
         text = str(error) if isinstance(error, IsthmusError) else f"{type(error).__name__}: {error}"
         return cls(name, text, again)
@@ -98,6 +104,24 @@ class ProgressWriter(Callback):
         temporary = self._folder / f".{PROGRESS}.tmp"
         temporary.write_text(json.dumps(asdict(progress)))
         temporary.rename(self._folder / PROGRESS)
+
+
+class TakeBack(Callback):
+    """Ends the job of a run at the end of a round when organisations it goes on without are connected again: NVIDIA
+    FLARE lets nobody rejoin a job, and the next one has them. The supervisor says when.
+    """
+
+    def __init__(self, checkpoint: Callable[[], None]) -> None:
+        self._checkpoint = checkpoint
+
+    def on_start(self, settings: Settings, folder: Path, step: int, steps: int) -> None:
+        self._folder = folder
+
+    def on_round(self, progress: Progress) -> None:
+        if not progress.absent or progress.step == progress.steps or not (self._folder / BACK).exists():
+            return
+        self._checkpoint()  # no round is begun twice: a sum of the same numbers over another group would be refused
+        raise SitesBackError(f"{', '.join(progress.absent)} can take part again: the next job begins with everybody")
 
 
 class ProgressFollower:

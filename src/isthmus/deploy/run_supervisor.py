@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import tempfile
@@ -22,7 +23,16 @@ from isthmus.deploy.admin_session import AdminSession
 from isthmus.deploy.heartbeat import read_heartbeat
 from isthmus.deploy.job_template import REFUSED, write_job
 from isthmus.deploy.processes import is_alive
-from isthmus.deploy.run_status import FAILED, HEARTBEAT, STOPPED, RunFailure, committed_rounds, write_waiting
+from isthmus.deploy.run_files import BACK
+from isthmus.deploy.run_status import (
+    FAILED,
+    HEARTBEAT,
+    STOPPED,
+    RunFailure,
+    committed_rounds,
+    read_progress,
+    write_waiting,
+)
 from isthmus.deploy.startup_kit import StartupKit
 from isthmus.errors import RunError
 
@@ -38,6 +48,8 @@ MAX_FRUITLESS = 6
 PAUSE, MAX_PAUSE = 2.0, 30.0
 ABORT_TIMEOUT = 25.0
 WARN_MISSING_EVERY = 30.0
+LOOK_EVERY = 5.0
+"""Pause between two looks whether organisations that a run goes on without are back."""
 PERMANENT = ("InvalidJobDefinition", "AuthorizationError", "AuthenticationError")
 """Errors of a submission that a second try would get too."""
 
@@ -66,6 +78,7 @@ class RunSupervisor:
         self.admin = AdminSession(kit)
         self.runs, self.sites, self.on_poll = runs, tuple(sites), on_poll
         self.warn_after, self.check = warn_after, check
+        self._next_look = 0.0  # when to see whether lost organisations are back
         self._last_heartbeat = 0.0  # when the server job was last known to have started
         self.attempts: list[dict[str, Any]] = []
         """What happened, attempt by attempt."""
@@ -116,6 +129,7 @@ class RunSupervisor:
         self._kill_orphans(runs)
         for run in runs:
             (self.runs / run / FAILED).unlink(missing_ok=True)
+            (self.runs / run / BACK).unlink(missing_ok=True)
         with tempfile.TemporaryDirectory() as folder:
             job = write_job(Path(folder) / f"{runs[0]}-{number}", runs, number, self.sites)
             job_id = self._submit(job, f"{runs[0]}-{number}")
@@ -160,7 +174,27 @@ class RunSupervisor:
                 logger.warning("job %s: %s", job_id, reason)
                 self._abort(job_id)
                 return reason
+            self._note_back(runs)
             self._poll()
+
+    def _note_back(self, runs: Sequence[str]) -> None:
+        """Tell runs that go on without somebody when all organisations have given a sign of life since."""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOOK_EVERY
+        progress = {run: read_progress(self.runs / run) for run in runs}
+        lost = {run: max(at for _, at in one.absent.values()) for run, one in progress.items() if one and one.absent}
+        if not lost:
+            return
+        try:
+            seen = self.admin.last_seen()
+        except Exception as error:
+            logger.info("the server does not answer (%s)", type(error).__name__)
+            return
+        oldest = time.time() - max(seen.get(site, math.inf) for site in self.sites)
+        for run, since in lost.items():
+            if oldest > since + LOOK_EVERY:
+                (self.runs / run / BACK).touch()
 
     def _status(self, job_id: str) -> str | None:
         """The job's status at the server; None while it cannot be reached."""

@@ -30,7 +30,7 @@ from isthmus.deploy.handshake import (
     Transport,
 )
 from isthmus.deploy.offer import check_schemas, owners_of
-from isthmus.deploy.run_status import ProgressWriter, RunFailure
+from isthmus.deploy.run_status import ProgressWriter, RunFailure, TakeBack
 from isthmus.errors import ConfigError, ProtocolError
 from isthmus.experiments.config import Settings, settings_from_toml
 from isthmus.experiments.contract import contract_of
@@ -120,7 +120,8 @@ def run_on_sites(path: Path, run: str, attempt: int, transport: Transport) -> No
         else:
             described = Described(*next((one.dataset, one.source) for one in joined.values() if one.clients))
             samples = {client: facts.samples for client, facts in clients.items()}
-            driver = RunDriver(settings, engine, view, samples, described, callbacks=[ProgressWriter()])
+            callbacks = [ProgressWriter(), TakeBack(lambda: driver.loop.checkpoint())]
+            driver = RunDriver(settings, engine, view, samples, described, callbacks=callbacks)
             driver.play(folder, resumed=True)
         ended = transport.request(run, END, dict.fromkeys(places, pack((codec.encode(Answer()),))), None)
         keep_heads(path, attempt, "end", {site: _end_heads(reply) for site, reply in ended.items()})

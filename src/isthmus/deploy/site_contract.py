@@ -169,4 +169,6 @@ def summary(derived: DerivedContract, policy: Policy, chain: AuditChain) -> list
             f"epsilon {stated['epsilon']:.4g}, delta {stated['delta']:g} per {stated['unit']}{left}; not covered: "
             f"{stated['not_covered']}{scaled}"
         )
+        if "relies_on" in stated:
+            lines.append(f"epsilon rests on {stated['relies_on']}")
     return [*lines, f"contract {contract.hash[:SHORT]} ({contract.hash})"]

@@ -87,6 +87,8 @@ class SiteSettings:
     def read(cls, path: Path) -> SiteSettings:
         """Read a file; an error names an unknown key or a wrong type."""
         path = path.absolute()
+        if not path.exists():
+            raise ConfigError(f"cannot read {path}: there is no such file; `isthmus client identity` writes one")
         raw = read_toml(path)
         for key in raw:
             if key not in _TOP:

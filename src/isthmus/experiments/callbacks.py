@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,9 @@ class Progress:
     """Sent so far, setup included, evaluations not, by channel."""
     scores: Mapping[str, Any] | None
     """The metrics line if this round was evaluated."""
+    absent: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Clients that are lost: the step from which the run goes on without each, and when that was (seconds since
+    1970; after a restart of the server, since then)."""
 
 
 class Callback:

@@ -29,7 +29,7 @@ from isthmus.experiments.scoring import SCORE_RULES, rule_of_selection
 from isthmus.experiments.suitability import idle_settings
 from isthmus.experiments.variants import AUTO, NONE, settled_by_data
 from isthmus.federation.engines import ELSEWHERE, ENGINES
-from isthmus.methods.averaging import AveragingConfig
+from isthmus.methods.averaging import AveragingConfig, shares_counted
 from isthmus.methods.own_parts import find_backbone, find_method, load_all, settle_backbone
 from isthmus.methods.registry import Method, Phase, get_method
 from isthmus.methods.training import TrainConfig
@@ -274,6 +274,8 @@ def resolve(
     run = RunConfig(**{allowed[key][0]: value for key, value in values.items() if key in keys_of(RunConfig)})
     if values.get("schedule") == "cosine":
         values.setdefault("schedule_rounds", run.rounds)
+    if values.get("dp_noise_in") == "total" and run.clients is not None and values.get("dp_shares") is None:
+        values["dp_shares"] = shares_counted(run.clients, run.least_clients)
     config = _method_config(
         entry, {allowed[key][0]: value for key, value in values.items() if key in keys_of(entry.config)}
     )

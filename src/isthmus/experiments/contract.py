@@ -14,6 +14,7 @@ from isthmus.experiments.result import versions
 from isthmus.federation.contract import Contract, compiled, in_order
 from isthmus.federation.interface import View
 from isthmus.federation.script import EVALUATION, PREDICTION, Script, ScriptLine, lines_of, total
+from isthmus.methods.averaging import AveragingConfig
 from isthmus.methods.evaluation import Detail, Evaluation
 from isthmus.methods.registry import Method, score_bins_of
 from isthmus.metrics.registry import parse_metric
@@ -38,6 +39,9 @@ def contract_of(settings: Settings, view: View) -> Contract:
             (phase.name, settings.rounds_of(phase), run.eval_every if phase.rounds is None else 0)
             for phase in method.phases
         ]
+    at_least = at_least_of(settings, view, script)
+    if isinstance(settings.method_config, AveragingConfig) and run.predict is None:
+        settings.method_config.check_sums(secure=settings.secure, parties=at_least or len(view.clients))
     link = link_of_settings(settings)
     scale = run.predict is None  # a prediction scales as its training did
     before = None if link is None else preparation_contract(link, view.clients, secure=settings.secure, scale=scale)
@@ -50,7 +54,7 @@ def contract_of(settings: Settings, view: View) -> Contract:
         method=run.method,
         settings=tomllib.loads(settings.to_toml()),
         versions={package: release(package, number) for package, number in versions().items()},
-        at_least=at_least_of(settings, view, script),
+        at_least=at_least,
     )
 
 

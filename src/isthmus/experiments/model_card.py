@@ -163,6 +163,8 @@ def _privacy_lines(privacy: Mapping[str, Any] | None) -> list[str]:
     epsilon = privacy.get("epsilon")
     stated = f"epsilon {epsilon:.4g} at delta {privacy.get('delta'):.1e}" if epsilon else "no guarantee (no noise)"
     lines = [f"- Differential privacy: {stated}, per {privacy.get('unit', 'client')}."]
+    if privacy.get("relies_on"):
+        lines.append(f"- It rests on {privacy['relies_on']}.")
     if privacy.get("not_covered"):
         lines.append(f"- Not covered by it: {privacy['not_covered']}.")
     return lines

@@ -333,7 +333,9 @@ def read_packages(folder: Path) -> dict[ClientId, ModelPackage]:
             raise DataError(f"{path} and {found[package.client].path} are both of {package.client}: take one away")
         found[package.client] = package
     if not found:
-        hint = " (older versions wrote bare weights: train again)" if list(folder.glob("*.safetensors")) else ""
+        hint = ": a run folder has them under models/" if folder.is_dir() else ": there is no such folder"
+        if list(folder.glob("*.safetensors")):
+            hint = " (older versions wrote bare weights: train again)"
         raise no_package(folder, hint)
     first, *others = found.values()
     for other in others:

@@ -114,6 +114,7 @@ class RoundLoop:
         self.round_seconds: list[float] = []
         self.missed: dict[ClientId, list[int]] = {}
         """Committed steps that each client was absent from."""
+        self._lost_at: dict[ClientId, float] = {}
         self._tags: dict[int, Record] = {}
         self._entries: list[tuple[int, list[Entry]]] = []  # the ledger, without a folder
         self._setup_phases = frozenset({SCALING, LINKING, *(phase.name for phase in self.method.phases if phase.setup)})
@@ -224,6 +225,7 @@ class RoundLoop:
         self.engine.away = frozenset(absent)
         for client in absent:
             self.missed.setdefault(client, []).append(self.at.step + 1)
+        self._lost_at = {client: self._lost_at.get(client, time.time()) for client in absent}
 
     def _round(self, started_at: int) -> None:
         self._take_back()
@@ -339,6 +341,7 @@ class RoundLoop:
             left,
             {channel: self.totals.setup[channel] + sent for channel, sent in self.totals.training.items()},
             line,
+            {client: (step, self._lost_at.get(client, time.time())) for client, step in sorted(self.absent.items())},
         )
         for callback in self.callbacks:
             callback.on_round(progress)

@@ -32,7 +32,7 @@ from isthmus.experiments.round_loop import RoundLoop
 from isthmus.experiments.scenarios import AnyScenario, parts_for, report_statistics, samples_of, scenario_of, view_of
 from isthmus.experiments.suitability import shortcomings
 from isthmus.experiments.tracking import TensorBoard
-from isthmus.experiments.variants import chosen, first_variant
+from isthmus.experiments.variants import chosen, first_variant, varied_keys
 from isthmus.federation.engine import Engine
 from isthmus.federation.engines import ELSEWHERE, engine_class
 from isthmus.federation.interface import QuorumError, View
@@ -359,6 +359,7 @@ class RunDriver:
             result["absent"] = {client: _stretches(steps) for client, steps in sorted(loop.missed.items())}
         if (tried := folder.path / TRIALS).exists():
             result["variants"] = json.loads(tried.read_text())
+            result["varied"] = sorted(varied_keys(self.settings))
         folder.write_json("result.json", result)
         self._tidy(folder)
         return result

@@ -40,10 +40,15 @@ def with_variant(settings: Any, name: str) -> Any:
     values = preset.values(
         {"method": run.method, "task": task_of(run.dataset), "profile": run.profile, "variant": name}
     )
-    varied = {key for other in preset.variants(run.method).values() for key in other}
-    varied -= set(settled_by_data(run.dataset))
+    varied = varied_keys(settings)
     run = replace(run, variant=name, **_changes(type(run), values, varied))
     return replace(settings, run=run, method_config=replace(config, **_changes(type(config), values, varied)))
+
+
+def varied_keys(settings: Any) -> set[str]:
+    """The settings in which the variants of the method differ."""
+    variants = load_preset(settings.run.preset).variants(settings.run.method)
+    return {key for values in variants.values() for key in values} - set(settled_by_data(settings.run.dataset))
 
 
 def _changes(config_type: type, values: Mapping[str, Any], varied: set[str]) -> dict[str, Any]:

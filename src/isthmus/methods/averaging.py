@@ -35,6 +35,8 @@ from isthmus.federation.messages import Message, PartyId
 from isthmus.federation.script import ScriptLine, ask, total
 from isthmus.methods.training import WeightedConfig
 from isthmus.privacy.guard import LEAST_IN_SUM, fixed_groups
+from isthmus.privacy.mask_graph import COLLUDING
+from isthmus.privacy.shared_noise import SharedNoise
 from isthmus.tensors import Weights, scaled
 
 LEAST_GROUPS = 3
@@ -53,6 +55,10 @@ class AveragingConfig(WeightedConfig):
             the server then reads one total per group.
         max_step: L2 norm beyond which the step of the total is scaled down; 0 = no bound. For fedsgd the norm of the
             total gradient.
+        dp_noise_in: Where noise of ``dp_noise * dp_clip`` is: in every client's ``update``, or only in the ``total`` of
+            a secure sum, of which each client adds a share.
+        dp_shares: Clients whose shares make up that noise; the others may be lost, or work with the server. Default
+            ``least_clients`` (or all) less a fifth of the clients.
     """
 
     forgets: ClassVar[bool] = True
@@ -60,14 +66,22 @@ class AveragingConfig(WeightedConfig):
     that was absent answers as if it had not been; a subclass says so for itself.
     """
 
+    shares_noise: ClassVar[bool] = True
+    """Whether a method with exactly this config forms its step from one total of all clients, so that only the total
+    needs noise; a subclass says so for itself.
+    """
+
     mini_batches: ClassVar[bool] = True
     aggregation: Literal["mean", "median", "trimmed", "bounded"] = "mean"
     trim: float = 0.2
     groups: int = 0
     max_step: float = 0.0
+    dp_noise_in: Literal["update", "total"] = "update"
+    dp_shares: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_noise()
         if not 0.0 < self.trim < 0.5:
             raise ConfigError(f"trim must lie in (0, 0.5), got {self.trim}")
         if self.max_step < 0.0 or not math.isfinite(self.max_step):
@@ -78,6 +92,57 @@ class AveragingConfig(WeightedConfig):
             raise ConfigError("groups without aggregation change nothing: set aggregation=median or bounded, too")
         if self.groups:
             self._check_trim(self.groups, "groups")
+
+    def _check_noise(self) -> None:
+        if self.dp_noise_in == "update":
+            if self.dp_shares is not None:
+                raise ConfigError("dp_shares counts shares of noise in a total: set dp_noise_in=total, or leave it out")
+            return
+        if not vars(type(self)).get("shares_noise"):
+            raise ConfigError("dp_noise_in=total is for fedavg, fedprox and fedsgd: leave it out, or use one of them")
+        if not self.dp_noise:
+            raise ConfigError("dp_noise_in=total shares dp_noise between the clients: set dp_noise and dp_clip above 0")
+        if self.bounds:
+            raise ConfigError(f"dp_noise_in=total is for the plain mean: leave {' and '.join(self.bounds)} out")
+        if self.dp_shares is not None and self.dp_shares < 1:
+            raise ConfigError(f"dp_shares must be at least 1, got {self.dp_shares}")
+
+    @property
+    def shared_noise(self) -> SharedNoise | None:
+        """The noise of which each client adds a share; None where each update has its own, or none."""
+        if self.dp_noise_in == "update":
+            return None
+        if self.dp_shares is None:
+            raise ConfigError("dp_noise_in=total needs to know how many clients there are: set clients, or dp_shares")
+        return SharedNoise(self.dp_clip, self.dp_noise, self.dp_shares)
+
+    def remains(self, secure: bool) -> str:
+        if self.dp_noise_in == "update":
+            return super().remains(secure)
+        return (
+            "dp_noise_in=total: a client's share of the noise protects nothing by itself; a total with fewer than "
+            f"{self.dp_shares} clients that keep theirs secret has less noise than the result states"
+        )
+
+    def check_sums(self, *, secure: bool, parties: int) -> None:
+        """Refuse noise that the sums of a run do not add up to.
+
+        Args:
+            parties: Clients that are at least in a total.
+        """
+        noise = self.shared_noise
+        if noise is None:
+            return
+        if not secure:
+            raise ConfigError(
+                "dp_noise_in=total protects nobody without secure sums, as each client adds a share of the noise only: "
+                "set secure_sum=true, or dp_noise_in=update"
+            )
+        if noise.shares > parties:
+            raise ConfigError(
+                f"dp_shares={noise.shares} is more than the {parties} clients that a total is sure to have: set it "
+                "lower, or leave it out"
+            )
 
     def _check_trim(self, count: int, what: str) -> None:
         if self.aggregation == "trimmed" and int(self.trim * count) < 1:
@@ -121,6 +186,13 @@ class AveragingConfig(WeightedConfig):
             )
         if not self.groups:
             self._check_trim(clients, "clients")
+
+
+def shares_counted(parties: int, at_least: int) -> int:
+    """How many shares make up the noise by default: those of a total of ``at_least`` of the parties, less a fifth of
+    all parties (`COLLUDING`), who work with the server and tell it theirs.
+    """
+    return max(1, (at_least or parties) - math.ceil(COLLUDING * parties))
 
 
 def groups_of_draws(clients: Iterable[PartyId], drawn: int) -> tuple[tuple[PartyId, ...], ...]:

@@ -11,7 +11,7 @@
 A client multiplies its weights by n_k / n before sending, so the server needs only the sum (``federation.sum``): it
 never sees one client's update, and with secure sums nobody does. Optimiser state stays with the client over rounds
 (``reset_optimizer=true`` starts it afresh in each round, as FederatedScope does). With ``dp_clip`` what leaves is
-``w_t`` plus the clipped and noisy ``w_{t+1}^k - w_t`` (`noise`).
+``w_t`` plus the clipped and noisy ``w_{t+1}^k - w_t`` (`noise`), with ``dp_noise_in=total`` the step alone.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class FedAvgConfig(AveragingConfig):
     """
 
     forgets: ClassVar[bool] = True
+    shares_noise: ClassVar[bool] = True
     scores_after_local: ClassVar[bool] = True
     """Whether ``score_model`` has a meaning; not where a client's own model is scored in any case."""
 
@@ -76,6 +77,9 @@ class FedAvgConfig(AveragingConfig):
                 "score_model=after_local is for fedavg, fedprox, fedper, fedsage, fedsageplus, moon, fedpub and fedtad "
                 "with fraction=1: leave it out"
             )
+        if self.dp_noise_in == "total" and self.fraction < 1.0:
+            # The server knows which group it asks, so drawing one makes nothing more private.
+            raise ConfigError("dp_noise_in=total is for rounds of all clients: leave fraction at 1")
         if self.groups and self.fraction < 1.0:
             raise ConfigError("all groups take part in every round: leave fraction at 1, or groups out")
 
@@ -119,7 +123,9 @@ class Broadcast(Message):
 
 @dataclass(frozen=True)
 class Update(Message):
-    """(n_k / n) w_{t+1}^k and n_k / n: ready to be summed."""
+    """(n_k / n) w_{t+1}^k and n_k / n: ready to be summed. Where noise is shared (``dp_noise_in=total``), ``weights``
+    is the clipped step w_{t+1}^k - w_t in whole steps of a grid, with a share of the noise.
+    """
 
     weights: Model[Weights]
     share: Count[float]
@@ -166,10 +172,12 @@ class FedAvgClient(WeightedClient[ConfigT]):
         """ClientUpdate(k, w) of Algorithm 1."""
         self.state = self.train({**self.state.weights, **self.allowed(common.weights)}, received=common.weights)
         weights: Weights = {name: self.state.weights[name] for name in common.weights}
+        share = self.samples() / common.total
         if self.config.dp_clip:
             update = self.released({name: weights[name] - received for name, received in common.weights.items()})
+            if self.config.shared_noise:
+                return Update(update, share)
             weights = {name: received + update[name] for name, received in common.weights.items()}
-        share = self.samples() / common.total
         return Update(scaled(weights, share), share)
 
 
@@ -221,6 +229,10 @@ def fedavg_round(state: ServerState, federation: Federation, config: FedAvgConfi
         return bounded_round(state, federation, config, FedAvgClient.local_update, to=chosen)
     request = Broadcast(state.weights, state.total)
     total = federation.sum(FedAvgClient.local_update, request, to=chosen, at_least=federation.least)
+    if config.shared_noise:  # the total is of steps, and all clients count the same
+        step = config.shared_noise.mean(total.weights, round(total.share * state.total), like=state.weights)
+        moved = {name: tensor + step[name] for name, tensor in state.weights.items()}
+        return replace(state, round=state.round + 1, weights=moved), {}
     weights = total.weights  # w_{t+1} = sum_k (n_k / n) w_{t+1}^k
     if federation.absent or len(chosen) < len(federation.clients):
         if total.share <= 0.0:

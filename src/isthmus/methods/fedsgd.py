@@ -36,7 +36,9 @@ from isthmus.tensors import Weights, get_weights, scaled
 
 @dataclass(frozen=True)
 class Step(Message):
-    """(n_k / n) g_k and n_k / n: ready to be summed."""
+    """(n_k / n) g_k and n_k / n: ready to be summed. Where noise is shared (``dp_noise_in=total``), ``gradients`` is
+    the clipped g_k in whole steps of a grid, with a share of the noise.
+    """
 
     gradients: Gradient[Weights]
     share: Count[float]
@@ -70,9 +72,11 @@ class FedSGDClient(WeightedClient[AveragingConfig]):
         """g_k; zero at a client without training nodes."""
         grads = self.learner.gradients(common.weights, self.stream)
         gradient: Weights = {name: grads[name] for name in common.weights}
+        share = self.samples() / common.total
         if self.config.dp_clip:
             gradient = self.released(gradient)
-        share = self.samples() / common.total
+            if self.config.shared_noise:
+                return Step(gradient, share)
         return Step(scaled(gradient, share), share)
 
 
@@ -95,6 +99,8 @@ def common_gradient(state: ServerState, federation: Federation, config: Averagin
     request = Broadcast(state.weights, state.total)
     if not config.bounds:
         total = federation.sum(FedSGDClient.gradient, request, at_least=federation.least)
+        if config.shared_noise:  # all clients count the same
+            return config.shared_noise.mean(total.gradients, round(total.share * state.total), like=state.weights)
         if federation.absent and total.share > 0.0:
             return scaled(total.gradients, 1.0 / total.share)  # shares of those in the sum, made to sum to 1
         return total.gradients

@@ -26,6 +26,7 @@ from isthmus.nn.optim import OptimizerState, fresh_state
 from isthmus.nn.registry import OWN_BACKBONES, build_backbone, build_graph_model, build_own_backbone
 from isthmus.nn.train import ExtraGradient
 from isthmus.privacy.dp import Mechanism
+from isthmus.privacy.shared_noise import SharedNoise
 from isthmus.records import Record
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights, get_weights
@@ -205,7 +206,7 @@ class WeightedConfig(TrainConfig):
         weighting: What a client's weight n_k counts: ``train`` (its training nodes), ``nodes`` (all its nodes) or
             ``uniform`` (every client the same).
         dp_clip: L2 norm to which each client clips what it sends in training; 0 = no differential privacy.
-        dp_noise: Standard deviation of the Gaussian noise each client adds, in units of ``dp_clip``.
+        dp_noise: Standard deviation of the Gaussian noise each client adds to every number, in units of ``dp_clip``.
         dp_delta: The delta for which the result states epsilon.
     """
 
@@ -232,6 +233,11 @@ class WeightedConfig(TrainConfig):
     @property
     def one_by_one(self) -> bool:
         return self.dp_clip > 0.0
+
+    @property
+    def shared_noise(self) -> SharedNoise | None:
+        """The noise of which each client adds a share; None where each update has its own, or none."""
+        return None
 
 
 ConfigT = TypeVar("ConfigT", bound=TrainConfig)
@@ -410,11 +416,15 @@ class WeightedClient(ModelClient[WeightedT], Generic[WeightedT]):
 
     def released(self, update: Weights) -> Weights:
         """What may leave of an update or a gradient where ``dp_clip`` is set: clipped over all its tensors, with
-        noise.
+        noise; with a share of it, in whole steps of a grid, where only the total is to have it in full.
         """
         secret = self.state.secret if isinstance(self.state, NoisyState) else None
+        purpose = self.stream("noise").path
+        if self.config.shared_noise is not None:
+            assert secret is not None
+            return self.config.shared_noise.release_update(update, secret=secret, purpose=purpose).weights
         mechanism = Mechanism(self.config.dp_clip, self.config.dp_noise)
-        return mechanism.release_update(update, secret=secret, purpose=self.stream("noise").path).weights
+        return mechanism.release_update(update, secret=secret, purpose=purpose).weights
 
     @handler
     def size(self) -> Size:

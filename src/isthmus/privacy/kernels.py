@@ -16,9 +16,11 @@ Elements = NDArray[np.uint64]
 _P31, _P61 = np.uint64(2**31 - 1), np.uint64(2**61 - 1)
 _ZERO, _3, _29, _32, _61 = np.uint64(0), np.uint64(3), np.uint64(29), np.uint64(32), np.uint64(61)
 _LOW29, _LOW32 = np.uint64(2**29 - 1), np.uint64(2**32 - 1)
+_ONE, _63, _2048, _ALL = np.uint64(1), np.uint64(63), np.uint64(2048), np.uint64(2**64 - 1)
 
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """A function as machine code, kept on disk where that can be written."""
     try:
         compiled: Callable[..., Any] = njit(nogil=True, cache=True, **options)(function)
     except RuntimeError:  # neither the package folder nor the user's cache folder can be written
@@ -99,3 +101,75 @@ def odd_multiples(words: Elements, step: np.uint64) -> np.uint64:
         total += factor * words[i]
         factor += step + step
     return total
+
+
+# -- discrete Gaussians: algorithms 1 to 3 of Canonne, Kamath, Steinke, 2020, for standard deviations that are powers of
+# two. Every draw takes the next word of a stream. A function gives its answer and where the stream is then, or, where
+# it has run out of words, a place beyond its end.
+# ------------------------------------------------------------------
+
+
+@_inlined
+def _one_of(k: np.uint64, words: Elements, at: int) -> tuple[bool, int]:
+    """True with probability 1 / k."""
+    limit = _ALL - _ALL % k  # a multiple of k
+    while at < words.size:
+        word = words[at]
+        at += 1
+        if word < limit:
+            return word % k == _ZERO, at
+    return False, words.size + 1
+
+
+@_compiled
+def _exp_minus(numerator: np.uint64, bits: np.uint64, words: Elements, at: int) -> tuple[bool, int]:
+    """True with probability exp(-numerator / 2^bits), of a fraction of at most 1 (algorithm 1)."""
+    mask, k = (_ONE << bits) - _ONE, _ONE
+    while at < words.size:
+        chosen = (words[at] & mask) < numerator
+        at += 1
+        if chosen and k > _ONE:
+            chosen, at = _one_of(k, words, at)
+        if not chosen:
+            return (k & _ONE) == _ONE, at
+        k += _ONE
+    return False, words.size + 1
+
+
+@_compiled
+def discrete_gaussians(out: NDArray[np.int64], done: int, words: Elements, bits: int) -> tuple[int, int]:
+    """Draw ``out[done:]`` from a stream; returns how many are drawn, and how many words those took."""
+    shift, scale = np.uint64(bits), _ONE << np.uint64(bits)
+    double = np.uint64(2 * bits + 1)
+    used = 0
+    while done < out.size:
+        at = used
+        while at < words.size:
+            low = words[at] & (scale - _ONE)  # discrete Laplace of the same scale: algorithm 2
+            sign = words[at] >> _63
+            at += 1
+            chosen, at = _exp_minus(low, shift, words, at)
+            if not chosen:
+                continue
+            high = _ZERO
+            while chosen and high < _2048:
+                chosen, at = _exp_minus(_ONE, _ZERO, words, at)
+                if chosen:
+                    high += _ONE
+            size = low + (high << shift)
+            if high == _2048 or (sign == _ONE and size == _ZERO):
+                continue
+            off = size - scale if size > scale else scale - size  # algorithm 3: exp(-(size - scale)^2 / (2 scale^2))
+            whole, chosen = (off * off) >> double, True
+            while chosen and whole > _ZERO:
+                chosen, at = _exp_minus(_ONE, _ZERO, words, at)
+                whole -= _ONE
+            if chosen:
+                chosen, at = _exp_minus((off * off) & ((_ONE << double) - _ONE), double, words, at)
+            if chosen and at <= words.size:
+                out[done] = -np.int64(size) if sign == _ONE else np.int64(size)
+                done, used = done + 1, at
+                break
+        if at >= words.size:
+            break
+    return done, used

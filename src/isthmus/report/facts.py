@@ -81,4 +81,5 @@ def _numbers(value: object) -> Iterator[float]:
 def _number(value: float | None) -> str:
     if value is None:
         return words.ABSENT
-    return f"{value:,.0f}" if value == round(value) and abs(value) < 1e15 else f"{value:.4g}"
+    whole = (value == round(value) or abs(value) >= 1000) and abs(value) < 1e15
+    return f"{value:,.0f}" if whole else f"{value:.4g}"

@@ -254,8 +254,8 @@ def _marks(index: int, points: Sequence[tuple[float, ...]]) -> dict[str, Any]:
 
 
 def minority_path(groups: Sequence[Group]) -> Figure | None:
-    """Test score on minority nodes against that on all nodes, round after round: means over seeds, the selected rounds
-    marked.
+    """Test accuracy on minority nodes against that on all nodes, round after round, whatever the score of the runs is:
+    means over seeds, the selected rounds marked.
 
     A method may gain on minority nodes only because its selected round is a later one; at equal overall score that
     shows.
@@ -265,8 +265,8 @@ def minority_path(groups: Sequence[Group]) -> Figure | None:
         by_step: dict[int, list[tuple[float, float]]] = {}
         for run in group.runs:
             for point in run.curve:
-                if point.test is not None and point.minority is not None:
-                    by_step.setdefault(point.step, []).append((100 * point.test, 100 * point.minority))
+                if point.accuracy is not None and point.minority is not None:
+                    by_step.setdefault(point.step, []).append((100 * point.accuracy, 100 * point.minority))
         if not by_step:
             continue
         steps = sorted(by_step)
@@ -276,7 +276,7 @@ def minority_path(groups: Sequence[Group]) -> Figure | None:
             for step, (overall, minority) in zip(steps, means, strict=True)
         ]
         data.append(_line(index, group, means, hover))
-        marks = [(run.number("test"), run.number("test_minority")) for run in group.runs]
+        marks = [(_selected_accuracy(run), run.number("test_minority")) for run in group.runs]
         known = [
             (100 * overall, 100 * minority)
             for overall, minority in marks
@@ -285,7 +285,9 @@ def minority_path(groups: Sequence[Group]) -> Figure | None:
         data.append(_marks(index, known))
     if not data:
         return None
-    axes = [{"title": {"text": text}, "ticksuffix": " %"} for text in ("all test nodes", "minority nodes")]
+    axes = [
+        {"title": {"text": text}, "ticksuffix": " %"} for text in ("accuracy, all test nodes", "accuracy, minority")
+    ]
     return {"data": data, "layout": base_layout(380, x=axes[0], y=axes[1], zoom=True)}
 
 
@@ -590,6 +592,14 @@ def _selected(run: Run, which: str) -> tuple[int, float] | None:
         if point.step == chosen and value is not None:
             return point.step, 100 * value
     return None
+
+
+def _selected_accuracy(run: Run) -> float | None:
+    """Accuracy on all test nodes at the selected round; a result holds it only where it is the score."""
+    if run.metric == "accuracy":
+        return run.number("test")
+    chosen = run.number("selected_round")
+    return next((point.accuracy for point in run.curve if point.step == chosen), None)
 
 
 def _axis_of(names: Sequence[str], most: int = _MOST_TICKS) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,9 @@ def live_page(folder: Path) -> str:
     """
     try:
         config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise DataError(f"{folder} is not a run folder (no config.toml); start one with `isthmus run`") from None
+    except (OSError, ValueError) as error:
+        lacks = "its config.toml is damaged" if isinstance(error, ValueError) else "no config.toml"
+        raise DataError(f"{folder} is not a run folder ({lacks}); start one with `isthmus run`") from None
     run = config.get("run", {})
     finished = (folder / "result.json").is_file()
     lines = _lines(folder / "metrics.jsonl")
@@ -58,7 +60,7 @@ def live_page(folder: Path) -> str:
     }
     told = (
         f"{run.get('clients')} clients ({run.get('partition')}), split {run.get('split')}, preset {run.get('preset')}, "
-        f"seed {run.get('seed')}, score {run.get('metric')}"
+        f"seed {run.get('seed')}, score {words.metric(str(run.get('metric')))}"
     )
     tiles = "".join(f"<div><dt>{esc(name)}</dt><dd>{esc(value)}</dd></div>" for name, value in facts.items())
     refresh = "" if finished else f'<meta http-equiv="refresh" content="{EVERY}">'
@@ -71,7 +73,8 @@ def live_page(folder: Path) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{esc(method)}: {esc(status)}</title><style>{CSS}{STYLE}</style></head>"
         "<body><header>"
-        f'<p class="eyebrow">Isthmus · run in progress</p><h1>{esc(method)} on {esc(run.get("dataset"))}</h1>'
+        f'<p class="eyebrow">Isthmus · {"a finished run" if finished else "a run that goes on"}</p>'
+        f"<h1>{esc(method)} on {esc(words.dataset(str(run.get('dataset'))))}</h1>"
         f'<p class="lede">{esc(told)}</p></header><main>'
         f'<progress value="{share:.4f}" max="1" aria-label="rounds done"></progress>'
         f'<dl class="tiles" aria-live="polite">{tiles}</dl>'
@@ -115,10 +118,9 @@ def _curves(lines: list[dict[str, Any]], names: tuple[str, ...], *, percent: boo
     every = [value for each in points.values() for _, value in each]
     if not every:
         return '<p class="what">Nothing is evaluated yet.</p>'
-    low, high = min(0.0, *every), max(every) or 1.0
+    grid = _ticks(min(0.0, *every), max(every))
+    low, high = grid[0], grid[-1]
     first, last = (end(x for each in points.values() for x, _ in each) for end in (min, max))
-    grid = [low + (high - low) * share for share in (0.0, 0.5, 1.0)]
-    shown = _percent if percent else lambda value: f"{value:.3g}"
     paths = [f'<path stroke="var(--grid)" d="M0,{_down(value, low, high)}H100"/>' for value in grid]
     said = []
     for number, (name, each) in enumerate(points.items()):
@@ -128,11 +130,12 @@ def _curves(lines: list[dict[str, Any]], names: tuple[str, ...], *, percent: boo
         paths.append(f'<path class="curve" stroke="var(--s{number})" stroke-width="2" d="M{"L".join(xy)}"/>')
         paths.append(f'<path stroke="var(--s{number})" stroke-width="9" d="M{xy[-1]}h0"/>')
         value = each[-1][1]
-        key = f'<span class="key" style="background:var(--s{number})"></span>'
+        key = f'<span class="key" style="color:var(--s{number})"></span>'
         said.append(f"{key}{LONG[name]} {_percent(value) if percent else f'{value:.4f}'}")
-    ticks = "".join(
-        f'<span class="y" style="top:{_down(value, low, high)}%">{esc(shown(value))}</span>' for value in grid
-    )
+    ticks = ""
+    for value in grid:
+        text = f"{100 * value:g} %" if percent else f"{value:g}"
+        ticks += f'<span class="y" style="top:{_down(value, low, high)}%">{text}</span>'
     ticks += f'<span class="x" style="left:0">round {first:.0f}</span>'
     ticks += f'<span class="x" style="right:0">{last:.0f}</span>' if last > first else ""
     return (
@@ -140,6 +143,15 @@ def _curves(lines: list[dict[str, Any]], names: tuple[str, ...], *, percent: boo
         f'aria-label="{esc(", ".join(LONG[name] for name in names))} by round">{"".join(paths)}</svg>{ticks}</div>'
         f"<figcaption>After round {last:.0f}: {'; '.join(said)}.</figcaption></figure>"
     )
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Three to five round numbers, evenly spaced, that hold both ends between them."""
+    span = (high - low) or 1.0
+    unit = 10.0 ** math.floor(math.log10(span))
+    step = next(step for step in (0.2 * unit, 0.5 * unit, unit, 2 * unit, 5 * unit) if span / step <= 4.001)
+    first, last = math.floor(low / step + 1e-9), max(math.ceil(high / step - 1e-9), math.floor(low / step) + 1)
+    return [round(number * step, 12) for number in range(first, last + 1)]
 
 
 LONG = {"val": "validation", "test": "test", "train_loss": "training loss", "val_loss": "validation loss"}

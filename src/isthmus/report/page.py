@@ -154,9 +154,9 @@ class _Page:
             for note in run.notes:
                 told.setdefault(note.partition("; ")[0], []).append(run)
         for note, about in told.items():  # what many runs have in common is said once
-            names = words.listing([str(run.path) for run in about], limit=3)
+            names = _whose(about, runs)
             full = note if len(about) > 1 else next(one for one in about[0].notes if one.startswith(note))
-            notes.append(f"Note: <code>{esc(names)}</code>: {esc(full)}.")
+            notes.append(f"Note: {names}: {esc(full)}.")
         if notes:
             built.append('<ul class="notes">' + "".join(f"<li>{note}</li>" for note in notes) + "</ul>")
         built.append(
@@ -233,7 +233,7 @@ class _Page:
         ]
         if not panels:
             return ""
-        metric = groups[0].scenario.metric
+        metric = words.metric(groups[0].scenario.metric)
         several = any(len(group.runs) > 1 for group in groups)
         caption = f"Pooled {metric} after each evaluated round"
         caption += ": lines are means over seeds, bands one standard deviation" if several else ""
@@ -333,7 +333,7 @@ class _Page:
         figure = figures.client_scores(groups)
         if figure is None:
             return ""
-        metric = groups[0].scenario.metric
+        metric = words.metric(groups[0].scenario.metric)
         caption = f"Test {metric} of each client at the selected round"
         if any(len(group.runs) > 1 for group in groups):
             caption += ", mean over seeds with whiskers from the lowest to the highest"
@@ -400,6 +400,14 @@ class _Page:
             )
             built.append(f'<figure><div class="pair">{pair}</div></figure>')
         return "".join(built)
+
+
+def _whose(about: Sequence[Run], every: Sequence[Run]) -> str:
+    """Of which runs a note speaks, as HTML: by their methods where it is of all their runs, else by their folders."""
+    methods = list(dict.fromkeys(run.method for run in about))
+    if len(every) > len(about) > 1 and len(about) == sum(run.method in methods for run in every):
+        return esc(words.listing(methods))
+    return f"<code>{esc(words.listing([str(run.path) for run in about], limit=3))}</code>"
 
 
 def _digest(script: str) -> str:

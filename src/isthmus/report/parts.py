@@ -8,6 +8,7 @@ escape.
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from isthmus.report import figures, words
@@ -41,7 +42,7 @@ def in_words(scenario: Scenario, runs: Sequence[Run]) -> str:
     return (
         f"{words.dataset(scenario.dataset)} {words.partition(scenario.partition, scenario.clients)}; "
         f"{words.split(scenario.split, runs[0].things)}. "
-        f"Scores are {scenario.metric} in percent. {repeated}"
+        f"Scores are {words.metric(scenario.metric)} in percent. {repeated}"
     )
 
 
@@ -164,10 +165,10 @@ def result_sentence(rows: Sequence[ResultRow]) -> str:
     if not best:
         return f"Mean over seeds. {spread}" if several else spread
     value = words.score(best[0].score, best[0].score_spread)
-    references = ", ".join(f"{row.label} {words.percent(row.score)} %" for row in rows if row.reference)
+    references = ", ".join(f"{row.label} {words.percent(row.score)}\u00a0%" for row in rows if row.reference)
     measured = f" For reference: {references}." if references else ""
     names = words.listing([row.label for row in best])
-    return f"Highest score of a federated method: {names} with {value} %.{measured} {spread}"
+    return f"Highest score of a federated method: {names} with {value}\u00a0%.{measured} {spread}"
 
 
 def result_table(rows: Sequence[ResultRow]) -> str:
@@ -242,7 +243,9 @@ def _cell(text: str) -> str:
 
 
 def _key(index: int) -> str:
-    return f'<span class="key" style="background:var(--s{index % figures.SERIES})"></span>'
+    """The colour of a method; hollow where the colours have come round again and its line is dashed."""
+    again = " again" if index >= figures.SERIES else ""
+    return f'<span class="key{again}" style="color:var(--s{index % figures.SERIES})"></span>'
 
 
 def legend(section: int, groups: Sequence[Group]) -> str:
@@ -266,7 +269,7 @@ def score_rules(groups: Sequence[Group]) -> str:
     rules: dict[str, list[str]] = {}
     for group in groups:
         for run in group.runs:
-            rule = run.text("score_rule")
+            rule = re.sub(r"\w+", lambda word: words.metric(word[0]), run.text("score_rule"))
             if rule and group.label not in rules.setdefault(rule, []):
                 rules[rule].append(group.label)
     if not rules:
@@ -291,34 +294,28 @@ def score_rules(groups: Sequence[Group]) -> str:
 
 
 def who_saw_what(groups: Sequence[Group]) -> str:
-    known = [group for group in groups if any(run.disclosure is not None for run in group.runs)]
+    """In short, who reads what of each method; then every message, folded where there are many methods."""
+    known = [(group, _sheet(group)) for group in groups if any(run.disclosure is not None for run in group.runs)]
     if not known:
         return ""
-    body = []
+    short, folded = [], []
     used: set[str] = set()
     ways: dict[str, str] = {}
-    for group in known:
-        rows = _sheet(group)
+    for group, rows in known:
         used |= {words.kind(kind) for row in rows for kind in row.kinds}
         stated = {word: meaning for run in group.runs for word, meaning in run.protections.items()}
         ways |= {row.protection: stated[row.protection] for row in rows if row.protection in stated}
-        remark = _remark(group, rows)
-        lines = f'<tr><td colspan="6" class="what">{esc(remark)}</td></tr>' if remark else ""
-        lines += "".join(_sheet_line(row) for row in rows)
-        body.append(
-            f'<tbody><tr class="group"><th colspan="6" scope="rowgroup">{esc(group.label)}</th></tr>{lines}</tbody>'
+        to_server = [row for row in rows if row.receiver == "server"]
+        to_others = [row for row in rows if "server" not in (row.sender, row.receiver)]
+        cells = (
+            f'<td colspan="2" class="what">{esc(_remark(group, rows))}</td>'
+            if _remark(group, rows)
+            else f"<td>{_read(to_server)}</td><td>{_read(to_others)}</td>"
         )
-    head = "".join(
-        f'<th scope="col"{kind}>{name}</th>'
-        for name, kind in (
-            ("from → to", ""),
-            ("message", ""),
-            ("content", ""),
-            ("protection", ""),
-            ("messages", ' class="n"'),
-            ("bytes", ' class="n"'),
-        )
-    )
+        short.append(f'<tr><th scope="row">{esc(group.label)}</th>{cells}</tr>')
+        if rows:
+            shown = " open" if len(known) <= 2 else ""
+            folded.append(f"<details{shown}><summary>{esc(group.label)}</summary>{_sheet_table(rows)}</details>")
     meant = "".join(f"<dt>{esc(way)}</dt><dd>{esc(text)}</dd>" for way, text in ways.items())
     protections = f'<dl class="words">{meant}</dl>' if meant else ""
     entries = "".join(f"<dt>{esc(kind)}</dt><dd>{esc(text)}</dd>" for kind, text in words.KINDS.items() if kind in used)
@@ -327,12 +324,35 @@ def who_saw_what(groups: Sequence[Group]) -> str:
         if entries
         else ""
     )
+    head = "".join(
+        f'<th scope="col">{name}</th>' for name in ("method", "the server", "clients and devices, of each other")
+    )
     return (
-        '<h3>Who saw what</h3><p class="what">Every kind of message that passed between parties, taken from the '
-        "ledger of the runs "
-        "(mean per run), and how it was protected on the way.</p>"
-        '<div class="scroll"><table '
-        f'class="sheet"><thead><tr>{head}</tr></thead>{"".join(body)}</table></div>{protections}{glossary}'
+        '<h3>Who saw what</h3><p class="what">What each receiver was sent, and how it was protected on the way, from '
+        "the ledger of the runs; what was sent to be scored stands apart.</p>"
+        '<div class="scroll" tabindex="0" role="region" aria-label="who saw what, in short"><table class="short">'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(short)}</tbody></table></div>{protections}"
+        f"<h4>Every kind of message, mean per run</h4>{''.join(folded)}{glossary}"
+    )
+
+
+def _read(rows: Sequence[Disclosure]) -> str:
+    """Kinds of content by protection, a line each; what was sent for evaluation comes last."""
+    found: dict[str, list[str]] = {}
+    for row in sorted(rows, key=lambda row: row.phase == "evaluation"):
+        how = row.protection or words.ABSENT
+        how = f"to be scored, {how}" if row.phase == "evaluation" else how
+        found.setdefault(how, []).extend(words.kind(kind) for kind in row.kinds)
+    lines = (f"<div><b>{esc(how)}</b>: {esc(', '.join(dict.fromkeys(kinds)))}</div>" for how, kinds in found.items())
+    return "".join(lines) or "nothing"
+
+
+def _sheet_table(rows: Sequence[Disclosure]) -> str:
+    headings = ("from → to", "message", "content", "protection", "messages", "bytes")
+    head = "".join(f'<th scope="col"{" class=n" if name in headings[4:] else ""}>{name}</th>' for name in headings)
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="messages"><table class="sheet"><thead><tr>{head}'
+        f"</tr></thead><tbody>{''.join(_sheet_line(row) for row in rows)}</tbody></table></div>"
     )
 
 
@@ -365,7 +385,9 @@ def _remark(group: Group, rows: Sequence[Disclosure]) -> str:
     """
     if any(run.pooled for run in group.runs):
         return "All data lies in one place from the start: a yardstick for the others, not a federation."
-    return "" if rows else "No message passed between parties."
+    if not rows:
+        return "No message passed between parties."
+    return "" if any(row.phase != "evaluation" for row in rows) else "Nothing, but what is sent to be scored."
 
 
 # -- settings and provenance -----------------------------------------------------------------------
@@ -378,10 +400,12 @@ def facts(groups: Sequence[Group]) -> str:
         given = [found for run in group.runs if isinstance(found := run.result.get("facts"), Mapping) and found]
         if given:
             lines = "".join(
-                f'<tr><th scope="row">{esc(name)}</th><td>{_cell(value)}</td></tr>' for name, value in fact_rows(given)
+                f'<tr><th scope="row">{esc(words.kind(name))}</th><td>{_cell(value)}</td></tr>'
+                for name, value in fact_rows(given)
             )
             table = f'<div class="scroll"><table><tbody>{lines}</tbody></table></div>'
-            folded.append(f"<details open><summary>{esc(group.label)}</summary>{table}</details>")
+            shown = " open" if len(groups) <= 2 else ""
+            folded.append(f"<details{shown}><summary>{esc(group.label)}</summary>{table}</details>")
     what = "Numbers the methods keep about their own work; means over seeds where there are several."
     return f'<h3>What the methods tell of themselves</h3><p class="what">{what}</p>{"".join(folded)}' if folded else ""
 
@@ -392,16 +416,25 @@ def settings(groups: Sequence[Group]) -> str:
         run = group.runs[0]
         if run.config_text:
             others = words.listing([f"seed {seed}" for seed in group.seeds[1:]])
-            which = (
-                f' <span class="fine">({esc(f"seed {run.seed} shown; {others} the same otherwise")})</span>'
-                if others
-                else ""
-            )
+            told = [f"seed {run.seed} shown; {others} the same otherwise"] if others else []
+            if any(one.chosen for one in group.runs):
+                told.append(f"variant chosen by validation: {chosen_variants(group)}")
+            which = f' <span class="fine">({esc("; ".join(told))})</span>' if told else ""
             folded.append(
                 f"<details><summary>{esc(group.label)}{which}</summary><pre>{esc(run.config_text)}</pre></details>"
             )
     what = "The complete configuration of each method, as resolved at the start of its runs."
     return f'<h3>Settings</h3><p class="what">{what}</p>{"".join(folded)}' if folded else ""
+
+
+def chosen_variants(group: Group) -> str:
+    """Which variant validation chose for which seed, e.g. ``nudged for seed 0; taught for seed 1 and seed 2``."""
+    by_variant: dict[str, list[str]] = {}
+    for run in group.runs:
+        by_variant.setdefault(run.chosen, []).append(f"seed {run.seed}")
+    if len(by_variant) == 1:
+        return next(iter(by_variant))
+    return "; ".join(f"{variant} for {words.listing(seeds)}" for variant, seeds in by_variant.items())
 
 
 def provenance(runs: Iterable[Run]) -> str:

@@ -32,12 +32,14 @@ class Point:
     val: float | None
     test: float | None
     minority: float | None = None
-    """Test score on nodes of other classes than their client's majority class."""
+    """Test accuracy on nodes of other classes than their client's majority class, whatever the score is."""
     train_loss: float | None = None
     val_loss: float | None = None
     sent: float | None = None
     """Bytes until then, setup included, evaluations not."""
     seconds: float | None = None
+    accuracy: float | None = None
+    """On all test nodes, whatever the score is."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,11 @@ class Run:
     partition: Partition | None
     notes: tuple[str, ...]
     confusion: Confusion | None = None
+
+    @property
+    def chosen(self) -> str:
+        """The variant of the method that validation chose among several; empty where nothing was chosen."""
+        return self.text("variant") if self.result.get("variants") and self.result.get("varied") else ""
 
     @property
     def reference(self) -> bool:
@@ -210,6 +217,7 @@ def read_run(path: Path) -> Run:
     result = _result(path)
     notes: list[str] = []
     settings, config_text = _config(path, notes)
+    settings = _as_asked(settings, result)
     if "client_scores" in result and result.get("per_client") is None:
         notes.append(_hidden_clients(result["client_scores"]))
     return Run(
@@ -297,6 +305,19 @@ def _config(path: Path, notes: list[str]) -> tuple[dict[str, Any], str]:
     return tables, text
 
 
+def _as_asked(settings: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without what validation chose in this run: runs that chose differently were asked the same."""
+    varied = result.get("varied")
+    if not result.get("variants") or not isinstance(varied, list):
+        return dict(settings)
+    mine = {"variant", *varied}
+    asked = {
+        name: {key: value for key, value in table.items() if key not in mine} if isinstance(table, dict) else table
+        for name, table in settings.items()
+    }
+    return asked | {"run": _mapping(asked.get("run")) | {"variant": "auto"}}
+
+
 def _curve(path: Path, notes: list[str]) -> tuple[Point, ...]:
     file = path / "metrics.jsonl"
     try:
@@ -328,6 +349,7 @@ def _curve(path: Path, notes: list[str]) -> tuple[Point, ...]:
                 as_number(record.get("val_loss")),
                 _sum(record.get("bytes")),
                 as_number(record.get("seconds")),
+                as_number(record.get("test_accuracy", record.get("test"))),
             )
     if broken:
         notes.append(f"metrics.jsonl: {broken} unreadable line{'s' if broken > 1 else ''} skipped")

@@ -89,7 +89,9 @@ td small { color: var(--muted); font-size: .86em; font-weight: 400; }
 .results th:first-child { padding-left: 0; }
 .results td:last-child, .results th:last-child { padding-right: 0; }
 .results thead th:first-child { position: sticky; left: 0; background: var(--page); }
-.key { display: inline-block; width: .62rem; height: .62rem; margin-right: .5rem; border-radius: 2px; }
+.key { display: inline-block; width: .62rem; height: .62rem; margin-right: .5rem; border-radius: 2px;
+  background: currentcolor; }
+.key.again { background: none; border: 2px dashed currentcolor; }
 .legend { display: flex; flex-wrap: wrap; gap: .4rem; margin: .9rem 0 0; padding: 0; }
 .legend button { display: inline-flex; align-items: center; max-width: 100%; padding: .22rem .7rem; border: 1px solid
 var(--line);
@@ -109,6 +111,9 @@ overflow-wrap: anywhere; } .group:first-child th { padding-top: .7rem; }
 .chip { display: inline-block; margin: 0 .3rem .2rem 0; padding: .02rem .5rem; border: 1px solid var(--line);
 border-radius: 99px;
   font-size: .84rem; white-space: nowrap; }
+.short th[scope=row] { font-weight: 600; white-space: nowrap; }
+.short td { min-width: 13rem; }
+.short td b { font-weight: 500; color: var(--muted); }
 .route { white-space: nowrap; }
 details { border-bottom: 1px solid var(--line); }
 details:first-of-type { border-top: 1px solid var(--line); margin-top: .9rem; }

@@ -212,7 +212,7 @@ def columns(rows: Sequence[ResultRow]) -> list[Column]:
     if any(row.minority is not None for row in rows):
         shown.append(
             Column(
-                "minority (%)",
+                "minority (%)" if all(row.scenario.metric == "accuracy" for row in rows) else "minority accuracy (%)",
                 lambda row: words.score(row.minority, row.minority_spread),
                 value=lambda row: row.minority,
             )

@@ -28,7 +28,7 @@ class Point:
     """By adversary the attacks that its messages allow and that no program here measures."""
 
 
-def tradeoff_figure(points: Sequence[Point], adversary: str) -> Figure:
+def tradeoff_figure(points: Sequence[Point], adversary: str, metric: str = "accuracy") -> Figure:
     """Score against bytes; the stronger a mark's colour, the more this adversary recovers. Diamonds were not
     attacked.
     """
@@ -70,7 +70,7 @@ def tradeoff_figure(points: Sequence[Point], adversary: str) -> Figure:
             "ticktext": ["0" if power == nothing else words.size(10.0**power) for power in powers],
             "range": [powers[0] - 0.1, powers[-1] + 0.6],
         },
-        y={"title": {"text": "test accuracy, %"}},
+        y={"title": {"text": f"test {words.metric(metric)}, %"}},
         zoom=True,
     )
     axes["annotations"] = [
@@ -88,15 +88,16 @@ def write_tradeoff(
     rows: Sequence[Sequence[str]],
     notes: Sequence[str],
     out: Path,
+    metric: str = "accuracy",
 ) -> Path:
     """One offline page: a picture per adversary, and the table."""
     figures: dict[str, Figure] = {}
     built = [
         '<header><p class="eyebrow">Isthmus · federated graph learning</p>',
-        f'<h1>Accuracy, bytes, and what attacks recover</h1><p class="lede">{esc(title)}</p></header><main>',
+        f'<h1>Score, bytes, and what attacks recover</h1><p class="lede">{esc(title)}</p></header><main>',
     ]
     for index, adversary in enumerate(adversaries):
-        figures[f"f{index}"] = tradeoff_figure(points, adversary)
+        figures[f"f{index}"] = tradeoff_figure(points, adversary, metric)
         built.append(
             f"<h3>Seen by the {esc(adversary)}</h3><figure>"
             f'<div class="plot" id="f{index}" data-section="{index}" role="img" '
@@ -122,7 +123,7 @@ def _unattacked(point: Point, adversary: str) -> str:
 
 def _caption(adversary: str) -> str:
     return (
-        "Every mark is a method: upwards more accurate, to the left fewer bytes, a stronger colour where the "
-        f"{adversary} recovers more. Hover for the attack that recovers most. Diamonds were not attacked: no program "
-        "here tries what their messages allow, or all data lie in one place."
+        "Every mark is a method: the higher, the better its score; the further left, the fewer bytes; the stronger its "
+        f"colour, the more the {adversary} recovers. Hover for the attack that recovers most. Diamonds were not "
+        "attacked: no program here tries what their messages allow, or all data lie in one place."
     )

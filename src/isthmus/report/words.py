@@ -23,6 +23,8 @@ _DATASETS = {
     "mutag": "MUTAG",
 }
 
+_METRICS = {"auprc": "AUPRC", "auroc": "AUROC", "macro_f1": "macro F1"}
+
 KINDS = {
     "model": "weights of a model",
     "gradient": "the direction in which a client would change the model",
@@ -89,8 +91,17 @@ def seconds(value: float | None) -> str:
 
 
 def dataset(name: str) -> str:
-    """The name people write; unknown ones stay as they are."""
-    return _DATASETS.get(name.lower(), name)
+    """The name people write, parameters in brackets; of a file or folder its own name."""
+    if name.startswith((".", "/", "~")):
+        return name.rstrip("/").rpartition("/")[2]
+    own, _, parameters = name.partition(":")
+    own = _DATASETS.get(own.lower(), own)
+    return f"{own} ({', '.join(parameters.split(','))})" if parameters else own
+
+
+def metric(name: str) -> str:
+    """A score as it is written in a sentence: `AUPRC`, `macro F1`."""
+    return _METRICS.get(name, name.replace("_", " "))
 
 
 def kind(name: str) -> str:
