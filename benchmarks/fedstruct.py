@@ -14,7 +14,7 @@ graphs of degree 10 with 5 hops, 25k to 200k nodes. Each size runs in a process 
 turn, medians; bytes of setup, of a round and of 40 rounds with an evaluation each, and with secure sums.
 
 ``large``: rounds hop by hop on generated graphs of degree 10, 40 classes, 10 hops, random parts of 10 clients, 170k and
-1M nodes: CPU seconds per round, peak memory, bytes that would travel.
+1M nodes: CPU seconds per round, peak memory with evaluation and checkpoint, bytes that would travel.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,14 +38,20 @@ from torch import Tensor
 from isthmus.data.scenario import Scenario, build_scenario
 from isthmus.errors import DataError
 from isthmus.experiments.config import resolve
+from isthmus.experiments.folder import FileStore
 from isthmus.experiments.run import SimulatedRun
 from isthmus.graph.normalise import from_torch_csr, row_norm, to_torch_csr
 from isthmus.graph.powers import as_csr, keep_largest_by_owner
 
 SIZES = (25_000, 50_000, 100_000, 200_000)
 MEMORY_LIMITS = {"pubmed": 2048.0, "growth": 8192.0}
-LARGE = ((170_000, 4096.0, "headed"), (1_000_000, 8192.0, "direct"), (1_000_000, 8192.0, "headed"))
-"""Nodes, megabytes that they may take, and the form of HOP2VEC: a row of S has 256 values, or without head 40."""
+LARGE = (
+    (170_000, 4096.0, "headed", "plain"),
+    (170_000, 4096.0, "headed", "masked"),
+    (1_000_000, 8192.0, "direct", "plain"),
+    (1_000_000, 8192.0, "headed", "plain"),
+)
+"""Nodes, megabytes that they may take, the form of HOP2VEC (a row of S has 256 values, or without head 40), sums."""
 PROTOCOLS = {"hardened powers": "hardened", "streamed": "streamed"}
 """Compared in one run; the reference profile's own is the published one."""
 
@@ -213,24 +221,28 @@ def sent(scenario: Scenario, protocol: str, secure: bool) -> tuple[int, int, int
     return sum(totals.setup.values()), sum(totals.training.values()), sum(totals.evaluation.values())
 
 
-def measure_large(nodes: int, rounds: int, form: str) -> dict[str, Any]:
-    """In this process: setup and rounds hop by hop, without evaluation."""
+def measure_large(nodes: int, rounds: int, form: str, secure: bool) -> dict[str, Any]:
+    """In this process: setup and a round hop by hop with its evaluation and checkpoint, then rounds that are timed."""
     dataset = f"csbm:nodes={nodes},classes=40,features=16,degree=10"
     scenario = build_scenario(dataset=dataset, clients=10, seed=0)
     before = _peak()
-    given = {"structure_hops": 10, "protocol": "streamed", "form": form}
-    run = experiment(scenario, dataset=dataset, **given)
-    begun = time.process_time()
-    run.loop.play(until=1)
-    setup, state, seconds = time.process_time() - begun, run.loop.state, []
-    peer = 0
-    for _ in range(rounds):
+    given = {"structure_hops": 10, "protocol": "streamed", "form": form, "secure_sum": secure, "checkpoint.every": 1}
+    with tempfile.TemporaryDirectory() as folder, experiment(scenario, dataset=dataset, **given) as run:
+        run.engine.keep_tags(lambda party: FileStore(Path(folder) / party))
         begun = time.process_time()
-        state, peer = train_counted(run, state)
-        seconds.append(time.process_time() - begun)
+        run.loop.play(until=1)
+        setup, seconds, peer = time.process_time() - begun, list[float](), 0
+        begun = time.process_time()
+        run.loop.play(until=2)
+        whole, state = time.process_time() - begun, run.loop.state
+        for _ in range(rounds):
+            begun = time.process_time()
+            state, peer = train_counted(run, state)
+            seconds.append(time.process_time() - begun)
     return {
         "nodes": nodes,
         "setup_seconds": setup,
+        "whole_seconds": whole,
         "round_seconds": min(seconds),
         "data_mb": before,
         "peak_mb": _peak(),
@@ -282,7 +294,7 @@ def measured_apart(dataset: str, hops: int, rounds: int) -> dict[str, Any]:
 def main() -> None:
     if sys.argv[1:2] == ["measure_large"]:
         torch.set_num_threads(1)
-        print(json.dumps(measure_large(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])))
+        print(json.dumps(measure_large(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5] == "masked")))
         return
     if sys.argv[1:2] == ["measure"]:
         dataset, hops, clients, rounds = sys.argv[2:6]
@@ -325,21 +337,22 @@ def main() -> None:
     if options.part in (None, "streamed"):
         compare_protocols(options.rounds)
     if options.part in (None, "large"):
-        for nodes, limit, form in LARGE:
+        for nodes, limit, form, sums in LARGE:
             if (
                 options.part == "large"
                 and options.nodes != parser.get_default("nodes")
                 and str(nodes) not in options.nodes
             ):
                 continue
-            command = [sys.executable, __file__, "measure_large", str(nodes), "2", form]
+            command = [sys.executable, __file__, "measure_large", str(nodes), "2", form, sums]
             shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
             row = json.loads(shown)
             verdict = "below" if row["peak_mb"] < limit else "ABOVE"
             print(
-                f"{nodes:,} nodes hop by hop, {form}: {row['round_seconds']:.1f} s CPU per round, setup "
-                f"{row['setup_seconds']:.1f} s, peak {row['peak_mb']:.0f} MB, {verdict} {limit:.0f} MB (data alone "
-                f"{row['data_mb']:.0f} MB), {row['round_gb']:.1f} GB per round between owners"
+                f"{nodes:,} nodes hop by hop, {form}, {sums}: {row['round_seconds']:.1f} s CPU per round, "
+                f"{row['whole_seconds']:.1f} s with evaluation and checkpoint, setup {row['setup_seconds']:.1f} s, "
+                f"peak {row['peak_mb']:.0f} MB, {verdict} {limit:.0f} MB (data alone {row['data_mb']:.0f} MB), "
+                f"{row['round_gb']:.1f} GB per round between owners"
             )
 
 

@@ -259,6 +259,9 @@ def test_a_job_ends_after_a_round_when_somebody_is_back(tmp_path: Path) -> None:
     round(1, bank=(1, 0.0))  # nobody says that it is back
     (tmp_path / BACK).touch()
     round(2)
+    assert not (tmp_path / BACK).exists(), "it was said of an earlier loss"
+    round(3, bank=(1, 0.0))
+    (tmp_path / BACK).touch()
     round(9, bank=(1, 0.0))  # the last round: nothing to come back for
     assert not kept
     with pytest.raises(SitesBackError, match="bank can take part again") as raised:

@@ -277,6 +277,7 @@ OUT_OF_RANGE: dict[str, tuple[Any, ...]] = {
     "personal_layers": (-1,),
     "dp_clip": (-1.0,),
     "dp_noise": (-0.5,),
+    "dp_shares": (0, -1),
     "dp_delta": (0.0, 1.0, -1e-5),
     "ray.actors": (0, -2),
     "nvflare.sites": (0, -1),

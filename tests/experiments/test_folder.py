@@ -77,11 +77,12 @@ class Reaper:
         self.writes = 0
         write, append = folder_module.write_atomic, RunFolder.append_round
 
-        def write_or_die(path: Path, data: bytes) -> None:
+        def write_or_die(path: Path, *parts: Any) -> None:
             if self.now():
+                data = b"".join(parts)
                 path.with_name(f".{path.name}.tmp").write_bytes(data[: len(data) // 2])
                 raise Killed
-            write(path, data)
+            write(path, *parts)
             if self.now():
                 raise Killed
 

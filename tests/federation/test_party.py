@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -234,6 +236,25 @@ def test_a_repeated_sequence_is_answered_from_memory() -> None:
     assert party.client.runs["train"] == 2  # type: ignore[attr-defined]
 
 
+def test_mail_is_remembered_until_other_mail_is_sent() -> None:
+    """A round of many exchanges holds the mail of one."""
+    party = _party()
+    first = party.invoke(_call("post"))
+    assert party.invoke(_call("post")) is first
+    assert isinstance(first, tuple)
+    content = weakref.ref(first[0].content)
+    party.invoke(_call("train", Number(3), sequence=2))
+    assert party.invoke(_call("post")) is first
+    party.invoke(_call("post", sequence=3))
+    del first
+    gc.collect()
+    assert content() is None
+    failure = _failure(party.invoke(_call("post")))
+    assert failure.kind == "protocol" and "is over" in str(failure.cause)
+    party.invoke(_call("train", Number(3), sequence=2))
+    assert party.client.runs["train"] == 1, "other answers are remembered for the whole round"  # type: ignore[attr-defined]
+
+
 def test_none_is_remembered_too() -> None:
     party = _party()
     assert party.invoke(_call("note", Number(3))) is None
@@ -366,6 +387,23 @@ def test_the_last_two_tags_are_kept(make_store: Callable[[], Any]) -> None:
     assert party.tags() == (3, 4)
     if party.store is not None:
         assert party.store.steps() == (3, 4)
+
+
+def test_tags_in_a_store_take_no_memory() -> None:
+    party = _party()
+    party.store = MemoryStore()
+    _train(party, 1)
+    state = weakref.ref(party.client.state)
+    _train(party, 2)
+    gc.collect()
+    assert state() is None
+    party.rollback(1)
+    state = weakref.ref(party.client.state)
+    _train(party, 2)
+    gc.collect()
+    assert state() is None and party.tags() == (1, 2)
+    party.rollback(1)
+    assert party.client.state.steps == 1
 
 
 @stores

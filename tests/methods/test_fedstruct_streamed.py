@@ -165,6 +165,39 @@ def test_losses_and_gradients_are_those_of_the_dense_computation(
         torch.testing.assert_close(logits, fresh.logits()[where.parts[client].node_id].detach(), atol=1e-12, rtol=1e-9)
 
 
+@pytest.mark.parametrize("backbone", ["sage", "gcn", "mlp"])
+@pytest.mark.parametrize("directed", [False, True])
+def test_gradients_of_any_feature_model_are_the_slopes_of_the_pooled_loss(backbone: str, directed: bool) -> None:
+    where = graph(36, clients=3, directed=directed)
+    model = {"backbone": backbone, "hidden": (6,), "loss": "ce", "weighting": "train", "optimizer": "sgd"}
+    run = experiment(where, structure_hops=2, betas=(0.4, 0.6), execution="each", **model)
+    run.loop.play(until=1)
+    state: Any = run.loop.state
+    config, session, turns = run.settings.method_config, run.loop.session, iter(range(1, 100))
+
+    def loss(weights: Weights) -> float:
+        session.clock.begin("evaluation", 1, run.loop.at.step + next(turns))
+        streamed.evaluate(replace(state, weights=weights), session, config)
+        parts = [
+            (run.engine.party(c).client.logits()[data.train], data.y[data.train]) for c, data in where.parts.items()
+        ]
+        logits, labels = (torch.cat(each) for each in zip(*parts, strict=True))
+        return float(torch.nn.functional.cross_entropy(logits, labels))
+
+    draws = torch.Generator().manual_seed(0)
+    slopes = []
+    for name in state.weights:
+        way = torch.randn(state.weights[name].shape, generator=draws, dtype=torch.float64)
+        above, below = ({**state.weights, name: state.weights[name] + sign * 1e-5 * way} for sign in (1, -1))
+        slopes.append((name, way, (loss(above) - loss(below)) / 2e-5))
+    session.clock.begin("train", 1, run.loop.at.step + next(turns))
+    streamed.differentiated(session, config, Start(state.weights, state.total, True))
+    gradients = session.sum(StreamedClient.finish).gradients
+    assert any(name.startswith("feature.") and abs(slope) > 1e-3 for name, _, slope in slopes)
+    for name, way, slope in slopes:
+        assert float((gradients[name] * way).sum()) == pytest.approx(slope, abs=2e-7), name
+
+
 @pytest.mark.parametrize("secure", [False, True])
 def test_twenty_adam_steps_equal_training_at_one_place(secure: bool) -> None:
     where = graph(36, clients=3)
@@ -199,15 +232,20 @@ def test_together_is_each_by_itself_also_with_dropout(monkeypatch: pytest.Monkey
 
 def test_hidden_values_that_are_not_kept_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     same_secrets(monkeypatch)
-    where, given = graph(40, clients=3), {"structure_hops": 2, "rounds": 3, "dropout": 0.5}
-    kept = experiment(where, **given)
-    kept.loop.play()
-    assert KEPT_VALUES > 40 * 12
+    where, given = graph(60, clients=3), {"structure_hops": 2, "rounds": 3, "dropout": 0.5}
+
+    def trained(execution: str) -> list[Tensor]:
+        run = experiment(where, execution=execution, **given)
+        run.loop.play()
+        assert run.engine.execution == execution
+        return [*run.loop.state.weights.values(), rows_of_s(run, where)]  # type: ignore[attr-defined]
+
+    kept = {execution: trained(execution) for execution in ("each", "cohort")}
+    assert KEPT_VALUES > 60 * 12
     monkeypatch.setattr("isthmus.methods.fedstruct.streamed_client.KEPT_VALUES", 0)
-    again = experiment(where, **given)
-    again.loop.play()
-    first, second = (run.loop.state.weights for run in (kept, again))  # type: ignore[attr-defined]
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    monkeypatch.setattr("isthmus.methods.fedstruct.streamed_cohort.KEPT_TOGETHER", 0)
+    for execution, first in kept.items():
+        assert all(torch.equal(a, b) for a, b in zip(first, trained(execution), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -217,8 +255,9 @@ def test_hidden_values_that_are_not_kept_are_made_again(monkeypatch: pytest.Monk
         {"nsf": "degree", "train_betas": True},
         {"algorithm": "fedavg", "local_epochs": 2},
         {"withhold_exposed": True},
+        {"backbone": "sage", "hidden": (8,), "betas": (0.2, 0.3, 0.5)},
     ],
-    ids=["hop2vec", "degree", "fedavg", "closed"],
+    ids=["hop2vec", "degree", "fedavg", "closed", "sage"],
 )
 def test_general_properties(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     same_secrets(monkeypatch)

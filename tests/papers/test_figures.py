@@ -10,7 +10,7 @@ import pytest
 from isthmus.errors import DataError
 from isthmus.papers.figures import draw, verdict
 from isthmus.papers.judge import Comparison, compare_table
-from isthmus.papers.svg import Mark, Series, chart, scatter
+from isthmus.papers.svg import Map, Mark, Series, chart, heat_maps, scatter
 from isthmus.papers.tables import Table, load_paper, paper_names, read_paper
 
 PAPER = """
@@ -118,3 +118,27 @@ def test_marks_on_one_another_are_named_together() -> None:
 def test_a_chart_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="needs a value"):
         chart(["a"], [Series("s", (None,))], x="", y="")
+
+
+def test_heat_maps_shade_by_the_logarithm_on_one_scale_and_leave_nothing_white() -> None:
+    picture = heat_maps(
+        [Map("a <b>", [[1.0, None], [0.01, 0.1]]), Map("second", [[0.1, 0.0], [None, 0.1]])],
+        every=1,
+        note="n",
+        shades=3,
+    )
+    root = ElementTree.fromstring(picture)
+    name = "{http://www.w3.org/2000/svg}"
+    groups = [
+        [(path.get("fill"), path.get("d")) for path in group.iter(f"{name}path") if path.get("fill") != "none"]
+        for group in root.iter(f"{name}g")
+    ]
+    low, middle, high = (colour for colour, _ in groups[0])
+    cell = "h1v1h-1z"
+    assert groups[0] == [(low, f"M0 1{cell}"), (middle, f"M1 1{cell}"), (high, f"M0 0{cell}")]
+    assert len({low, middle, high}) == 3
+    assert groups[1] == [(middle, f"M0 0{cell}M1 1{cell}")]
+    texts = [element.text for element in root.iter(f"{name}text")]
+    assert texts[:2] == ["a <b>", "second"] and "1.0e-02" in str(texts[-1])
+    with pytest.raises(ValueError, match="needs a value"):
+        heat_maps([Map("empty", [[None]])], every=1, note="")

@@ -161,6 +161,8 @@ def _played(folder: RunFolder, settings: Settings, parts: Mapping[PartyId, NodeD
 
 def _used(client: Any) -> NDArray[np.bool_]:
     """Which of a client's cross edges are used: all but those that are left out."""
+    if not client.config.withhold_exposed:
+        return np.ones(client.cross.num_edges, dtype=bool)
     left = {
         pair
         for edges in client.scratch.arcs.values()

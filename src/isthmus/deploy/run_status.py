@@ -118,7 +118,10 @@ class TakeBack(Callback):
         self._folder = folder
 
     def on_round(self, progress: Progress) -> None:
-        if not progress.absent or progress.step == progress.steps or not (self._folder / BACK).exists():
+        told = self._folder / BACK
+        if not progress.absent:
+            told.unlink(missing_ok=True)  # it was about somebody who has been taken back
+        if not progress.absent or progress.step == progress.steps or not told.exists():
             return
         self._checkpoint()  # no round is begun twice: a sum of the same numbers over another group would be refused
         raise SitesBackError(f"{', '.join(progress.absent)} can take part again: the next job begins with everybody")

@@ -38,11 +38,11 @@ FOLDERS = ("ledger", "checkpoints", "models", "tensorboard", "transcript", "site
 """What a run writes into its folder, and what is removed where it is overwritten; nothing else is touched."""
 
 
-def write_atomic(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, *parts: codec.Buffer) -> None:
     """Write a file so that it is complete or absent, even after a crash."""
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("wb") as file:
-        file.write(data)
+        file.writelines(parts)
         file.flush()
         os.fsync(file.fileno())
     temporary.rename(path)
@@ -58,20 +58,23 @@ class FileStore:
 
     def save(self, step: int, state: Record) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        data = self.run + codec.encode(state)
-        write_atomic(self.folder / f"{step:07d}.tag", hashlib.sha256(data).digest() + data)
+        parts = [self.run, *codec.pieces(state)]
+        checksum = hashlib.sha256()
+        for part in parts:
+            checksum.update(part)
+        write_atomic(self.folder / f"{step:07d}.tag", checksum.digest(), *parts)
 
     def load(self, step: int, record: type[Record]) -> Record:
         path = self.folder / f"{step:07d}.tag"
         try:
-            raw = path.read_bytes()
+            raw = memoryview(path.read_bytes())
             if hashlib.sha256(raw[_DIGEST:]).digest() != raw[:_DIGEST]:
                 raise ProtocolError("checksum differs")
             if raw[_DIGEST : _DIGEST + _RUN_ID] != self.run:
                 raise DataError(
                     f"checkpoint {self.folder.name}/{path.name} is of another run: take it out of this folder"
                 )
-            return codec.decode(raw[_DIGEST + _RUN_ID :], record, CHECKPOINT_LIMITS)
+            return codec.decode(raw[_DIGEST + _RUN_ID :].tobytes(), record, CHECKPOINT_LIMITS)
         except (OSError, ProtocolError) as error:
             raise DataError(f"checkpoint {self.folder.name}/{path.name} is damaged ({error})") from None
 

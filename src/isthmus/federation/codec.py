@@ -58,25 +58,26 @@ LIMITS = Limits()
 
 def encode(record: Record) -> bytes:
     """The bytes of a record."""
-    return b"".join(_pieces(record))
+    return b"".join(pieces(record))
 
 
 def encode_large(record: Record) -> Buffer:
     """The same; a large record as a view of numpy's memory, which comes in large pages: fresh memory is most of what
     such a copy costs.
     """
-    pieces = _pieces(record)
-    total = sum(map(len, pieces))
+    parts = pieces(record)
+    total = sum(map(len, parts))
     if total < LARGE:
-        return b"".join(pieces)
+        return b"".join(parts)
     whole, at = np.empty(total, dtype=np.uint8), 0
-    for piece in pieces:
+    for piece in parts:
         whole[at : at + len(piece)] = np.frombuffer(piece, dtype=np.uint8)
         at += len(piece)
     return whole.data
 
 
-def _pieces(record: Record) -> list[Buffer]:
+def pieces(record: Record) -> list[Buffer]:
+    """The bytes of a record one part after the other: views of its tensors, nothing is copied."""
     header, parts = _layout(record)
     return [len(header).to_bytes(8, "little"), header, *(_raw(part) for part in parts)]
 
@@ -84,7 +85,7 @@ def _pieces(record: Record) -> list[Buffer]:
 def digest(record: Record) -> str:
     """SHA-256 of a record's type and bytes: the same wherever it is computed, as encoding is."""
     found = hashlib.sha256(type(record).__name__.encode() + b"\0")
-    for piece in _pieces(record):
+    for piece in pieces(record):
         found.update(piece)
     return found.hexdigest()
 

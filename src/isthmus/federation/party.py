@@ -66,6 +66,8 @@ class Invocation:
 
 
 Outcome = Message | tuple[Parcel, ...] | Failure | None
+Tag = tuple[Record, Record | None, int]
+"""A party's state, the state validation has picked and the round of that."""
 
 
 class Store(Protocol):
@@ -83,8 +85,8 @@ class Party:
     Args:
         make: Builds the client object from data and config, nothing else; called again after a crash.
 
-    ``store`` keeps tags across restarts; without one they live in memory. ``watch`` refuses calls outside the contract
-    of the run; without one every marked handler may be called.
+    ``store`` keeps tags across restarts and out of memory; without one they live here. ``watch`` refuses calls outside
+    the contract of the run; without one every marked handler may be called.
     """
 
     def __init__(self, name: PartyId, role: str, make: Callable[[], Client[Any, Any]], table: RoleTable) -> None:
@@ -92,7 +94,7 @@ class Party:
         self.store: Store | None = None
         self.watch: Watch | None = None
         self._make = make
-        self._tags: dict[int, tuple[Record, Record | None, int]] = {}
+        self._tags: dict[int, Tag | None] = {}  # None: in the store
         self._selected: Record | None = None
         self._selected_round = 0
         self._turn: Turn | None = None
@@ -120,6 +122,8 @@ class Party:
             return self._step_of_sum(call, call.mask, call.mask.step.name)
         if call.sequence in self._memory:
             return self._memory[call.sequence][1]
+        if signature.sends and call.sequence > 0:
+            self._forget_mail()
         before = self.client.state
         self.client.enter(call.turn.phase, call.turn.round, call.sequence)
         try:
@@ -139,6 +143,14 @@ class Party:
             return Failure("protocol" if isinstance(error, ProtocolError) else "handler", type(error).__name__, error)
         self._memory[call.sequence] = call.handler, outcome
         return outcome
+
+    def _forget_mail(self) -> None:
+        """Mail sent before is not asked for again once other mail is: a round of many exchanges holds that of one."""
+        for sequence, (handler, outcome) in self._memory.items():
+            if isinstance(outcome, tuple):
+                over = ProtocolError(f"{self.name}: the mail of {handler} is over")
+                self._memory[sequence] = handler, Failure("protocol", type(over).__name__, over)
+        self._held.clear()
 
     def _step_of_sum(self, call: Invocation, order: MaskOrder, step: str) -> Outcome:
         """A step around a masked message, answered once: asked for again, the first answer is given again."""
@@ -314,7 +326,7 @@ class Party:
         """Tag the present state; the last two tags are kept."""
         if self.watch is not None:
             self.watch.check_commit(step)
-        self._tags[step] = self.client.state, self._selected, self._selected_round
+        held: Tag | None = self.client.state, self._selected, self._selected_round
         if self.store is not None:
             fields: dict[str, Any] = {
                 "state": self.client.state,
@@ -322,6 +334,8 @@ class Party:
                 "selected_round": self._selected_round,
             }
             self.store.save(step, _snapshot_type(self.state_type)(**fields))
+            held = None
+        self._tags[step] = held
         for old in sorted(self._tags)[:-2]:
             del self._tags[old]
         if self.store is not None:
@@ -332,7 +346,7 @@ class Party:
 
     def fetch(self, step: int) -> None:
         """Make sure a tag can be read; changes nothing else."""
-        if step not in self._tags:
+        if self._tags.get(step) is None:
             if self.store is None:
                 raise DataError(f"{self.name} holds no tag {step}; start the run again")
             snapshot: Any = self.store.load(step, _snapshot_type(self.state_type))
@@ -346,10 +360,14 @@ class Party:
         remembered, self.client = self.client.remembered, self._make()
         self.client.remembered = remembered
         self.client.setup()
-        self.client.state, self._selected, self._selected_round = self._tags[step]
+        tag = self._tags[step]
+        assert tag is not None  # fetched
+        self.client.state, self._selected, self._selected_round = tag
         self._tags = {tag: kept for tag, kept in self._tags.items() if tag <= step}
         if self.store is not None:
-            self.store.forget(keep=[tag for tag in self.store.steps() if tag <= step])
+            kept = [tag for tag in self.store.steps() if tag <= step]
+            self.store.forget(keep=kept)
+            self._tags |= dict.fromkeys(kept)
         self._forget_calls()
         if self.watch is not None:
             self.watch.rolled_back(step)

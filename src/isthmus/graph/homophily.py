@@ -20,3 +20,12 @@ def edge_homophily(edge_index: Tensor, y: Tensor) -> float | None:
         total += int(known.sum())
         same += int(((source == target) & known).sum())
     return same / total if total else None
+
+
+def node_homophily(edge_index: Tensor, y: Tensor) -> Tensor:
+    """Of each node, the share of its neighbours with its label (n,); NaN without neighbours. Arcs are read towards
+    their target.
+    """
+    source, target = edge_index
+    same = torch.zeros(len(y), dtype=torch.float64).index_add_(0, target, (y[source] == y[target]).double())
+    return same / torch.bincount(target, minlength=len(y))

@@ -153,6 +153,48 @@ def scatter(marks: Sequence[Mark], *, x: str, y: str, shade: str) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
+@dataclass(frozen=True)
+class Map:
+    """Values of cells, a row of them for every row of the map; None or what is not above zero stays white."""
+
+    name: str
+    rows: Sequence[Sequence[float | None]]
+
+
+def heat_maps(maps: Sequence[Map], *, every: int, note: str, shades: int = 12) -> str:
+    """Square maps beside each other on one logarithmic scale, darker for more; lines after ``every`` cells."""
+    known = [value for each in maps for row in each.rows for value in row if value]
+    if not known or min(known) < 0.0:
+        raise ValueError("a map needs a value, and none below zero")
+    low, high = math.log10(min(known)), math.log10(max(known))
+    side = (WIDTH - 20 * (len(maps) - 1)) / len(maps)
+    total = round(side + 66)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {total}" width="{WIDTH}" height="{total}" '
+        'font-family="sans-serif" font-size="12" role="img">',
+        f'<rect width="{WIDTH}" height="{total}" fill="#ffffff"/>',
+    ]
+    for number, each in enumerate(maps):
+        left, cells = number * (side + 20), len(each.rows)
+        drawn: dict[int, list[str]] = {}
+        for y, row in enumerate(each.rows):
+            for x, value in enumerate(row):
+                if value:
+                    shade = round((math.log10(value) - low) / ((high - low) or 1.0) * (shades - 1))
+                    drawn.setdefault(shade, []).append(f"M{x} {y}h1v1h-1z")
+        parts.append(f'<text x="{left:.1f}" y="14" fill="#16191d">{_text(each.name)}</text>')
+        parts.append(f'<g transform="translate({left:.1f} 22) scale({side / cells:.4f})">')
+        for shade, path in sorted(drawn.items()):
+            colour = ", ".join(str(round(c)) for c in _blue(shade / max(shades - 1, 1)))
+            parts.append(f'<path d="{"".join(path)}" fill="rgb({colour})" shape-rendering="crispEdges"/>')
+        lines = "".join(f"M0 {at}h{cells}M{at} 0v{cells}" for at in range(0, cells + 1, every))
+        parts.append(f'<path d="{lines}" fill="none" stroke="#d1540a" stroke-width="0.08"/></g>')
+    scale = f"lightest {10.0**low:.1e}, darkest {10.0**high:.1e}, logarithmic; white: nothing"
+    parts.append(f'<text x="0" y="{side + 40:.1f}" fill="#5b6470">{_text(note)}</text>')
+    parts.append(f'<text x="0" y="{side + 57:.1f}" fill="#5b6470">{_text(scale)}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
 def _blue(shade: float) -> list[float]:
     light, dark = (241, 245, 249), (8, 66, 127)
     return [a + (b - a) * min(1.0, max(0.0, shade)) for a, b in zip(light, dark, strict=True)]

@@ -158,8 +158,10 @@ class StreamedClient(EdgeClient):
         for client, edges in sorted(mail.items()):
             only_theirs, only_mine = self.disagreement(client, edges)
             missing, unanswered = missing + only_theirs, unanswered + only_mine
-        self.scratch.arcs = dict(sorted(mail.items()))
-        self._place(self.scratch.arcs)
+        arcs = dict(sorted(mail.items()))
+        self._place(arcs)
+        if self.config.withhold_exposed:
+            self.scratch.arcs = arcs
         if not self.state.trained_ids.numel():
             self.state = replace(self.state, trained_ids=self.data.node_id[self.data.train])
         if self.config.learns_nsf and self.state.own_nsf is None:
@@ -237,7 +239,8 @@ class StreamedClient(EdgeClient):
     def begin(self, start: Start) -> None:
         """Z^(0) = g(S) of own nodes."""
         weights = start.weights or self.scratch.weights
-        values = self.first_values(weights, training=start.training)
+        rows = self.rows_of_s()
+        values = self.first_values(weights, training=start.training, keep=rows.numel() <= KEPT_VALUES)
         self.start_hops(weights, values, start.total, training=start.training)
 
     def start_hops(self, weights: Weights, values: Tensor, total: float, *, training: bool) -> None:
@@ -246,14 +249,14 @@ class StreamedClient(EdgeClient):
         keep = training and self.config.train_betas
         self.scratch.hops = Hops(values, betas_of(self.config, weights), rows, keep=keep)
 
-    def first_values(self, weights: Weights, *, training: bool) -> Tensor:
-        """g(S) of own nodes; in training with dropout, and with what the backward pass needs. (n_i, C)"""
+    def first_values(self, weights: Weights, *, training: bool, keep: bool = False) -> Tensor:
+        """g(S) of own nodes; in training with dropout, and with ``keep`` what the backward pass needs. (n_i, C)"""
         rows = self.rows_of_s()
         if not training:
             return self.net.embed(structure_of(weights), rows)
         self.scratch.drops = self.stream("structure")
         structure = self.structure_pass(weights)
-        self.scratch.structure = structure if rows.shape[0] * max(rows.shape[1], 1) <= KEPT_VALUES else None
+        self.scratch.structure = structure if keep else None
         return structure.clients[0].z
 
     def structure_pass(self, weights: Weights) -> Pass:

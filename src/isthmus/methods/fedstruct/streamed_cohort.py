@@ -33,6 +33,9 @@ from isthmus.tensors import Weights
 if TYPE_CHECKING:
     from isthmus.methods.fedstruct.streamed_client import StreamedClient
 
+KEPT_TOGETHER = 2**26
+"""Hidden values of g of all owners together that are kept from the forward to the backward pass."""
+
 
 class StreamedCohort(Cohort[Any]):
     """`StreamedClient`'s handlers, of many clients together. Clients keep their own state."""
@@ -96,7 +99,8 @@ class StreamedCohort(Cohort[Any]):
 
     def begin(self, start: Start) -> None:
         self.weights, self.total = start.weights, start.total
-        parts = [client.first_values(start.weights, training=start.training) for client in self.clients]
+        keep = sum(client.rows_of_s().numel() for client in self.clients) <= KEPT_TOGETHER
+        parts = [client.first_values(start.weights, training=start.training, keep=keep) for client in self.clients]
         for client in self.clients:
             client.scratch.weights, client.scratch.total = start.weights, start.total
         rows = self.train_rows if start.training else None
