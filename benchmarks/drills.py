@@ -12,14 +12,17 @@ run in one process.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
+import queue
 import random
 import re
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -41,13 +44,14 @@ from isthmus.federation.messages import SERVER
 
 SITES, ROUNDS, RUN = 3, 60, "drill"
 RETRANSMIT = 0.2
+SEGMENT, MOST_UNDER_WAY = 1460, 10_000
 FLAGS = {"dataset": "csbm:nodes=300,classes=3,features=16", "clients": SITES, "rounds": ROUNDS, "seed": 1, "hidden": 16}
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 BEGIN, END = "<!-- drills: written by benchmarks/drills.py -->", "<!-- end of drills -->"
 
 
 class Relay:
-    """A port that passes bytes on to the server, as badly as it is told."""
+    """A port that passes bytes on to the server, as badly as it is told: in order, each segment when it is due."""
 
     def __init__(self, server: int) -> None:
         self.delay, self.loss, self.open = 0.0, 0.0, threading.Event()
@@ -68,18 +72,37 @@ class Relay:
                 threading.Thread(target=self._pass, args=(source, target), daemon=True).start()
 
     def _pass(self, source: socket.socket, target: socket.socket) -> None:
-        try:
-            while data := source.recv(1460):
-                self.open.wait()
-                wait, again = self.delay, RETRANSMIT
-                while self.loss and self._draw.random() < self.loss:
-                    wait, again = wait + again, 2 * again
-                time.sleep(wait)
-                self.open.wait()
-                target.sendall(data)
-        except OSError:
-            pass
+        under_way: queue.Queue[tuple[float, bytes]] = queue.Queue(MOST_UNDER_WAY)
+        threading.Thread(target=self._deliver, args=(under_way, source, target), daemon=True).start()
+        data = b"-"
+        while data:
+            try:
+                data = source.recv(SEGMENT)
+            except OSError:
+                data = b""
+            wait, again = self.delay, RETRANSMIT
+            while self.loss and self._draw.random() < self.loss:
+                wait, again = wait + again, 2 * again
+            under_way.put((time.monotonic() + wait, data))
+
+    def _deliver(
+        self, under_way: queue.Queue[tuple[float, bytes]], source: socket.socket, target: socket.socket
+    ) -> None:
+        broken = False
+        while True:
+            due, data = under_way.get()
+            time.sleep(max(0.0, due - time.monotonic()))
+            self.open.wait()
+            if not data:
+                break
+            with contextlib.suppress(OSError):
+                if not broken:
+                    broken = True
+                    target.sendall(data)
+                    broken = False
         for one in (source, target):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
             one.close()
 
 
@@ -146,11 +169,10 @@ def partition(scene: Scene) -> None:
 def full_disk(scene: Scene) -> None:
     """The disk of a site has no room for a minute; then there is room again."""
     filler = scene.state / "site-2" / "filler"
-    with filler.open("wb") as file:
+    with filler.open("wb", buffering=0) as file:
         try:
             while True:
                 file.write(bytes(1 << 12))
-                file.flush()
         except OSError:
             pass
     time.sleep(60.0)
@@ -259,11 +281,11 @@ def _play(scene: Scene, name: str, disturb: Callable[[Scene], None], wanted: dic
                 note.append(f"ended with: {error}")
                 time.sleep(20.0)
 
-    thread = threading.Thread(target=finish)
+    thread = threading.Thread(target=finish, daemon=True)
     began = time.monotonic()
     thread.start()
     times: list[float] = []
-    watching = threading.Thread(target=_note_rounds, args=(scene, thread, times))
+    watching = threading.Thread(target=_note_rounds, args=(scene, thread, times), daemon=True)
     watching.start()
     scene.wait_for(10)
     disturb(scene)
@@ -271,7 +293,8 @@ def _play(scene: Scene, name: str, disturb: Callable[[Scene], None], wanted: dic
     watching.join()
     recovery = tuple(_longest_pause(times, healed) for healed in scene.healed)
     same = models(scene.state) == wanted
-    text = f"; {len(note)} submitted again by hand ({note[0][:80]})" if note else ""
+    print("\n".join(note), end="\n" if note else "", file=sys.stderr)
+    text = f"; {len(note)} time(s) submitted again by hand" if note else ""
     return Outcome(same, time.monotonic() - began, recovery, len(supervisor.attempts), text)
 
 

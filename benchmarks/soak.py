@@ -60,7 +60,8 @@ def main() -> None:
         "clients": given.sites,
         "rounds": given.rounds,
         "hidden": 16,
-        "eval_every": max(1, given.rounds // 20),
+        "eval_every": max(1, given.rounds // READINGS),
+        "patience": 0,
         "seed": 0,
     }
     settings = resolve("fedavg", flags, {"engine": "nvflare", "checkpoint.every": 50, "nvflare.sites": given.sites})
@@ -70,7 +71,7 @@ def main() -> None:
         with LoopbackFederation(given.sites, runs, Path(folder) / "state") as federation:
             prepare_run(settings, runs / "soak")
             supervisor = federation.supervisor()
-            running = threading.Thread(target=supervisor.finish, args=(["soak"],))
+            running = threading.Thread(target=supervisor.finish, args=(["soak"],), daemon=True)
             running.start()
             readings = follow(federation, running, given.rounds)
             running.join()

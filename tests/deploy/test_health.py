@@ -120,10 +120,11 @@ def test_what_a_site_says(kits: dict[str, StartupKit], tmp_path: Path, monkeypat
 
 
 def test_status_says_for_whom_a_run_waits() -> None:
-    run = {"state": "waiting", "waiting_for": {"bank-b": 0.0}}
+    run = {"state": "waiting", "queue": None, "waiting_for": {"bank-b": 0.0}}
     assert status_command._state(run).startswith("waiting for bank-b since ")
-    assert status_command._state({"state": "running", "waiting_for": {"bank-b": 0.0}}) == "running"
-    without = {"state": "running", "waiting_for": {}, "missing": {"client-3": [4, 0.0]}}
+    assert status_command._state(run | {"state": "running"}) == "running"
+    assert status_command._state(run | {"state": "queued", "queue": 2}) == "number 2 in the queue"
+    without = run | {"state": "running", "waiting_for": {}, "missing": {"client-3": [4, 0.0]}}
     assert status_command._state(without).startswith("running without client-3 since step 4 at ")
     assert status_command._state({**without, "state": "finished"}) == "finished"
 

@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("nvflare", reason="the engine nvflare is an extra")
 
 from isthmus.deploy.job_template import CLIENT_CLASSES
-from isthmus.deploy.kit_policy import write_policy
+from isthmus.deploy.kit_policy import IDLE, MAX_CONNECTIONS, MOST_JOBS, write_policy
+from isthmus.deploy.run_queue import AT_ONCE
 from isthmus.deploy.startup_kit import StartupKit
 
 
@@ -33,6 +34,17 @@ def test_only_our_job_is_allowed(kits: dict[str, StartupKit]) -> None:
     assert len(roots) == 2 and all(root.startswith(home) for root in roots), (
         "state must not be in a folder that all users share"
     )
+
+
+def test_limits_of_the_server(kits: dict[str, StartupKit]) -> None:
+    kit = kits["server"]
+    resources = json.loads((kit.local / "resources.json").read_text())
+    (scheduler,) = [part for part in resources["components"] if part["id"] == "job_scheduler"]
+    assert scheduler["args"]["max_jobs"] == MOST_JOBS > AT_ONCE, "the queue of the hub decides, not this one"
+    given = json.loads((kit.local / "comm_config.json").read_text())["grpc"]
+    options = dict(given["options"])
+    assert given["max_workers"] == MAX_CONNECTIONS
+    assert {name: options[name] for name in IDLE} == IDLE, "an idle connection does not stay"
 
 
 def test_laxer_rules_are_overwritten(kits: dict[str, StartupKit]) -> None:

@@ -9,16 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from in_process_sites import federation, run_in_process, settings_of
 from packages import weight_hashes
 
 from isthmus.cli.main import main
 from isthmus.deploy import server_run
 from isthmus.deploy.handshake import PROTOCOL
+from isthmus.deploy.run_status import committed_rounds
 from isthmus.deploy.server_run import newest_heads
+from isthmus.deploy.site_runtime import SiteRuntime
 from isthmus.deploy.startup_kit import StartupKit
-from isthmus.errors import ConfigError
+from isthmus.deploy.state_folder import FILE, FORMAT
+from isthmus.errors import ConfigError, DataError
+from isthmus.experiments import contract
 from isthmus.experiments.contract import release
+from isthmus.experiments.result import versions
 from isthmus.experiments.run import start
 from isthmus.federation.interface import QuorumError
 
@@ -76,6 +82,75 @@ def test_checkpoints_of_an_hour_ago_are_caught_up_with_the_same_result(tmp_path:
     tags = sorted((tmp_path / "bank-0" / "state" / "r" / "checkpoints" / "client-0").iterdir())
     assert len(tags) >= 2
     shutil.rmtree(tags[-1]) if tags[-1].is_dir() else tags[-1].unlink()
+    run_in_process(tmp_path, transport.restarted(), settings, attempt=1)
+    found = weight_hashes(tmp_path / "bank-0") | weight_hashes(tmp_path / "bank-1")
+    assert found == weight_hashes(tmp_path / "local")
+
+
+def test_a_hub_that_was_restored_says_which_runs_are_lost(tmp_path: Path) -> None:
+    """The sites have gone on since the backup and keep only their newest checkpoints: that run is begun again, others
+    are not disturbed.
+    """
+    settings = settings_of(rounds=12)
+    settings = replace(settings, run=replace(settings.run, checkpoint_every=1))
+    transport, runs, rounds = federation(tmp_path), tmp_path / "runs", []
+    for attempt in range(2):
+        transport.fail_after = 30
+        with pytest.raises(QuorumError):
+            run_in_process(tmp_path, transport, settings, attempt=attempt)
+        rounds.append(committed_rounds(runs / "r"))
+        if not attempt:
+            shutil.copytree(runs, tmp_path / "backup")
+        transport = transport.restarted()
+    assert rounds[0] < rounds[1]
+    shutil.rmtree(runs)
+    shutil.copytree(tmp_path / "backup", runs)
+    with pytest.raises(DataError, match="no checkpoint that all parties hold can be read; start the run again"):
+        run_in_process(tmp_path, transport, settings, attempt=2)
+    run_in_process(tmp_path, transport.restarted(), settings, run="again")
+
+
+def test_a_state_folder_says_its_format(tmp_path: Path) -> None:
+    """One of an older version is taken over; one of a newer version is refused, and nothing is written to it."""
+    state = tmp_path / "bank-0" / "state"
+    transport = federation(tmp_path)
+    run_in_process(tmp_path, transport, settings_of(), run="first")
+    (state / FILE).unlink()
+    run_in_process(tmp_path, transport.restarted(), settings_of(), run="second")
+    assert f"format = {FORMAT}" in (state / FILE).read_text()
+    (state / FILE).write_text(f'format = {FORMAT + 1}\nisthmus = "9.9"\n')
+    before = {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=rf"bank-0: .* has format {FORMAT + 1}, written by Isthmus 9.9"):
+        run_in_process(tmp_path, transport.restarted(), settings_of(), run="third")
+    assert {path: path.read_bytes() for path in state.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(("number", "joins"), [("2.13.99", True), ("2.99.0", False)])
+def test_one_site_is_upgraded_between_two_rounds(
+    tmp_path: Path, number: str, joins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fix of a library at one site: it restarts, and the run continues with the same result. Not with a release."""
+    number = number.replace("2.13", torch.__version__.rpartition(".")[0], 1)
+    settings = settings_of(rounds=4)
+    settings = replace(settings, run=replace(settings.run, checkpoint_every=1))
+    start(replace(settings, run=replace(settings.run, engine="local")), tmp_path / "local")
+    transport = federation(tmp_path)
+    transport.fail_after = 30
+    with pytest.raises(QuorumError):
+        run_in_process(tmp_path, transport, settings)
+    original = SiteRuntime.handle
+
+    def upgraded(self: SiteRuntime, *request: object) -> bytes:
+        with monkeypatch.context() as patch:
+            if self.settings.client == "client-1":
+                patch.setattr(contract, "versions", lambda: versions() | {"torch": number})
+            return original(self, *request)
+
+    monkeypatch.setattr(SiteRuntime, "handle", upgraded)
+    if not joins:
+        with pytest.raises(ConfigError, match=rf"bank-1: torch is {number} here"):
+            run_in_process(tmp_path, transport.restarted(), settings, attempt=1)
+        return
     run_in_process(tmp_path, transport.restarted(), settings, attempt=1)
     found = weight_hashes(tmp_path / "bank-0") | weight_hashes(tmp_path / "bank-1")
     assert found == weight_hashes(tmp_path / "local")

@@ -75,3 +75,11 @@ def test_systemd_reads_the_units(unit: Path, tmp_path: Path) -> None:
     done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
     found = [line for line in done.stderr.splitlines() if unit.name in line and "is not executable" not in line]
     assert not found
+
+
+@pytest.mark.skipif(shutil.which("docker-compose") is None, reason="docker-compose is not installed")
+@pytest.mark.parametrize("name", COMPOSE)
+def test_compose_reads_the_files(name: str) -> None:
+    """It needs no engine to say what it would start."""
+    done = subprocess.run(["docker-compose", "-f", COMPOSE[name], "config", "-q"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from isthmus.deploy import run_supervisor
+from isthmus.deploy.job_template import busy
 from isthmus.deploy.run_files import BACK
 from isthmus.deploy.run_status import HEARTBEAT, STOPPED, RunFailure, SitesBackError, TakeBack
 from isthmus.deploy.run_supervisor import MAX_FRUITLESS, RunSupervisor
@@ -125,6 +126,17 @@ def test_a_refusal_by_a_job_validator_is_final(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"the job was refused: .*folder custom not permitted"):
         supervisor.finish(["r"])
     assert len(server.submitted) == 1
+
+
+def test_a_site_that_is_busy_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_supervisor, "MAX_PAUSE", 0.001)
+    server = FakeServer([])
+    supervisor, run = supervise(tmp_path, server)
+    server.details = ["a: OK", f"b: {busy('1', 1)}"]
+    server.jobs = [*[lambda: "FINISHED:FAILED_TO_RUN"] * (MAX_FRUITLESS + 2), finish(run)]
+    supervisor.finish(["r"])
+    assert len(server.submitted) == MAX_FRUITLESS + 3
+    assert "b: isthmus site busy: it runs 1 at once" in supervisor.attempts[0]["ended"]
 
 
 def test_gives_up_after_attempts_without_progress(tmp_path: Path) -> None:

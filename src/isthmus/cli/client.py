@@ -105,9 +105,8 @@ def approve(
     by: Annotated[str | None, typer.Option(help="Who approves; by default the user of this process.")] = None,
 ) -> None:
     """Approve a contract that this site has derived itself, so that a run under it may be joined (approve = true)."""
-    import getpass
-
     from isthmus.deploy.audit_chain import ORDER, AuditChain
+    from isthmus.deploy.processes import user
     from isthmus.deploy.site_settings import SiteSettings
 
     if [contract is not None, list_, withdraw is not None].count(True) != 1:
@@ -118,7 +117,7 @@ def approve(
         for each in approvals.all():
             print(f"{each.contract}  {each.on}  {each.by}")
         return
-    chain, person = AuditChain(site.state).open(), by or getpass.getuser()
+    chain, person = AuditChain(site.state).open(), by or user()
     if withdraw is not None:
         for each in approvals.withdraw(withdraw):
             chain.append(ORDER, name="withdraw", contract=each.contract, by=person)
@@ -205,6 +204,7 @@ def start(
     metrics: Annotated[
         int | None, typer.Option(help="Port of this machine's loopback for /healthz and /metrics.")
     ] = None,
+    at_once: Annotated[int, typer.Option(help="Most runs at the same time; each takes about 500 MB.")] = 4,
 ) -> None:
     """Take part until Ctrl-C. Only the installed package runs, on the data of client.toml."""
     from isthmus.deploy.client_setup import ClientSetup
@@ -212,6 +212,6 @@ def start(
     setup = ClientSetup.check(kit, config)
     for line in setup.summary:
         print(line, file=sys.stderr)
-    order, (host, port) = setup.order(metrics), setup.kit.target
+    order, (host, port) = setup.order(metrics, at_once), setup.kit.target
     print(f"{setup.kit.name} takes part at {host}:{port}, log in {order.log}; Ctrl-C ends it", file=sys.stderr)
     order.become()

@@ -94,16 +94,16 @@ def restored(
     config: Config = CLIENT_TOML,
 ) -> None:
     """Write into the audit chain that its newer part is lost, after restoring an old backup: runs are joined again."""
-    import getpass
     import re
 
     from isthmus.deploy.audit_chain import ORDER, RESTORED, AuditChain
+    from isthmus.deploy.processes import user
     from isthmus.deploy.site_settings import SiteSettings
 
     if not re.fullmatch(r"[0-9a-f]{16,64}", head):
         raise ConfigError(f"{head!r} is no line of an audit chain: give the digits that the refusal names")
     chain = AuditChain(SiteSettings.read(config).state).open()
-    chain.append(ORDER, name=RESTORED, contract=head, by=getpass.getuser())
+    chain.append(ORDER, name=RESTORED, contract=head, by=user())
     print(
         f"written: what followed line {chain.head.number - 1} is lost; what was spent of epsilon since is not counted"
     )

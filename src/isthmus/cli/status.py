@@ -54,6 +54,8 @@ def _days(days: float | None) -> str:
 
 def _state(run: dict[str, Any]) -> str:
     """A run's state; while it waits for somebody or goes on without, for whom and since when."""
+    if run["queue"] is not None:
+        return f"number {run['queue']} in the queue"
     if run["state"] == "waiting" and run["waiting_for"]:
         return f"waiting for {', '.join(f'{name} since {_clock(t)}' for name, t in run['waiting_for'].items())}"
     if run["state"] == "running" and run.get("missing"):

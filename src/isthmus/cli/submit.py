@@ -28,6 +28,9 @@ def command(
     predict: Annotated[
         str | None, typer.Option(help="Predict with the models a finished run left at the organisations, by its name.")
     ] = None,
+    for_: Annotated[
+        str | None, typer.Option("--for", help="For whom, by default this user: those who submit take turns.")
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Submit a run and wait for its result; after a crash it is submitted again and continues from the newest
@@ -36,12 +39,14 @@ def command(
     if (run or again or predict) and not (federation / "federation.toml").is_file():
         raise no_federation(federation)
     from isthmus.deploy.federation_folder import FederationFolder
+    from isthmus.deploy.processes import user
 
+    by = for_ or user()
     if predict is not None and run is None and again is None:
         folder = FederationFolder.read(federation)
         name = folder.create_prediction(predict)
         print(f"prediction {name}", file=sys.stderr)
-        result = folder.submit(name)
+        result = folder.submit(name, by=by)
         if json_:
             print(json.dumps(result))
             return
@@ -66,4 +71,4 @@ def command(
     if approve:
         print(f"somebody must have approved it at {', '.join(approve)}", file=sys.stderr)
     display = ProgressDisplay()
-    run_and_print(display, lambda: folder.submit(name, [display]), json_, resume)
+    run_and_print(display, lambda: folder.submit(name, [display], by), json_, resume)

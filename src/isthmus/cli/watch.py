@@ -34,7 +34,8 @@ def command(
 
 def serve(run_dir: Path, port: int = 0) -> ThreadingHTTPServer:
     """A server of the live page, on the loopback interface."""
-    check_run_folder(run_dir)
+    if not run_dir.exists():
+        check_run_folder(run_dir)
     from isthmus.report.live import live_page
 
     live_page(run_dir)  # refuse what is no run before a browser asks

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from isthmus.data.graph_set import GraphSetData
 from isthmus.deploy import require_nvflare
-from isthmus.deploy.job_template import SITE_SETTINGS
+from isthmus.deploy.job_template import AT_ONCE, SITE_SETTINGS
 from isthmus.deploy.keeper import Order
 from isthmus.deploy.kit_policy import write_policy
 from isthmus.deploy.roster import ANY_CLIENT, OrganisationKeys, read_identity
 from isthmus.deploy.site_settings import SiteSettings
 from isthmus.deploy.startup_kit import StartupKit
+from isthmus.deploy.state_folder import open_state
 from isthmus.errors import ConfigError, unknown
 
 logger = logging.getLogger(__name__)
@@ -44,11 +45,18 @@ class ClientSetup:
             )
         return cls(found, settings, (*_check_keys(found, settings), *_check_data(settings)))
 
-    def order(self, metrics: int | None = None) -> Order:
-        """What the keeper of this site runs: it connects to the server and stays connected."""
+    def order(self, metrics: int | None = None, at_once: int = 4) -> Order:
+        """What the keeper of this site runs: it connects to the server and stays connected.
+
+        Args:
+            at_once: Most jobs that run at the same time.
+        """
+        if at_once < 1:
+            raise ConfigError(f"--at-once must be at least 1, got {at_once}: a site that wants no runs is stopped")
         write_policy(self.kit)
-        self.settings.state.mkdir(parents=True, exist_ok=True)
-        environment, log = {SITE_SETTINGS: str(self.settings.path)}, self.kit.path / "isthmus.log"
+        open_state(self.settings.state)
+        environment = {SITE_SETTINGS: str(self.settings.path), AT_ONCE: str(at_once)}
+        log = self.kit.path / "isthmus.log"
         return Order(str(self.kit.path), environment, str(log), str(self.settings.state), metrics)
 
 

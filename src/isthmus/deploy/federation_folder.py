@@ -10,12 +10,13 @@ import contextlib
 import fcntl
 import functools
 import json
+import logging
 import os
 import secrets
 import signal
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,12 @@ from isthmus.deploy.processes import is_alive, terminate
 from isthmus.deploy.provisioning import COORDINATOR_KIT, SERVER_KIT, FederationConfig, provision
 from isthmus.deploy.run_file import resolve_run_file
 from isthmus.deploy.run_files import run_state
+from isthmus.deploy.run_queue import RunQueue
 from isthmus.deploy.run_status import (
     HEARTBEAT,
     STOPPED,
     ProgressFollower,
+    check_stopped,
     committed_rounds,
     read_progress,
     read_waiting,
@@ -51,6 +54,8 @@ from isthmus.experiments.callbacks import Callback
 from isthmus.experiments.config import Settings, settings_from_toml
 from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.prediction import check_predicts
+
+logger = logging.getLogger(__name__)
 
 CONFIG, SERVER_PID, OFFERS, ORGANISATIONS = "federation.toml", "server.pid", "offers", "organisations.json"
 FORMAT = 2
@@ -225,8 +230,12 @@ class FederationFolder:
             raise unknown("run", name, [path.name for path in self.runs.iterdir()])
         return path
 
-    def submit(self, name: str, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
-        """Submit a run and supervise it until its result is there."""
+    def submit(self, name: str, callbacks: Sequence[Callback] = (), by: str = "") -> dict[str, Any]:
+        """Wait until it is a run's turn, submit it and supervise it until its result is there.
+
+        Args:
+            by: For whom it is: those who submit take turns.
+        """
         path = self._run_folder(name)
         folder = RunFolder(path)
         coordinator = self.kit(COORDINATOR_KIT)
@@ -234,9 +243,10 @@ class FederationFolder:
         (path / STOPPED).unlink(missing_ok=True)
         follower = ProgressFollower(path, settings_from_toml(folder.config), callbacks)
         wanted = self._organisations(path)
-        with _submission_lock(path):
+        check = functools.partial(self._check_members, name, wanted)
+        waiting = _Waiting(path, check)
+        with _submission_lock(path), self.queue.turn(name, by, waiting):
             follower.start()
-            check = functools.partial(self._check_members, name, wanted)
             RunSupervisor(coordinator, self.runs, wanted, follower.poll, check=check).finish([name])
         follower.poll()
         result = folder.result()
@@ -252,6 +262,10 @@ class FederationFolder:
             raise RunError(
                 f"{', '.join(gone)} was revoked, and {run} was agreed with it: submit a new run of those who stay"
             )
+
+    @property
+    def queue(self) -> RunQueue:
+        return RunQueue(self.path, self.config.runs_at_once)
 
     def stop_run(self, name: str) -> None:
         """Stop a run: it is not submitted again by itself, and its server job ends. ``submit`` continues it."""
@@ -291,7 +305,8 @@ class FederationFolder:
 
     def run_states(self) -> list[dict[str, Any]]:
         """How far each run is."""
-        return [_run_status(path) for path in sorted(self.runs.iterdir()) if path.is_dir()]
+        queued = {ticket.run: number for number, ticket in enumerate(self.queue.waiting(), 1)}
+        return [_run_status(path, queued.get(path.name)) for path in sorted(self.runs.iterdir()) if path.is_dir()]
 
 
 def _check_format(path: Path, found: object) -> None:
@@ -304,11 +319,26 @@ def _check_format(path: Path, found: object) -> None:
         raise ConfigError(f"{path} has format {found}, this version reads {FORMAT}: use the version that wrote it")
 
 
-def _run_status(path: Path) -> dict[str, Any]:
+class _Waiting:
+    """What a run does while it waits for its turn: it says its number whenever that changes, and may be stopped."""
+
+    def __init__(self, path: Path, check: Callable[[], None]) -> None:
+        self._path, self._check, self._said = path, check, 0
+
+    def __call__(self, number: int) -> None:
+        check_stopped(self._path)
+        self._check()
+        if number != self._said:
+            logger.warning("%s is number %d in the queue; Ctrl-C ends the waiting", self._path.name, number)
+            self._said = number
+
+
+def _run_status(path: Path, queued: int | None) -> dict[str, Any]:
     progress = read_progress(path)
     return {
         "run": path.name,
-        "state": run_state(path),
+        "state": run_state(path) if queued is None else "queued",
+        "queue": queued,
         "rounds": committed_rounds(path),
         "of": None if progress is None else progress.steps,
         "waiting_for": read_waiting(path),

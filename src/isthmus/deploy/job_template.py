@@ -35,6 +35,17 @@ REFUSED = "isthmus job validator"
 """First words of a refusal by ``job_validator``; a further attempt would be refused too."""
 
 
+AT_ONCE = "ISTHMUS_AT_ONCE"
+"""Environment variable of a client's parent process: most jobs it runs at once."""
+BUSY = "isthmus site busy"
+"""First words of the refusal of a site that runs as many; another attempt may be accepted."""
+
+
+def busy(most: str | None, running: int) -> str:
+    """Why a site starts no further job now; empty if it does."""
+    return f"{BUSY}: it runs {running} at once, its limit (--at-once)" if most and running >= int(most) else ""
+
+
 def client_config() -> dict[str, Any]:
     """The client config every site expects, exactly."""
     return {

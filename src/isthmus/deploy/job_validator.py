@@ -8,6 +8,7 @@ reason of a refusal reaches the submitter (``job_deploy_detail``).
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,16 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 from nvflare.apis.app_validation import AppValidator
 
-from isthmus.deploy.job_template import CLIENT_CONFIG, REFUSED, SERVER_CONFIG, client_config, parse_server_config
+from isthmus.deploy.job_template import (
+    AT_ONCE,
+    CLIENT_CONFIG,
+    REFUSED,
+    SERVER_CONFIG,
+    busy,
+    client_config,
+    parse_server_config,
+)
+from isthmus.deploy.processes import jobs_of
 
 SIGNATURES = ".__nvfl_sig.json"
 SUBMITTER = ".__nvfl_submitter.crt"
@@ -26,11 +36,13 @@ MAX_FILE_BYTES = 1 << 20
 
 
 class JobValidator(AppValidator):  # type: ignore[misc]
-    """Refuses every job but the one of the template."""
+    """Refuses every job but the one of the template, and a further one at a site that runs as many as it wants."""
 
     def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
         reason = refusal_reason(Path(app_folder))
-        return f"{REFUSED}: {reason}" if reason else "", {}
+        if reason:
+            return f"{REFUSED}: {reason}", {}
+        return busy(os.environ.get(AT_ONCE), len(jobs_of(os.getpid()))), {}
 
 
 def refusal_reason(app: Path) -> str:

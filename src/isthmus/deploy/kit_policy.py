@@ -34,6 +34,14 @@ included.
 """
 MAX_CONNECTIONS = 1000
 """Of all sites at the server at a time; each organisation's own share is smaller (``connection_gate``)."""
+MOST_JOBS = 16
+"""Of NVIDIA FLARE, at once: more than the runs a hub lets go on (``run_queue``), so that the job after a crash need not
+wait until the one before is seen to be gone.
+"""
+IDLE = {"grpc.server_handshake_timeout_ms": 10_000, "grpc.max_connection_idle_ms": 20_000}
+"""How long a connection may take to prove who it is, and may then be without a stream; by default two minutes and for
+ever. Each holds a file of the server.
+"""
 LOG_STREAMING_COMPONENTS = ("site_log_streamer", "log_receiver")
 
 
@@ -69,6 +77,8 @@ def _resources(kit: StartupKit) -> dict[str, Any]:
         for part in resources["components"]:
             if part["id"] == "job_manager":
                 part["args"]["uri_root"] = str(kit.job_store)
+            if part["id"] == "job_scheduler":
+                part["args"]["max_jobs"] = MOST_JOBS
     return resources
 
 
@@ -79,7 +89,8 @@ def _connections(kit: StartupKit) -> dict[str, Any]:
         from nvflare.fuel.f3.drivers.grpc_driver import GRPC_DEFAULT_OPTIONS
 
         # Each connection holds a thread, two of a site in a run: NVIDIA FLARE's 100 would keep out a 51st site.
-        config["grpc"] = {"max_workers": MAX_CONNECTIONS, "options": [list(one) for one in GRPC_DEFAULT_OPTIONS]}
+        options = [list(one) for one in GRPC_DEFAULT_OPTIONS] + [list(one) for one in IDLE.items()]
+        config["grpc"] = {"max_workers": MAX_CONNECTIONS, "options": options}
     return config
 
 

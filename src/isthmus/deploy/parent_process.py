@@ -13,7 +13,12 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+import threading
 from pathlib import Path
+from typing import Any
+
+from isthmus.deploy.job_template import AT_ONCE, busy
+from isthmus.deploy.processes import jobs_of
 
 ALLOWED_REQUESTS = frozenset(
     {
@@ -44,6 +49,26 @@ def restrict_requests() -> None:
     ]
 
 
+def limit_jobs() -> None:
+    """Start no more jobs at once than the owner wants, whatever the server asks for. The job validator says so to an
+    honest server before; one that deploys many jobs first and starts them together meets this.
+    """
+    from nvflare.private.admin_defs import Message
+    from nvflare.private.defs import ERROR_MSG_PREFIX
+    from nvflare.private.fed.client.scheduler_cmds import StartJobProcessor
+
+    start, lock = StartJobProcessor.process, threading.Lock()
+
+    def process(self: Any, request: Any, context: Any) -> Any:
+        with lock:
+            reason = busy(os.environ.get(AT_ONCE), len(jobs_of(os.getpid())))
+            if reason:
+                return Message(topic=f"reply_{request.topic}", body=f"{ERROR_MSG_PREFIX}: {reason}")
+            return start(self, request, context)
+
+    StartJobProcessor.process = process
+
+
 def main(path: str) -> None:
     """Turn this process into the parent process of a kit."""
     from isthmus.deploy.connection_gate import MEMBERS_FILE, ConnectionGate, install
@@ -59,6 +84,7 @@ def main(path: str) -> None:
     )
     if kit.kind == "client":
         restrict_requests()
+        limit_jobs()
     elif MEMBERS_FILE in os.environ:
         install(ConnectionGate(Path(os.environ[MEMBERS_FILE])))
     # For this process and its children: without the first each part of a message would be downloaded separately.

@@ -19,7 +19,7 @@ from pathlib import Path
 from cryptography import x509
 
 from isthmus.deploy.certificates import now, read_certificate
-from isthmus.deploy.processes import descendants, terminate
+from isthmus.deploy.processes import descendants, jobs_of, terminate
 from isthmus.deploy.startup_kit import StartupKit, certificate_file
 from isthmus.errors import ConfigError, RunError
 
@@ -30,20 +30,9 @@ TOO_FAST, MAX_FAST_EXITS = 5.0, 5
 """A process that ends within so many seconds so many times in a row is not restarted: something is wrong with it."""
 
 
-JOB_MODULES = (b"runner_process", b"worker_process")
-"""Modules of NVIDIA FLARE that a job process runs, at the server and at a client."""
 CHECK_CERTIFICATE_EVERY = 1.0
 TAKE_OVER = datetime.timedelta(seconds=60)
 """So long before its certificate expires a process is restarted with the new one even if a job runs."""
-
-
-def _has_job(pid: int) -> bool:
-    """Whether a parent process has a job."""
-    for child in descendants(pid):
-        with contextlib.suppress(OSError):
-            if any(name in Path(f"/proc/{child}/cmdline").read_bytes() for name in JOB_MODULES):
-                return True
-    return False
 
 
 class ProcessSupervisor:
@@ -138,7 +127,7 @@ class ProcessSupervisor:
                 held = self._certificate()
             if held is None or used is None or held == used:
                 continue
-            if used.not_valid_after_utc - now() < TAKE_OVER or not _has_job(process.pid):
+            if used.not_valid_after_utc - now() < TAKE_OVER or not jobs_of(process.pid):
                 logger.warning("%s has a new certificate: connecting again with it", self.kit.name)
                 terminate([process.pid, *descendants(process.pid)])
                 return process.wait()

@@ -5,6 +5,8 @@ Used by every process of a federation and by the commands that start them.
 
 from __future__ import annotations
 
+import contextlib
+import getpass
 import os
 import signal
 import threading
@@ -14,6 +16,8 @@ from pathlib import Path
 PARENT_CHECK_INTERVAL = 0.5
 KILL_AFTER = 3.0
 """Seconds between SIGTERM and SIGKILL."""
+JOB_MODULES = (b"runner_process", b"worker_process")
+"""Modules of NVIDIA FLARE that a job process runs, at the server and at a client."""
 
 
 def exit_with_parent() -> None:
@@ -43,6 +47,14 @@ def interrupt_on_terminate() -> None:
         signal.signal(number, interrupt)
 
 
+def user() -> str:
+    """Who runs this process; the number of one that has no name, as in a container."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process exists and is not a zombie."""
     try:
@@ -67,6 +79,16 @@ def descendants(pid: int) -> list[int]:
         children = parents.get(left.pop(), [])
         found += children
         left += children
+    return found
+
+
+def jobs_of(pid: int) -> list[int]:
+    """Processes of the jobs that a parent process runs."""
+    found = []
+    for child in descendants(pid):
+        with contextlib.suppress(OSError):
+            if any(name in Path(f"/proc/{child}/cmdline").read_bytes() for name in JOB_MODULES):
+                found.append(child)
     return found
 
 

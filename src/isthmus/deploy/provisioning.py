@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.deploy import require_nvflare
-from isthmus.deploy.kit_policy import write_policy
+from isthmus.deploy.kit_policy import MOST_JOBS, write_policy
+from isthmus.deploy.run_queue import AT_ONCE
 from isthmus.deploy.startup_kit import StartupKit
 from isthmus.errors import ConfigError
 
@@ -37,6 +38,7 @@ class FederationConfig:
     Args:
         host: Name under which the organisations reach the server; its certificate is issued to it.
         organisations: One client each.
+        runs_at_once: Further runs wait in the queue (``run_queue``).
     """
 
     name: str
@@ -44,6 +46,7 @@ class FederationConfig:
     host: str = "localhost"
     port: int = 8002
     days: int = VALID_DAYS
+    runs_at_once: int = AT_ONCE
 
     def __post_init__(self) -> None:
         for what, given in (("federation", self.name), *(("organisation", one) for one in self.organisations)):
@@ -64,6 +67,8 @@ class FederationConfig:
             raise ConfigError(f"port must lie between 1 and 65535, got {self.port}")
         if self.days < 1:
             raise ConfigError(f"certificates must be valid for at least a day, got {self.days}")
+        if not 0 < self.runs_at_once <= MOST_JOBS // 2:
+            raise ConfigError(f"runs_at_once must lie between 1 and {MOST_JOBS // 2}, got {self.runs_at_once}")
 
     @property
     def coordinator(self) -> str:

@@ -28,6 +28,7 @@ __all__ = [
     "RunFailure",
     "SitesBackError",
     "TakeBack",
+    "check_stopped",
     "committed_rounds",
     "read_progress",
     "read_waiting",
@@ -68,6 +69,12 @@ class RunFailure:
 
     def error(self) -> IsthmusError:
         return ERRORS.get(self.kind, RunError)(self.text)
+
+
+def check_stopped(folder: Path) -> None:
+    """Raise if somebody wants a run to stop."""
+    if (folder / STOPPED).exists():
+        raise RunError(f"{folder.name} was stopped: `isthmus submit --again {folder.name}` continues it")
 
 
 def read_progress(folder: Path) -> Progress | None:

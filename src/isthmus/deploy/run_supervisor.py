@@ -21,14 +21,14 @@ from typing import Any
 
 from isthmus.deploy.admin_session import AdminSession
 from isthmus.deploy.heartbeat import read_heartbeat
-from isthmus.deploy.job_template import REFUSED, write_job
+from isthmus.deploy.job_template import BUSY, REFUSED, write_job
 from isthmus.deploy.processes import is_alive
 from isthmus.deploy.run_files import BACK
 from isthmus.deploy.run_status import (
     FAILED,
     HEARTBEAT,
-    STOPPED,
     RunFailure,
+    check_stopped,
     committed_rounds,
     read_progress,
     write_waiting,
@@ -41,8 +41,10 @@ logger = logging.getLogger(__name__)
 POLL_EVERY = 0.5
 FROZEN_AFTER = 20.0
 """A server job whose heartbeat is older than this is frozen, and aborted."""
-START_TIMEOUT = 120.0
-"""A job that has written no heartbeat after this time never started."""
+START_TIMEOUT = 300.0
+"""A job that has written no heartbeat after this time never started. Two minutes were too few where fifteen processes
+wanted each core: every attempt was given up before torch was loaded.
+"""
 MAX_FRUITLESS = 6
 """After so many attempts in a row that add no round the run is given up; before each the pause doubles."""
 PAUSE, MAX_PAUSE = 2.0, 30.0
@@ -92,14 +94,18 @@ class RunSupervisor:
             while not self._finished(runs):
                 self._check_stopped(runs)
                 rounds = sum(committed_rounds(self.runs / run) for run in runs)
-                fruitless = 0 if rounds > before else fruitless + 1
+                busy = bool(self.attempts) and BUSY in self.attempts[-1]["ended"]
+                fruitless = 0 if rounds > before else fruitless + (not busy)
                 if fruitless >= MAX_FRUITLESS:
                     log = self.runs / runs[0] / "log.txt"
                     raise RunError(
                         f"{MAX_FRUITLESS} attempts in a row added no round ({self.attempts[-1]['ended']}); see {log}, "
                         "then submit again"
                     )
-                if fruitless:
+                if busy:
+                    logger.warning("%s; Ctrl-C ends the waiting", self.attempts[-1]["ended"])
+                    self._pause(MAX_PAUSE)
+                elif fruitless:
                     self._pause(min(MAX_PAUSE, PAUSE * 2 ** (fruitless - 1)))
                 before = rounds
                 self._attempt(runs)
@@ -120,8 +126,7 @@ class RunSupervisor:
 
     def _check_stopped(self, runs: Sequence[str]) -> None:
         for run in runs:
-            if (self.runs / run / STOPPED).exists():
-                raise RunError(f"{run} was stopped: `isthmus submit --again {run}` continues it")
+            check_stopped(self.runs / run)
 
     def _attempt(self, runs: Sequence[str]) -> None:
         number = self._next_number(runs[0])
@@ -241,7 +246,7 @@ class RunSupervisor:
             if details:
                 break
             time.sleep(POLL_EVERY)
-        errors = [str(line) for line in details if "ERROR" in str(line) or REFUSED in str(line)]
+        errors = [str(line) for line in details if "ERROR" in str(line) or REFUSED in str(line) or BUSY in str(line)]
         return f"{status}: {'; '.join(errors)}" if errors else status
 
     def _wait_for_sites(self, runs: Sequence[str] = ()) -> None:

@@ -41,6 +41,7 @@ from isthmus.deploy.roster import OrganisationKeys, read_identity
 from isthmus.deploy.site_contract import DerivedContract, privacy_of, site_view
 from isthmus.deploy.site_host import Agreement, SiteHost
 from isthmus.deploy.site_settings import SiteSettings
+from isthmus.deploy.state_folder import open_state
 from isthmus.deploy.trained_models import trained_package
 from isthmus.errors import ConfigError, IsthmusError, ProtocolError
 from isthmus.experiments.config import Settings, settings_from_toml
@@ -164,6 +165,10 @@ class SiteRuntime:
         if self._open is not None and self._open.begin == begin:
             return self._open.reply
         self._open = None
+        try:
+            open_state(self.settings.state)
+        except ConfigError as error:  # and nothing is written to it
+            return JoinReply(error=type(error).__name__, text=str(error))
         try:
             if begin.protocol != PROTOCOL:
                 raise ConfigError(

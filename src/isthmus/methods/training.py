@@ -15,7 +15,7 @@ from isthmus.errors import ConfigError, ProtocolError, RunError
 from isthmus.federation.interface import Federation, View
 from isthmus.federation.messages import Count, Message, Model
 from isthmus.federation.roles import Client, handler
-from isthmus.methods.evaluation import Detail, Evaluation, ScoreBins, WantedMetric, bin_scores, detail, tally
+from isthmus.methods.evaluation import Counter, Detail, Evaluation, ScoreBins, WantedMetric, bin_scores, detail
 from isthmus.methods.learners import EmbeddingTerm, GraphLearner, Learner, need_features, node_learner
 from isthmus.methods.schedule import Schedule, check_schedule, rate_factor
 from isthmus.metrics.registry import ACCURACY
@@ -285,6 +285,8 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
 
     plain_model: ClassVar[bool] = True
     """Whether its prediction is the model's output on its own graph (`isthmus.methods.plain_model`)."""
+    _counter: tuple[Any, Counter] | None = None
+    """Of a learner."""
 
     def setup(self) -> None:
         data: Any = self.data
@@ -354,10 +356,11 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
     @handler
     def evaluate(self) -> Evaluation:
         """Score the client's own model on its own data."""
-        with self.learner.scoring() as parts:
-            logits = self.logits()
-        tallies = {part: tally(logits, self.learner.y, mask) for part, mask in parts.items()}
-        evaluation = Evaluation(tallies)
+        learner = self.learner
+        with learner.scoring() as parts:
+            if self._counter is None or self._counter[0] is not learner:
+                self._counter = learner, Counter([learner.y], [parts])
+            evaluation = self._counter[1].evaluation(self.logits())
         self.scratch.scored = lambda: evaluation
         return evaluation
 
@@ -406,9 +409,9 @@ class WeightedClient(ModelClient[WeightedT], Generic[WeightedT]):
 
     def samples(self) -> float:
         """n_k."""
-        return float(
-            {"train": self.learner.num_train, "nodes": self.learner.num_samples, "uniform": 1}[self.config.weighting]
-        )
+        if self.config.weighting == "uniform":
+            return 1.0
+        return float(self.learner.num_train if self.config.weighting == "train" else self.learner.num_samples)
 
     def initial_state(self) -> ModelState:
         state = super().initial_state()
