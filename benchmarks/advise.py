@@ -63,12 +63,13 @@ def main() -> None:
     parser.add_argument("--only", default="", help="plans to run, separated by commas")
     parser.add_argument("--rows", type=int, nargs="*", help="which of the data sets and parts, counted from 0")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rounds", type=int, help="at most so many rounds, for every plan alike")
     options = parser.parse_args()
     scenarios = HELD_OUT if options.held_out else SCENARIOS
     if options.rows:
         scenarios = tuple(scenarios[row] for row in options.rows)
     options.out.mkdir(parents=True, exist_ok=True)
-    file = options.out / "results.jsonl"
+    file = options.out / ("results.jsonl" if options.rounds is None else f"results-{options.rounds}.jsonl")
     done = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     if options.table:
         print_table(done, scenarios, options.seed)
@@ -78,7 +79,7 @@ def main() -> None:
     for scenario in scenarios:
         for name in chosen:
             if (title(scenario), name, options.seed) not in known:
-                row = run(scenario, name, options.seed)
+                row = run(scenario, name, options.seed, options.rounds)
                 with file.open("a") as out:
                     out.write(json.dumps(row) + "\n")
                 print(row, flush=True)
@@ -94,15 +95,16 @@ def facts_of(scenario: dict[str, Any], seed: int) -> Facts:
     return _FACTS[key]
 
 
-def run(scenario: dict[str, Any], name: str, seed: int) -> dict[str, Any]:
+def run(scenario: dict[str, Any], name: str, seed: int, rounds: int | None) -> dict[str, Any]:
     """One plan on one scenario."""
     plan, begin = PLANS[name], time.process_time()
     row = {"scenario": scenario, "plan": name, "seed": seed, "val": None, "test": None, "refused": None}
     keys = {**plan.settings, **FASTER.get(name, {}), **scenario, "metric": facts_of(scenario, seed).metric}
+    keys |= {"rounds": rounds} if rounds else {}
     try:
         with tempfile.TemporaryDirectory() as folder:
             result = isthmus.run(plan.method, seed=seed, out=Path(folder) / "run", set=keys)
-        row |= {"val": result["val"], "test": result["test"]}
+        row |= {"val": result["val"], "test": result["test"], "variant": result["variant"]}
     except IsthmusError as error:
         row["refused"] = str(error)
     return row | {"seconds": round(time.process_time() - begin, 1)}

@@ -8,8 +8,8 @@
     python benchmarks/general.py DIR ... --print             what is finished, without running anything
 
 Run folders are kept under DIR: what is finished is not run again. A draw is a seed of owners, split and training.
-HiFGL runs with values in the clear (``secmp=plain``, ``mode=cross-silo``): the protocol changes its numbers by rounding
-alone and multiplies its time.
+HiFGL runs with values in the clear (``secmp=plain``, ``mode=cross-silo``), FedSpray without masks: protections change
+numbers by rounding alone and multiply time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from typing import Any
 import isthmus
 
 METHODS = ("local", "fedavg", "fedsgd", "fedgcn", "fedstruct", "hifgl", "fedggr", "fedspray", "central")
-PLAIN: dict[str, dict[str, Any]] = {"hifgl": {"secmp": "plain", "mode": "cross-silo"}}
+PLAIN: dict[str, dict[str, Any]] = {
+    "hifgl": {"secmp": "plain", "mode": "cross-silo"},
+    "fedspray": {"secure_sum": False},
+}
 AML = {"dataset": "amlsim-cycle", "metric": "auprc"}
 SCENARIOS: dict[str, dict[str, Any]] = {
     "aml": {**AML, "split": "stratified:40/20/40"},

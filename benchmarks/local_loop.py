@@ -42,6 +42,7 @@ from torch_geometric.nn import GCNConv, SAGEConv
 from isthmus.data.node_data import NodeData
 from isthmus.data.scenario import build_scenario
 from isthmus.errors import DataError
+from isthmus.experiments.scoring import evaluation_line
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.interface import View
 from isthmus.federation.session import Session
@@ -227,6 +228,7 @@ class Ours:
     def __init__(self, parts: list[NodeData], settings: dict[str, Any], dropout: float, *, cohort: bool = True) -> None:
         self.config = FedAvgConfig(hidden=(HIDDEN,), dropout=dropout, weighting="uniform", **settings)
         clients = {f"client-{i:04d}": part for i, part in enumerate(parts)}
+        self.nodes = {client: part.num_nodes for client, part in clients.items()}
         engine = LocalEngine(clients, METHOD.table, self.config, Stream(0, ("party",)), cohort=cohort)
         if cohort and engine.execution != "cohort":
             raise SystemExit("these clients are not trained together")
@@ -242,7 +244,7 @@ class Ours:
 
     def evaluate(self) -> None:
         self.session.clock.begin("evaluation", self.state.round, self.state.round + 1)
-        METHOD.evaluate(self.state, self.session, self.config)
+        evaluation_line(METHOD.evaluate(self.state, self.session, self.config), self.nodes)
         self.session.ledger.take()
 
 

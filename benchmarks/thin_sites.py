@@ -249,6 +249,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, help="Which share the sites.")
     given = parser.parse_args()
     load(given.sites, given.rounds, given.processes)
+    sys.stdout.flush()
+    os._exit(0)  # the listener's threads would go on
 
 
 if __name__ == "__main__":

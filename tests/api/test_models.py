@@ -160,6 +160,7 @@ def test_predictions_and_confusion_are_those_of_the_run(method: str, tmp_path: P
     confusion = isthmus.load(tmp_path / "run").confusion()
     assert int(confusion.diagonal().sum()) / int(confusion.sum()) == result["test_last"]
     one: Any = result.predict("client-1", part="test")
+    assert repr(one).startswith(f"Predictions(client-1, {len(one)} rows, predicted 0: ") and "\n" not in repr(one)
     scores = {row["client"]: row["test_score_last"] for row in result["per_client"]}
     assert one.correct / one.labelled == scores["client-1"]
     assert int(result.confusion(client="client-1").sum()) == one.labelled

@@ -101,6 +101,13 @@ def test_in_a_notebook_it_shows_scores_and_curves(finished: isthmus.Result) -> N
 # -- folders ---------------------------------------------------------------------------------------
 
 
+def test_a_result_says_what_validation_chose_among(tmp_path: Path) -> None:
+    flags = {"dataset": "csbm:nodes=60,features=6", "clients": 3, "rounds": 1, "preset": "general"}
+    result = isthmus.run("fedspray", **flags, out=tmp_path / "run")
+    assert result["variants"].keys() == {"taught", "nudged"} and result["varied"] == ["lambda1"]
+    assert "varied" not in isthmus.run("fedspray", **flags, variant="taught", out=tmp_path / "named")
+
+
 def test_overwrite_replaces_a_run_and_nothing_else(tmp_path: Path) -> None:
     out = tmp_path / "run"
     isthmus.run("fedavg", **SMALL, out=out)

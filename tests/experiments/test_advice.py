@@ -115,8 +115,23 @@ def test_methods_for_cross_edges_come_first_where_these_pay() -> None:
 
 def test_without_homophily_own_features_need_a_path_of_their_own() -> None:
     order = names(replace(FACTS, homophily=0.0, reach=Reach(0.5, 0.45, 0.6, 0.8, smoothed=0.5, links=0.4)))
-    assert order[:2] == ["hifgl", "fedstruct-direct"]
-    assert order.index("fedgcn") > order.index("fedavg") and order.index("fedstruct") > order.index("fedavg")
+    assert order[:2] == ["hifgl", "fedstruct"]
+    assert order.index("fedgcn") > order.index("fedavg")
+
+
+def test_structure_is_expected_to_do_what_its_best_variant_does() -> None:
+    def expected(homophily: float, reach: Reach) -> tuple[float | None, str]:
+        choices = advise(replace(FACTS, homophily=homophily, reach=reach)).choices
+        return next((choice.expected, choice.reason) for choice in choices if choice.plan.name == "fedstruct")
+
+    read_directly = expected(0.0, Reach(0.5, 0.45, 0.6, 0.8, smoothed=0.5, links=0.4))
+    assert read_directly[0] == pytest.approx(0.78) and "read directly" in read_directly[1]
+    mixing_loses_nothing = expected(0.0, Reach(0.5, 0.45, 0.6, 0.8, smoothed=0.8, links=0.4))
+    assert mixing_loses_nothing[0] == pytest.approx(0.62)
+    alike = expected(0.7, Reach(0.5, 0.45, 0.6, 0.8, smoothed=0.8, links=0.4))
+    assert alike[0] == pytest.approx(0.78) and "homophily is 0.70" in alike[1]
+    linked = expected(0.0, Reach(0.5, 0.45, 0.6, 0.65, smoothed=0.5, links=0.75))
+    assert linked[0] == pytest.approx(0.75) and "connected to whom" in linked[1]
 
 
 def test_where_links_tell_more_than_features_structure_comes_first() -> None:
@@ -126,7 +141,7 @@ def test_where_links_tell_more_than_features_structure_comes_first() -> None:
 
 def test_without_cross_edges_methods_about_them_do_not_fit() -> None:
     advice = advise(replace(FACTS, cross_share=0.0, reach=Reach(0.5, 0.45, 0.6, 0.6, 0.6, 0.4)))
-    assert {"fedstruct", "fedstruct-direct", "hifgl", "fedgcn"} <= set(advice.unfit)
+    assert {"fedstruct", "hifgl", "fedgcn"} <= set(advice.unfit)
     assert advice.choices[0].plan.method in ("fedavg", "fedspray", "fedsgd")
 
 

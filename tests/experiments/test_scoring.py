@@ -7,10 +7,12 @@ import math
 from typing import Any
 
 import pytest
+import torch
 
-from isthmus.errors import RunError
+from isthmus.errors import DataError, RunError
 from isthmus.experiments.scoring import SCORE_RULES, better, evaluation_line, selected_line
-from isthmus.methods.evaluation import Evaluation, Tally
+from isthmus.federation.interface import Replies, Stacked
+from isthmus.methods.evaluation import Counter, Evaluation, Tally, tally
 
 NOTHING = Tally(0, 0, 0.0)
 
@@ -35,6 +37,38 @@ def test_scores_of_a_round_by_hand() -> None:
     )
     assert line["train_loss"] is None
     assert line["per_client"]["a"] == {"train": [0, 0], "val": [1, 2], "test": [3, 4]}
+
+
+def test_a_stack_of_clients_has_the_line_of_its_rows() -> None:
+    torch.manual_seed(0)
+    y = [torch.randint(3, (size,)) for size in (5, 0, 9)]
+    masks = [
+        {"train": torch.rand(len(own)) < 0.5, "val": torch.rand(len(own)) < 0.5, "test": torch.ones(len(own)).bool()}
+        for own in y
+    ]
+    for each in masks:
+        each["test:minority"] = each["test"] & each["val"]
+    logits = torch.randn(14, 3)
+    stacked = Stacked(Counter(y, masks).stacked(logits), ("a", "b", "c"))
+    rows = dict(zip(stacked.parties, stacked.rows(), strict=True))
+    nodes = {"a": 5, "b": 7, "c": 9}
+    assert evaluation_line(Replies(stacked, {}), nodes) == evaluation_line(rows, nodes)
+    for own, mask, part, row in zip(y, masks, logits.split([5, 0, 9]), rows.values(), strict=True):
+        alone = Counter([own], [mask]).evaluation(part)
+        assert alone == row
+        for name, one in mask.items():
+            expected = tally(part, own, one)
+            assert (row.parts[name].correct, row.parts[name].total) == (expected.correct, expected.total)
+            assert row.parts[name].loss == pytest.approx(expected.loss, rel=1e-6)
+
+
+def test_scores_that_do_not_fit_the_classes_are_refused() -> None:
+    counter = Counter([torch.tensor([0, 2])], [{"test": torch.tensor([True, True])}])
+    for logits in (torch.zeros(2, 2), torch.zeros(1, 3)):
+        with pytest.raises(DataError, match="do not fit 2 samples of 3 classes"):
+            counter.evaluation(logits)
+    with pytest.raises(DataError, match="negative label"):
+        Counter([torch.tensor([0, -1])], [{"test": torch.tensor([True, True])}])
 
 
 @pytest.mark.parametrize("loss", [math.inf, math.nan])

@@ -243,6 +243,16 @@ def test_records_without_tensors(record: Message) -> None:
     assert codec.size(record) == len(codec.encode(record)) == codec.measure(record)[0]
 
 
+def test_measures_are_not_those_of_another_message() -> None:
+    """Remembered by everything that a size depends on."""
+    messages = [Words("ab"), Words("abc"), Words("a\u00e9c"), Nothing()]
+    for _ in range(2):
+        for message in messages:
+            assert codec.measure(message)[0] == len(codec.encode(message))
+    codec.measure(messages[0])[1]["model"] = 5
+    assert "model" not in codec.measure(messages[0])[1], "what is remembered cannot be changed"
+
+
 def test_measure_counts_bytes_by_kind() -> None:
     message = Inner(torch.zeros(5, dtype=torch.float32), 3, 1.0)
     assert codec.measure(message)[1] == {"model": 20, "count": 16}

@@ -131,6 +131,7 @@ class Together:
                 **options,
             )
             self.alone[k] = (result.weights, result.optimizer_state)
+        shares = self.shares[chosen]
         self.stack.train(
             received,
             pull=(mu, received) if mu else None,
@@ -138,13 +139,16 @@ class Together:
             dropout=DropoutSource([streams[k].torch() for k in chosen]),
             double=False,
             clients=chosen,
+            shares=shares,
             **options,
         )
-        shares = self.shares[chosen]
         for name in received:
             total = sum(float(share) * self.alone[k][0][name] for share, k in zip(shares, chosen, strict=True))
             assert isinstance(total, torch.Tensor)
-            assert torch.allclose(self.stack.total(name, shares, chosen), total, atol=1e-10)
+            found = self.stack.total(name, shares, chosen)
+            assert torch.allclose(found, total, atol=1e-10)
+            later = self.stack.total(name, shares.clone(), chosen)
+            assert torch.equal(found, later), "added up while training, or after"
             self.common[name] = total / float(shares.sum())
 
     def check(self) -> None:

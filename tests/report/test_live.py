@@ -24,8 +24,11 @@ def test_a_run_before_in_and_after_its_rounds(tmp_path: Path) -> None:
     )
     (folder / "metrics.jsonl").unlink()
     assert "setting up" in live_page(folder) and "Nothing is evaluated yet" in live_page(folder)
-    with pytest.raises(DataError, match="not a run folder"):
+    with pytest.raises(DataError, match=r"not a run folder .*the newest in it is .*run"):
         serve(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"not a run folder .*start one with `isthmus run`"):
+        serve(tmp_path / "empty")
 
 
 def test_only_this_machine_and_only_the_page(tmp_path: Path) -> None:

@@ -163,6 +163,13 @@ def test_runs_that_were_asked_the_same_are_one_method_whatever_validation_chose(
     assert "fedspray · " in page_of([*folders, named], tmp_path / "s.html")[1].text
 
 
+def test_whiskers_are_named_where_they_are_drawn(tmp_path: Path) -> None:
+    for clients, drawn in ((3, True), (100, False)):
+        base = tmp_path / str(clients)
+        folders = [write_run(base / f"{m}{seed}", m, clients=clients, seed=seed) for m in METHODS for seed in (0, 1)]
+        assert ("with whiskers from the lowest" in page_of(folders, base / "r.html")[1].text) == drawn
+
+
 def test_a_note_names_methods_where_it_is_of_all_their_runs(tmp_path: Path) -> None:
     hidden = {"per_client": None, "client_scores": None}
     folders = [write_run(tmp_path / f"a{seed}", "fedavg", seed=seed, result=hidden) for seed in (0, 1)]

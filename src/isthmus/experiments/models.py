@@ -63,6 +63,12 @@ class Predictions:
     def __len__(self) -> int:
         return int(self.predicted.numel())
 
+    def __repr__(self) -> str:
+        """Whose, how many, and how often each class: rows are in the fields."""
+        counts = self.predicted.bincount(minlength=len(self.class_names)).tolist()
+        classes = ", ".join(f"{name}: {count}" for name, count in zip(self.class_names, counts, strict=False))
+        return f"Predictions({self.client}, {len(self)} rows, predicted {classes})"
+
     def of_part(self, part: str | None) -> Predictions:
         """Those of ``train``, ``val`` or ``test``; all for None or ``all``."""
         if part in (None, "all"):

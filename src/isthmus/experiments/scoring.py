@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from isthmus.errors import RunError
-from isthmus.methods.evaluation import Detail, Evaluation, ScoreBins, SummedScores, Tally
+from isthmus.federation.interface import Replies
+from isthmus.methods.evaluation import Detail, Evaluation, ScoreBins, SummedScores
 from isthmus.metrics.registry import Metric
 from isthmus.metrics.score_bins import WIDTH, mean_of_bins
-from isthmus.metrics.scores import accuracy, client_mean, pooled, weighted_mean
+from isthmus.metrics.scores import Count, accuracy, client_mean, weighted_mean
 
 Line = Mapping[str, Any]
 
@@ -20,62 +21,94 @@ Line = Mapping[str, Any]
 def evaluation_line(evaluations: Mapping[str, Evaluation], nodes: Mapping[str, int]) -> dict[str, Any]:
     """Accuracies of one evaluated round. ``nodes``: number of samples of each client (weights of FedStruct's mean)."""
     line: dict[str, Any] = {}
+    columns = _columns(evaluations)
     for part in ("val", "test"):
-        tallies = {client: evaluation.parts[part] for client, evaluation in evaluations.items()}
-        scores = {client: accuracy(tally) for client, tally in tallies.items()}
-        line[part] = pooled(tallies.values())
-        line[f"{part}_loss"] = _pooled_loss(list(tallies.values()))
-        line[f"{part}_client_mean"] = client_mean(scores.values())
-        line[f"{part}_node_weighted"] = weighted_mean(scores, nodes)
-    line["test_groups"] = groups_of(evaluations)
-    line["test_group_client_means"] = {
-        group: client_mean(
-            accuracy(each.parts[f"test:{group}"]) for each in evaluations.values() if f"test:{group}" in each.parts
-        )
-        for group in line["test_groups"]
-    }
-    line["train_loss"] = _pooled_loss([evaluation.parts["train"] for evaluation in evaluations.values()])
+        column = columns[part]
+        line[part] = column.pooled()
+        line[f"{part}_loss"] = column.pooled_loss()
+        line[f"{part}_client_mean"] = client_mean(column.scores())
+        line[f"{part}_node_weighted"] = weighted_mean(dict(zip(column.clients, column.scores(), strict=True)), nodes)
+    groups = _groups(columns)
+    line["test_groups"] = {group: column.sums() for group, column in groups.items()}
+    line["test_group_client_means"] = {group: client_mean(column.scores()) for group, column in groups.items()}
+    line["train_loss"] = columns["train"].pooled_loss() if "train" in columns else None  # not scored
+    shown = {part: columns[part].counts() for part in ("train", "val", "test") if part in columns}
     line["per_client"] = {
-        client: {
-            part: [evaluation.parts[part].correct, evaluation.parts[part].total] for part in ("train", "val", "test")
-        }
-        for client, evaluation in evaluations.items()
+        client: dict(zip(shown, counts, strict=True))
+        for client, *counts in zip(columns["test"].clients, *shown.values(), strict=True)
     }
     return line
+
+
+class _Column(NamedTuple):
+    """The tallies of one part, client after client."""
+
+    clients: Sequence[str]
+    correct: list[int]
+    total: list[int]
+    loss: list[float]
+
+    def scores(self) -> list[float | None]:
+        return [correct / total if total else None for correct, total in zip(self.correct, self.total, strict=True)]
+
+    def counts(self) -> list[list[int]]:
+        return [list(counts) for counts in zip(self.correct, self.total, strict=True)]
+
+    def sums(self) -> list[int]:
+        return [sum(self.correct), sum(self.total)]
+
+    def pooled(self) -> float | None:
+        return accuracy(Count(*self.sums()))
+
+    def pooled_loss(self) -> float | None:
+        """Mean loss; None without predictions, or where training has diverged (JSON has no infinity)."""
+        loss = sum(self.loss) / total if (total := sum(self.total)) else math.nan
+        return loss if math.isfinite(loss) else None
+
+
+def _groups(columns: Mapping[str, _Column]) -> dict[str, _Column]:
+    """Groups of the test part: minority, majority, by degree."""
+    return {part.removeprefix("test:"): column for part, column in columns.items() if part.startswith("test:")}
+
+
+def _columns(evaluations: Mapping[str, Evaluation]) -> dict[str, _Column]:
+    """By part. A stack of clients that were scored together is read as it is: a thousand clients have eleven thousand
+    tallies.
+    """
+    stacked = evaluations.stacked if isinstance(evaluations, Replies) else None
+    if stacked is not None:
+        return {
+            part: _Column(stacked.parties, tally.correct.tolist(), tally.total.tolist(), tally.loss.tolist())
+            for part, tally in stacked.message.parts.items()
+        }
+    found: dict[str, list[tuple[str, int, int, float]]] = {}
+    for client, evaluation in evaluations.items():
+        for part, tally in evaluation.parts.items():
+            found.setdefault(part, []).append((client, tally.correct, tally.total, tally.loss))
+    return {part: _Column(*map(list, zip(*rows, strict=True))) for part, rows in found.items()}
 
 
 def summed_line(scores: SummedScores, bins: ScoreBins | None) -> dict[str, Any]:
     """The same where only totals are known (secure sums): no score of a client; means over clients from the histogram
     of their scores, and without one none.
     """
-    total = scores.total
+    total, columns = scores.total, _columns(scores)
     means = {part: mean_of_bins(counts.tolist()) for part, counts in bins.counts.items()} if bins is not None else {}
     line: dict[str, Any] = {}
     for part in ("val", "test"):
         line[part] = accuracy(total.parts[part])
-        line[f"{part}_loss"] = _pooled_loss([total.parts[part]])
+        line[f"{part}_loss"] = columns[part].pooled_loss()
         line[f"{part}_client_mean"] = means.get(part)
         line[f"{part}_node_weighted"] = None
-    line["test_groups"] = groups_of(scores)
+    groups = _groups(columns)
+    line["test_groups"] = {group: column.sums() for group, column in groups.items()}
     line["test_group_client_means"] = {group: means.get(f"test:{group}") for group in line["test_groups"]}
-    line["train_loss"] = _pooled_loss([total.parts["train"]])
+    line["train_loss"] = columns["train"].pooled_loss() if "train" in columns else None  # not scored
     line["per_client"] = None
     line["client_scores"] = None
     if bins is not None:
         line["client_scores"] = {"bin_width": WIDTH} | {part: bins.counts[part].tolist() for part in ("val", "test")}
     return line
-
-
-def groups_of(evaluations: Mapping[str, Evaluation]) -> dict[str, list[int]]:
-    """Correct and all predictions in groups of the test part (minority, majority, by degree), pooled over clients."""
-    groups: dict[str, list[int]] = {}
-    for evaluation in evaluations.values():
-        for part, tally in evaluation.parts.items():
-            if part.startswith("test:"):
-                counts = groups.setdefault(part.removeprefix("test:"), [0, 0])
-                counts[0] += tally.correct
-                counts[1] += tally.total
-    return groups
 
 
 def use_metric_of_totals(line: dict[str, Any], metric: Metric, total: Detail | None) -> None:
@@ -101,13 +134,6 @@ def use_metric(line: dict[str, Any], metric: Metric, details: Mapping[str, Detai
             line[part] = client_mean(scores.values())
         line[f"{part}_client_mean"] = client_mean(scores.values())
         line[f"{part}_node_weighted"] = weighted_mean(scores, nodes)
-
-
-def _pooled_loss(tallies: Sequence[Tally]) -> float | None:
-    """Mean loss; None without predictions, or where training has diverged (JSON has no infinity)."""
-    total = sum(t.total for t in tallies)
-    loss = sum(t.loss for t in tallies) / total if total else math.nan
-    return loss if math.isfinite(loss) else None
 
 
 def better(new: Line, old: Line | None, selection: str) -> bool:

@@ -81,7 +81,7 @@ class Bookkeeping:
         """What the server receives for a call."""
         if isinstance(outcome, Stacked):
             # Sizes do not depend on values, so one row gives the size of all.
-            self._alike(handler, protection, outcome.row(0), outcome.parties, [SERVER], len(outcome.parties))
+            self._alike(handler, protection, outcome.like_row(), outcome.parties, [SERVER], len(outcome.parties))
             return
         replies = [(party, SERVER, reply) for party, reply in outcome.items() if isinstance(reply, Message)]
         self.batch(handler, protection, replies)
@@ -236,6 +236,9 @@ def check_quorum(turn: Turn, handler: str, asked: int, failures: Mapping[PartyId
 
 def check_finite(handler: str, replies: Replies[Any]) -> None:
     """Models, gradients and embeddings must be numbers: one NaN would silently become everybody's."""
+    stacked = replies.stacked
+    if stacked is not None and not codec.looked_at(type(stacked.message)):  # type: ignore[arg-type]
+        return
     for party, reply in replies.items():
         if reply is not None and not codec.finite(reply):
             raise RunError(

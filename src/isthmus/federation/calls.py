@@ -171,6 +171,8 @@ class Caller:
 
     def check_everybody(self, name: str) -> None:
         """Refuse what needs everybody while somebody is absent."""
+        if not self.clock.absent:
+            return
         missing = {party: ABSENT for party in self.everybody if client_of(party) in self.clock.absent}
         if missing:
             turn, count = self.clock.turn, len(self.everybody)

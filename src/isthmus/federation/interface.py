@@ -60,7 +60,7 @@ class PerClient(Generic[M]):
 @dataclass(frozen=True)
 class Stacked(Generic[M]):
     """One message that stands for many: every tensor has a leading axis over ``parties``, every number is a 1-D
-    tensor.
+    tensor. Whoever makes one does not change its numbers later; models, gradients and the like are copied out at once.
     """
 
     message: M
@@ -68,6 +68,12 @@ class Stacked(Generic[M]):
 
     def row(self, k: int) -> M:
         row = schema(type(self.message)).row(self.message, k)
+        assert isinstance(row, type(self.message))
+        return row
+
+    def like_row(self) -> M:
+        """A message of the size of every row; the values of its tensors may be others."""
+        row = schema(type(self.message)).like_row(self.message)
         assert isinstance(row, type(self.message))
         return row
 

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 Combine = Literal["each", "sum"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Turn:
     """Which round is being run. ``incarnation`` grows with every restart of the server, ``step`` with every round of
     the run: calls of an older one, delayed in transit, are refused."""
@@ -39,7 +39,7 @@ class Turn:
     step: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Parcel:
     """Mail between parties. The clear header (type, kinds through the type, size) is what a relay may see."""
 
@@ -48,7 +48,7 @@ class Parcel:
     content: Message
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Invocation:
     """One call to one party: ``argument`` for ``call`` and ``send``, ``parcels`` for ``receive``; ``mask`` where only a
     sum may be seen, ``mail`` for mail of which only a sum may be seen."""
@@ -252,7 +252,7 @@ class Party:
 
     def begin(self, turn: Turn) -> None:
         """Enter a round. Scratch and remembered answers of the last one are dropped."""
-        if turn == self._turn:
+        if turn is self._turn or turn == self._turn:
             return
         if self._turn is not None and (turn.incarnation, turn.step) < (self._turn.incarnation, self._turn.step):
             given, serving = (f"incarnation {t.incarnation}, step {t.step}" for t in (turn, self._turn))

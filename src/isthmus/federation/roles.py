@@ -19,7 +19,7 @@ from isthmus.data.node_data import NodeData
 from isthmus.errors import ProtocolError, unknown
 from isthmus.federation.messages import Message, PartyId
 from isthmus.records import Record
-from isthmus.seeds import Stream
+from isthmus.seeds import Key, Stream
 from isthmus.tensors import Weights
 
 ConfigT = TypeVar("ConfigT")
@@ -126,7 +126,7 @@ class Client(Generic[ConfigT, StateT]):
         self.round = 1
         """Number of the current call's round within its phase, from 1."""
         self._stream = stream
-        self._turn = stream
+        self._call: tuple[Key, ...] = ()
 
     def setup(self) -> None:
         """Derive what is constant over the run from data and config alone."""
@@ -161,12 +161,12 @@ class Client(Generic[ConfigT, StateT]):
 
     def stream(self, purpose: str) -> Stream:
         """Random stream of this party for one purpose in the current call."""
-        return self._turn.child(purpose)
+        return self._stream.child(*self._call, purpose)
 
     def enter(self, phase: str, round: int, sequence: int) -> None:
         """Called by the party's runtime before a handler: random streams follow the call."""
         self.round = round
-        self._turn = self._stream.child(phase, round, sequence)
+        self._call = phase, round, sequence
 
 
 class Cohort(Generic[ClientT]):

@@ -85,10 +85,13 @@ class ScaledRows:
 
 @dataclass(frozen=True)
 class LazyRows:
-    """A stack that is never formed: ``row(k)`` gives one party's tensor, ``total()`` the sum over all."""
+    """A stack that is never formed: ``row(k)`` gives one party's tensor, ``total()`` the sum over all; ``like`` is a
+    tensor of a row's shape and type.
+    """
 
     row: Callable[[int], Tensor]
     total: Callable[[], Tensor]
+    like: Tensor
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,10 @@ class Node:
     def row(self, stack: Any, k: int) -> Any:
         """Client k's value out of a cohort's stack."""
         raise ProtocolError(f"{self.where} cannot be stacked: only tensors and numbers can")
+
+    def like_row(self, stack: Any) -> Any:
+        """`row` of somebody, for its size: the values of tensors may be others."""
+        return self.row(stack, 0)
 
     def rows(self, stack: Any, count: int) -> list[Any]:
         """`row` of every k."""
@@ -346,6 +353,14 @@ class TensorNode(Node):
         tensor: Tensor = stack[k].clone()  # what the server holds must not change while the cohort trains on
         return tensor
 
+    def like_row(self, stack: Any) -> Tensor:
+        if isinstance(stack, LazyRows):
+            return stack.like
+        if isinstance(stack, OnlyTotal):
+            return stack.total
+        row: Tensor = stack.tensor[0] if isinstance(stack, ScaledRows) else stack[0]
+        return row
+
     def sum_rows(self, stack: Any) -> Tensor:
         if isinstance(stack, OnlyTotal):
             return stack.total
@@ -391,6 +406,9 @@ class OptionalNode(Node):
     def row(self, stack: Any, k: int) -> Any:
         return None if stack is None else self.inner.row(stack, k)
 
+    def like_row(self, stack: Any) -> Any:
+        return None if stack is None else self.inner.like_row(stack)
+
     def sum_rows(self, stack: Any) -> Any:
         return None if stack is None else self.inner.sum_rows(stack)
 
@@ -428,6 +446,9 @@ class TupleNode(Node):
     def row(self, stack: Any, k: int) -> tuple[Any, ...]:
         return tuple(node.row(item, k) for node, item in zip(self._nodes(stack), stack, strict=True))
 
+    def like_row(self, stack: Any) -> tuple[Any, ...]:
+        return tuple(node.like_row(item) for node, item in zip(self._nodes(stack), stack, strict=True))
+
     def sum_rows(self, stack: Any) -> tuple[Any, ...]:
         return tuple(node.sum_rows(item) for node, item in zip(self._nodes(stack), stack, strict=True))
 
@@ -460,6 +481,9 @@ class MapNode(Node):
 
     def row(self, stack: Any, k: int) -> dict[str, Any]:
         return {key: self.value.row(item, k) for key, item in stack.items()}
+
+    def like_row(self, stack: Any) -> dict[str, Any]:
+        return {key: self.value.like_row(item) for key, item in stack.items()}
 
     def rows(self, stack: Any, count: int) -> list[Any]:
         columns = {key: self.value.rows(item, count) for key, item in stack.items()}
@@ -507,6 +531,9 @@ class RecordNode(Node):
 
     def row(self, stack: Any, k: int) -> Any:
         return self.record(**{name: node.row(getattr(stack, name), k) for name, node in self.fields.items()})
+
+    def like_row(self, stack: Any) -> Any:
+        return self.record(**{name: node.like_row(getattr(stack, name)) for name, node in self.fields.items()})
 
     def rows(self, stack: Any, count: int) -> list[Any]:
         columns = [node.rows(getattr(stack, name), count) for name, node in self.fields.items()]

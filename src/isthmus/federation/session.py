@@ -110,7 +110,7 @@ class Session:
         outcome, failures = self._caller.dispatch(calls, quorum=quorum, timeout=timeout, at_least=least)
         self._books.replies(name, outcome, "clear")
         replies = Replies[Any](outcome if isinstance(outcome, Stacked) else messages_of(outcome), failures)
-        check_finite(name, replies)  # looks at every row, so a stack is copied out before its cohort trains on
+        check_finite(name, replies)  # looks at every row of models, so they are copied out before a cohort trains on
         return replies
 
     def sum(

@@ -14,7 +14,7 @@ from isthmus.errors import RunError
 from isthmus.federation.interface import Stacked
 from isthmus.federation.roles import Cohort
 from isthmus.federation.schema import LazyRows, ScaledRows
-from isthmus.methods.evaluation import Evaluation, Tally
+from isthmus.methods.evaluation import Counter, Evaluation
 from isthmus.methods.learners import NodeLearner, SampledLearner, dropout_source
 from isthmus.methods.training import Deployed, ModelClient
 from isthmus.nn.backbone import Backbone
@@ -25,9 +25,8 @@ from isthmus.nn.client_training import LOSSES, pull_fits
 from isthmus.nn.cohort import stack_states, stack_weights, unstack_states, unstack_weights
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.inputs import Inputs, join_inputs, stack_inputs
-from isthmus.nn.loss import tallies
 from isthmus.nn.optim import OptimizerState, fresh_state
-from isthmus.nn.train import ExtraGradient, Proximal, predict, train_locally
+from isthmus.nn.train import ExtraGradient, Proximal, parameter_shapes, predict, train_locally
 from isthmus.tensors import Weights
 
 
@@ -132,11 +131,14 @@ class ModelCohort(Cohort[Any]):
         """Every client's own generator of this call."""
         return dropout_source(self.config, [client.stream for client in self.clients])
 
-    def train_together(self, received: Weights) -> None:
+    def train_together(self, received: Weights, shares: Tensor | None = None) -> None:
         """One round of local epochs at every client, from ``received`` where given and from its own weights
         elsewhere.
+
+        Args:
+            shares: With which `scaled_weights` will be asked for.
         """
-        if self._train_in_one_loop(received):
+        if self._train_in_one_loop(received, shares):
             return
         config = self.config
         own = {name: tensor for name, tensor in self.weights.items() if name not in received}
@@ -158,7 +160,7 @@ class ModelCohort(Cohort[Any]):
         )
         self.weights, self.optimizer = result.weights, result.optimizer_state
 
-    def _train_in_one_loop(self, received: Weights) -> bool:
+    def _train_in_one_loop(self, received: Weights, shares: Tensor | None) -> bool:
         """`train_together` by `ClientStack` where model, loss and further terms allow it."""
         config, term, frozen = self.config, self.extra_gradient(received), frozenset(self.frozen())
         if config.loss not in LOSSES or not (term is None or isinstance(term, Proximal)):
@@ -184,6 +186,7 @@ class ModelCohort(Cohort[Any]):
             trained=[name for name in self._stack.names if name not in frozen],
             dropout=self.dropout(),
             double=config.loss != "ce",
+            shares=shares,
         )
         return True
 
@@ -245,7 +248,7 @@ class ModelCohort(Cohort[Any]):
         if self._evaluation is None:
             self._evaluation = _StackedEvaluation(self.clients)
         # Plain weights where nothing is personal: one product for the whole cohort.
-        names = {name for name, _ in self.model.named_parameters()}
+        names = parameter_shapes(self.model).keys()
         weights = dict(common.weights) if common.weights.keys() == names else self.weights
         return self.scored(self._evaluation.score(self.model, weights))
 
@@ -270,7 +273,9 @@ class ModelCohort(Cohort[Any]):
         if stack is None:
             return self.scaled({name: self.weights[name] for name in names}, shares)
         return {
-            name: LazyRows(partial(_scaled_row, stack, name, shares), partial(stack.total, name, shares))
+            name: LazyRows(
+                partial(_scaled_row, stack, name, shares), partial(stack.total, name, shares), stack.like(name)
+            )
             for name in names
         }
 
@@ -286,13 +291,7 @@ class _StackedEvaluation:
 
     def __init__(self, clients: Sequence[ModelClient[Any]]) -> None:
         self.learners: Any = [client.learner for client in clients]
-        self.y = torch.cat([learner.y for learner in self.learners])
-        counts = torch.tensor([learner.num_samples for learner in self.learners])
-        self.owner = torch.repeat_interleave(torch.arange(len(clients)), counts)
-        self.parts = tuple(self.learners[0].masks)
-        masks = torch.stack([torch.cat([learner.masks[part] for learner in self.learners]) for part in self.parts])
-        self.counts = [torch.bincount(self.owner[mask], minlength=len(clients)) for mask in masks]
-        self.bits = (masks.long() << torch.arange(len(masks)).unsqueeze(1)).sum(0)
+        self.counter = Counter([learner.y for learner in self.learners], [learner.masks for learner in self.learners])
 
     @cached_property
     def joined(self) -> Inputs:
@@ -305,7 +304,7 @@ class _StackedEvaluation:
         return stack_inputs([learner.everything for learner in self.learners])
 
     def score(self, model: Backbone, weights: Weights) -> Evaluation:
-        common = all(weights[name].shape == parameter.shape for name, parameter in model.named_parameters())
+        common = all(weights[name].shape == shape for name, shape in parameter_shapes(model).items())
         if common:
             logits = predict(model, weights, self.joined)
         elif padding([learner.num_samples for learner in self.learners]) <= ModelCohort.MAX_PADDING:
@@ -313,12 +312,7 @@ class _StackedEvaluation:
         else:
             own = unstack_weights(weights)
             logits = torch.cat([predict(model, own[k], each.everything) for k, each in enumerate(self.learners)])
-        correct, losses = tallies(logits, self.y, self.owner, self.bits, len(self.parts), len(self.learners))
-        found: dict[str, Any] = {
-            part: Tally(correct[i], self.counts[i], losses[i])  # type: ignore[arg-type]
-            for i, part in enumerate(self.parts)
-        }
-        return Evaluation(found)
+        return self.counter.stacked(logits)
 
 
 def _scaled_row(stack: ClientStack, name: str, shares: Tensor, k: int) -> Tensor:

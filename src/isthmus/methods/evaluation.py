@@ -8,20 +8,21 @@ masks (`scores_of`), and so is what tells how far the clients' scores lie apart 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, DataError
 from isthmus.federation.interface import Federation
 from isthmus.federation.messages import Count, Identifier, LabelStatistic, Message, Metric, PartyId
 from isthmus.metrics.histogram import score_histogram
 from isthmus.metrics.registry import parse_metric
 from isthmus.metrics.score_bins import bin_score
 from isthmus.metrics.scores import accuracy
+from isthmus.nn.loss import tallies
 
 ALL_CLIENTS = ""
 """Stands for all clients together where only their sum is known."""
@@ -94,6 +95,50 @@ def tally(logits: Tensor, y: Tensor, mask: Tensor) -> Tally:
         return Tally(0, 0, 0.0)
     loss = torch.nn.functional.cross_entropy(rows, labels, reduction="sum")
     return Tally(int((rows.argmax(1) == labels).sum()), int(labels.numel()), float(loss))
+
+
+class Counter:
+    """Counts right answers and losses of clients' samples, all parts of the split in one pass.
+
+    Args:
+        y: Classes of each client's samples.
+        masks: Of each client, which of its samples belong to which part.
+    """
+
+    def __init__(self, y: Sequence[Tensor], masks: Sequence[Mapping[str, Tensor]]) -> None:
+        self.parts, self.clients = tuple(masks[0]), len(y)
+        self.y = torch.cat(list(y))
+        self.owner = torch.repeat_interleave(torch.arange(self.clients), torch.tensor([len(own) for own in y]))
+        marks = torch.stack([torch.cat([each[part] for each in masks]) for part in self.parts])
+        self.totals = torch.stack([torch.bincount(self.owner[mark], minlength=self.clients) for mark in marks])
+        self.bits = (marks.long() << torch.arange(len(marks)).unsqueeze(1)).sum(0)
+        scored = self.y[self.bits > 0]
+        if bool((scored < 0).any()):
+            raise DataError("a sample that is scored has a negative label; leave unlabelled ones out of the split")
+        self.classes = int(scored.max()) + 1 if len(scored) else 0
+
+    def count(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Right answers and summed cross entropy of each part at each client (parts, K)."""
+        if logits.shape[0] != len(self.y) or logits.shape[1] < self.classes:  # the compiled loop checks no bounds
+            raise DataError(
+                f"scores of shape {tuple(logits.shape)} do not fit {len(self.y)} samples of {self.classes} classes"
+            )
+        return tallies(logits.detach(), self.y, self.owner, self.bits, len(self.parts), self.clients)
+
+    def evaluation(self, logits: Tensor) -> Evaluation:
+        """Of a single client."""
+        correct, losses = self.count(logits)
+        columns = (column[:, 0].tolist() for column in (correct, self.totals, losses))
+        return Evaluation({part: Tally(*counts) for part, *counts in zip(self.parts, *columns, strict=True)})
+
+    def stacked(self, logits: Tensor) -> Evaluation:
+        """Of all clients, as a stack."""
+        correct, losses = self.count(logits)
+        found: dict[str, Any] = {
+            part: Tally(correct[i], self.totals[i], losses[i])  # type: ignore[arg-type]
+            for i, part in enumerate(self.parts)
+        }
+        return Evaluation(found)
 
 
 def detail(logits: Tensor, y: Tensor, masks: Mapping[str, Tensor]) -> Detail:

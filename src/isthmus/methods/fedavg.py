@@ -39,6 +39,7 @@ from isthmus.methods.training import (
 from isthmus.nn.backbone import NORM, Backbone
 from isthmus.nn.graph_models import GraphModel
 from isthmus.nn.optim import fresh_state
+from isthmus.nn.train import parameter_shapes
 from isthmus.records import Record
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights, get_weights, scaled
@@ -100,7 +101,7 @@ class FedAvgConfig(AveragingConfig):
     def may_share(self, model: Backbone | GraphModel) -> tuple[str, ...]:
         """Parameters a client gives away at all, whoever asks."""
         personal = self.personal_prefixes(model)
-        return tuple(name for name, _ in model.named_parameters() if not (personal and name.startswith(personal)))
+        return tuple(name for name in parameter_shapes(model) if not (personal and name.startswith(personal)))
 
     def shared_names(self, model: Backbone | GraphModel, view: View) -> tuple[str, ...]:
         """Parameters that are averaged. Where clients differ in features or classes, what depends on those stays at
@@ -148,8 +149,8 @@ class FedAvgCohort(ModelCohort):
     def local_update(self, common: Broadcast) -> Stacked[Update]:
         if self.config.reset_optimizer:
             self.restart_optimizer()
-        self.train_together(self.clients[0].allowed(common.weights))
         shares = self.shares(common.total)
+        self.train_together(self.clients[0].allowed(common.weights), shares)
         return Stacked(Update(self.scaled_weights(common.weights, shares), shares), self.parties)
 
 

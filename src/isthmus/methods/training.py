@@ -15,7 +15,7 @@ from isthmus.errors import ConfigError, ProtocolError, RunError
 from isthmus.federation.interface import Federation, View
 from isthmus.federation.messages import Count, Message, Model
 from isthmus.federation.roles import Client, handler
-from isthmus.methods.evaluation import Detail, Evaluation, ScoreBins, WantedMetric, bin_scores, detail, tally
+from isthmus.methods.evaluation import Counter, Detail, Evaluation, ScoreBins, WantedMetric, bin_scores, detail
 from isthmus.methods.learners import EmbeddingTerm, GraphLearner, Learner, need_features, node_learner
 from isthmus.methods.schedule import Schedule, check_schedule, rate_factor
 from isthmus.metrics.registry import ACCURACY
@@ -62,6 +62,8 @@ class TrainConfig:
         batch_size: Graphs per step in graph tasks, training nodes per step with such batches.
         fanout: Neighbours drawn of a node with ``neighbours``, last layer first; the last number holds for the rest.
             The first layer uses all neighbours.
+        score_train: Whether evaluation in graph tasks scores training graphs too, for curves of the training loss: it
+            then takes several times as long. Node tasks always score training nodes.
         local_epochs: Passes over its training samples a client makes in a round (E): one step each with full batches.
         precision: Of weights and features.
         init: First weights as each layer's authors draw them, or every number of a node model, biases too, from U(0, 1)
@@ -96,6 +98,7 @@ class TrainConfig:
     batches: Literal["full", "neighbours", "clusters"] = "full"
     batch_size: int = 128
     fanout: tuple[int, ...] = (10,)
+    score_train: bool = False
     precision: Literal["float32", "float64"] = "float32"
     init: Literal["standard", "uniform01"] = "standard"
     first_weights: Literal["common", "own"] = "common"
@@ -282,6 +285,8 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
 
     plain_model: ClassVar[bool] = True
     """Whether its prediction is the model's output on its own graph (`isthmus.methods.plain_model`)."""
+    _counter: tuple[Any, Counter] | None = None
+    """Of a learner."""
 
     def setup(self) -> None:
         data: Any = self.data
@@ -351,9 +356,11 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
     @handler
     def evaluate(self) -> Evaluation:
         """Score the client's own model on its own data."""
-        logits = self.logits()
-        tallies = {part: tally(logits, self.learner.y, mask) for part, mask in self.learner.masks.items()}
-        evaluation = Evaluation(tallies)
+        learner = self.learner
+        with learner.scoring() as parts:
+            if self._counter is None or self._counter[0] is not learner:
+                self._counter = learner, Counter([learner.y], [parts])
+            evaluation = self._counter[1].evaluation(self.logits())
         self.scratch.scored = lambda: evaluation
         return evaluation
 
@@ -377,7 +384,9 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
     @handler
     def detail(self) -> Detail:
         """Counts for scores beyond accuracy, of the model scored last."""
-        return detail(self.logits(), self.learner.y, {part: self.learner.masks[part] for part in ("val", "test")})
+        with self.learner.scoring() as parts:
+            logits = self.logits()
+        return detail(logits, self.learner.y, {part: parts[part] for part in ("val", "test")})
 
     @handler
     def score_bins(self, wanted: WantedMetric) -> ScoreBins:
@@ -400,9 +409,9 @@ class WeightedClient(ModelClient[WeightedT], Generic[WeightedT]):
 
     def samples(self) -> float:
         """n_k."""
-        return float(
-            {"train": self.learner.num_train, "nodes": self.learner.num_samples, "uniform": 1}[self.config.weighting]
-        )
+        if self.config.weighting == "uniform":
+            return 1.0
+        return float(self.learner.num_train if self.config.weighting == "train" else self.learner.num_samples)
 
     def initial_state(self) -> ModelState:
         state = super().initial_state()

@@ -162,6 +162,15 @@ def idle_rows(
             _step(grad, weights, firsts, seconds, row, table[step, 0], table[step, 1], common)
 
 
+class Sum(NamedTuple):
+    """The weighted sum of the clients' first weights, added up while they are in cache: share of each client (K,), and
+    the sum by feature and term; shares are empty where it is not wanted.
+    """
+
+    shares: Array
+    total: Array
+
+
 @compiled
 def take_rows(rows: Array, origin: Array, source: Array, target: Array) -> None:
     """target[rows] = source[origin], row by row."""
@@ -471,6 +480,8 @@ def train_clients(
     plan: Plan,
     double: bool,
     loss: Array,
+    origin: Any,
+    added: Sum,
     weights: Array,
     firsts: Any,
     seconds: Any,
@@ -478,7 +489,11 @@ def train_clients(
     flat_firsts: Any,
     flat_seconds: Any,
 ) -> None:
-    """The epochs of the clients, one after the other; ``loss`` gets what the last epoch began with."""
+    """The epochs of the clients, one after the other; ``loss`` gets what the last epoch began with.
+
+    Args:
+        origin: First weights by feature and term from which all clients start; None where each starts from its own.
+    """
     layers, flat_places = layout.layers, flats.shape[1]
     kind, first_width = weights.dtype, layout.first_width
     flat_grad = np.zeros(flat_places, dtype=kind)
@@ -500,6 +515,14 @@ def train_clients(
         one, two = np.empty(most * widest, dtype=kind), np.empty(most * widest, dtype=kind)
         flat = flats[k]
         bit = drop.start[k]
+        if origin is not None:
+            for t in range(layout.terms):
+                begin, end = layout.active_start[k, t]
+                for j in range(begin, end):
+                    row = layout.active[j]
+                    here = t * layout.features + layout.feature[row]
+                    for i in range(first_width):
+                        weights[row, i] = origin[here, i]
         for epoch in range(len(plan.table)):
             # Forward.
             place, count, width = 0, layout.rows[k, 0], first_width
@@ -573,6 +596,15 @@ def train_clients(
                     step_scale,
                     plan.common,
                 )
+        if len(added.shares):
+            share = added.shares[k]
+            for t in range(layout.terms):
+                begin, end = layout.active_start[k, t]
+                for j in range(begin, end):
+                    row = layout.active[j]
+                    here = t * layout.features + layout.feature[row]
+                    for i in range(first_width):
+                        added.total[here, i] += share * weights[row, i]
 
 
 @compiled

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from isthmus.errors import DataError
 from isthmus.nn.backbone import Backbone
-from isthmus.nn.client_kernel import Dropout, Layout, Matrices, Plan, train_clients
+from isthmus.nn.client_kernel import Dropout, Layout, Matrices, Plan, Sum, train_clients
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.inputs import Inputs
-from isthmus.nn.kernels import Array, split
+from isthmus.nn.kernels import Array, split, threads_for
 from isthmus.nn.layers import Conv
 from isthmus.nn.manual_gradients import has_manual_gradient
 
@@ -74,10 +74,6 @@ class Program:
                 place, shape = self.flat[name]
                 self._part(out, place, shape).copy_(tensor)
 
-    def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """The other weights by name, as views (K, ...)."""
-        return {name: self._part(flat, place, shape) for name, (place, shape) in self.flat.items()}
-
     def _part(self, flat: Tensor, place: int, shape: tuple[int, ...]) -> Tensor:
         stride = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
         return flat.as_strided((flat.shape[0], *shape), (flat.stride(0), *stride), flat.storage_offset() + place)
@@ -112,6 +108,13 @@ class Program:
         threshold, scale = source.threshold(self.dropout), source.scale(self.dropout)
         return Dropout(bits, start, threshold, kind(scale), True)
 
+    def _cost(self, rows: Tensor, plan: Plan) -> int:
+        return len(plan.table) * (rows.numel() + len(self.matrices.values))
+
+    def adds_up(self, rows: Tensor, plan: Plan) -> bool:
+        """Whether `run` can add up weights: in one thread, so that the sum has one order."""
+        return threads_for(self._cost(rows, plan)) == 1
+
     def run(
         self,
         rows: Sequence[Tensor],
@@ -121,6 +124,8 @@ class Program:
         trained: Array,
         double: bool,
         clients: Array | None = None,
+        origin: Array | None = None,
+        added: Sum | None = None,
     ) -> Tensor:
         """Train clients, all by default; the loss of each at the last step, before it (K,).
 
@@ -128,16 +133,18 @@ class Program:
             rows: First weights by row, and their moments unless the optimiser is SGD.
             flat: All others (K, width), and theirs.
             trained: From `trained`.
+            origin, added: As in `train_clients`; ``added`` where `adds_up` says so.
         """
         loss, layout = np.zeros(self.clients, dtype=plan.common.dtype), self.layout._replace(trained=trained)
         arrays = [*padded(rows), *padded(flat)]
-
+        if added is None:
+            added = Sum(np.zeros(0, loss.dtype), np.zeros((0, 0), loss.dtype))
         chosen = np.arange(self.clients) if clients is None else clients
 
         def work(begin: int, end: int) -> None:
-            train_clients(chosen[begin:end], self.matrices, layout, drop, plan, double, loss, *arrays)
+            train_clients(chosen[begin:end], self.matrices, layout, drop, plan, double, loss, origin, added, *arrays)
 
-        split(work, len(chosen), len(plan.table) * (rows[0].numel() + len(self.matrices.values)))
+        split(work, len(chosen), self._cost(rows[0], plan))
         return torch.from_numpy(loss)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from isthmus.nn.buffers import empty
-from isthmus.nn.client_kernel import add_rows_scaled, idle_rows, take_rows
+from isthmus.nn.client_kernel import Sum, add_rows_scaled, idle_rows, take_rows
 from isthmus.nn.client_program import Program, padded
 from isthmus.nn.client_training import Pull, make_plan
 from isthmus.nn.dropout import DropoutSource
@@ -41,6 +41,8 @@ class ClientStack:
         self.adam = bool(states[0].first)
         self.moment_names = tuple(states[0].first)
         self._given: dict[str, Tensor] = {}  # common weights that replace everybody's, not yet written
+        self._added: tuple[Tensor, dict[str, Tensor]] | None = None  # shares, and the totals of first weights with them
+        self._rest: dict[tuple[int, int], tuple[Array, Tensor]] = {}  # by term and group, see `_idle_total`
         sources: list[Sequence[Weights]] = [weights]
         if self.adam:
             sources += [[state.first for state in states], [state.second for state in states]]
@@ -100,17 +102,18 @@ class ClientStack:
         """Every client takes these weights in the place of its own."""
         self._given = {**self._given, **given}
 
-    def _write_given(self, given: Weights, clients: Array | None = None) -> None:
+    def _write_given(self, given: Weights, clients: Array | None = None, *, active: bool = True) -> None:
         program, features = self.program, self.program.features
         for t, name in enumerate(program.first):
             if name not in given:
                 continue
             owner, feature, place = program.active[t]
             source = given[name].detach().contiguous()
-            if clients is not None:
+            if clients is not None and active:
                 mine = np.isin(owner, clients)
                 feature, place = feature[mine], place[mine]
-            take_rows(place, feature, source.numpy(), self.rows[0].numpy())
+            if active:
+                take_rows(place, feature, source.numpy(), self.rows[0].numpy())
             groups = range(len(self.idle[0])) if clients is None else np.unique(self.group[clients])
             for g in groups:
                 self.idle[0][g, t * features : (t + 1) * features] = source
@@ -132,17 +135,26 @@ class ClientStack:
         dropout: DropoutSource | None,
         double: bool,
         clients: Sequence[int] | None = None,
+        shares: Tensor | None = None,
     ) -> Tensor:
-        """A round of local epochs of all clients, or of some, from ``received`` where it names a weight."""
+        """A round of local epochs of all clients, or of some, from ``received`` where it names a weight.
+
+        Args:
+            shares: With which `total` will be asked for, of those that train: the first weights are then added up while
+                they are in cache.
+        """
         program = self.program
         some = clients is not None and len(clients) < program.clients
         chosen = np.asarray(clients, dtype=np.int64) if some else None
         late = {name: tensor for name, tensor in self._given.items() if chosen is not None or name not in received}
-        self._given = {}
+        self._given, self._added = {}, None
         self._write_given(late)
         if chosen is not None:
             self._split(chosen)
-        self._write_given(received, chosen)
+        origin = None
+        if all(name in received for name in program.first):  # written by the loop itself, client by client
+            origin = torch.cat([received[name].detach() for name in program.first]).numpy()
+        self._write_given(received, chosen, active=origin is None)
         plan = make_plan(program, step_plan(optimizer, self.steps, epochs, lr, weight_decay, program.dtype), pull)
         features = program.features
         taking_part = list(range(program.clients)) if chosen is None else chosen.tolist()
@@ -154,7 +166,14 @@ class ClientStack:
                 arrays = padded([part[g, own] for part in self.idle])
                 idle_rows(program.idle[t], table, plan.common, plan.pull, anchor, *arrays)
         bits = program.draw(dropout, epochs, chosen)
-        loss = program.run(self.rows, self.flat, plan, bits, program.trained(trained), double, chosen)
+        added = None
+        if shares is not None and program.adds_up(self.rows[0], plan):
+            share = self._shares(shares, clients)
+            total = torch.cat([self._idle_total(t, share) for t in range(len(program.first))])
+            added = Sum(share.astype(total.numpy().dtype), total.numpy())
+            parts = {name: total[t * features : (t + 1) * features] for t, name in enumerate(program.first)}
+            self._added = shares, parts
+        loss = program.run(self.rows, self.flat, plan, bits, program.trained(trained), double, chosen, origin, added)
         for client in taking_part:
             self.steps[int(client)] += epochs
         return loss
@@ -167,6 +186,7 @@ class ClientStack:
             members = self.group == g
             if (members & part).any() and (members & ~part).any():
                 self.group[members & part] = len(self.idle[0])
+                self._rest = {}
                 self.idle = [torch.cat([rows, rows[g : g + 1]]) for rows in self.idle]
 
     def restart(self) -> None:
@@ -180,17 +200,32 @@ class ClientStack:
     def total(self, name: str, shares: Tensor, clients: Sequence[int] | None = None) -> Tensor:
         """The sum over clients of share times weight."""
         program = self.program
-        chosen = np.arange(program.clients) if clients is None else np.asarray(clients)
-        share = np.zeros(program.clients)
-        share[chosen] = shares.numpy()
         if name in self._given:
-            return self._given[name] * float(share.sum())
+            return self._given[name] * float(shares.sum())
+        if self._added is not None and self._added[0] is shares and name in self._added[1]:
+            return self._added[1][name]
+        share = self._shares(shares, clients)
         if name not in program.first:
             at, shape = program.flat[name]
             part = self.flat[0][:, at : at + math.prod(shape)]
             return (torch.from_numpy(share).to(program.dtype) @ part).view(shape)
         t = program.first.index(name)
         owner, feature, place = program.active[t]
+        total = self._idle_total(t, share)
+        scale = share[owner].astype(total.numpy().dtype)
+        add_rows_scaled(feature, place, scale, self.rows[0].numpy(), total.numpy())
+        return total
+
+    def _shares(self, shares: Tensor, clients: Sequence[int] | None) -> Array:
+        """The share of every client, zero of those that are not asked."""
+        share = np.zeros(self.program.clients)
+        share[slice(None) if clients is None else np.asarray(clients)] = shares.numpy()
+        return share
+
+    def _idle_total(self, t: int, share: Array) -> Tensor:
+        """What the clients' idle rows add to a total of the first weights of term t."""
+        program = self.program
+        owner, feature, _ = program.active[t]
         own = slice(t * program.features, (t + 1) * program.features)
         total = torch.zeros(program.features, program.layout.first_width, dtype=program.dtype)
         for g in range(len(self.idle[0])):
@@ -198,14 +233,21 @@ class ClientStack:
             whole = share[members].sum()
             if whole == 0.0:
                 continue
-            mine = members[owner]
-            seen = np.bincount(feature[mine], weights=share[owner[mine]], minlength=program.features)
-            everybody = np.bincount(feature[mine], minlength=program.features) == members.sum()
-            rest = torch.from_numpy(np.where(everybody, 0.0, whole - seen)).to(program.dtype)
-            total.addcmul_(self.idle[0][g, own], rest.unsqueeze(1))
-        scale = share[owner].astype(total.numpy().dtype)
-        add_rows_scaled(feature, place, scale, self.rows[0].numpy(), total.numpy())
+            known = self._rest.get((t, g))
+            if known is None or not np.array_equal(known[0], share):
+                mine = members[owner]
+                seen = np.bincount(feature[mine], weights=share[owner[mine]], minlength=program.features)
+                everybody = np.bincount(feature[mine], minlength=program.features) == members.sum()
+                rest = torch.from_numpy(np.where(everybody, 0.0, whole - seen)).to(program.dtype)
+                known = self._rest[t, g] = share, rest.unsqueeze(1)
+            total.addcmul_(self.idle[0][g, own], known[1])
         return total
+
+    def like(self, name: str) -> Tensor:
+        """A tensor of the shape and type of each client's weight."""
+        program = self.program
+        shape = program.flat[name][1] if name in program.flat else (program.features, program.layout.first_width)
+        return torch.empty((), dtype=program.dtype).expand(shape)
 
     def row(self, name: str, client: int) -> Tensor:
         """One client's weight."""

@@ -140,9 +140,14 @@ def sum_rows(h: Tensor, clients: int) -> Tensor:
     return out
 
 
+def threads_for(cost: int) -> int:
+    """How many threads `split` takes."""
+    return max(1, min(torch.get_num_threads(), cost // _WORK_PER_THREAD))
+
+
 def split(work: Callable[[int, int], None], rows: int, cost: int) -> None:
     """Run ``work(begin, end)`` over all rows, in several threads where the work is worth it."""
-    threads = max(1, min(torch.get_num_threads(), cost // _WORK_PER_THREAD))
+    threads = threads_for(cost)
     if threads == 1:
         work(0, rows)
         return

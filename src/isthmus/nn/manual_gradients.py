@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from isthmus.nn.architecture import Architecture
-from isthmus.nn.backbone import Backbone
+from isthmus.nn.backbone import Backbone, PlacedLayer
 from isthmus.nn.dense import add_bias, add_up, bias_grad, matmul_grads
 from isthmus.nn.dropout import DropoutSource, dropout_mask
 from isthmus.nn.inputs import Inputs
@@ -41,8 +41,30 @@ def manual_gradients(
     dropout: DropoutSource | None,
 ) -> Gradients:
     """The chain rule over `Backbone.forward`, from the first layer's products on; their memory is used."""
+    z, passed = forward(model, weights, products, inputs, dropout)
+    client_loss, grad = loss.value_and_grad(z, inputs)
+    grads: dict[str, Tensor] = {}
+    for placed, own, hop, h, mask in reversed(passed):
+        grad, found = conv_gradients(placed.conv, own, h, grad, hop)
+        grads |= {placed.prefix + name: tensor for name, tensor in found.items()}
+        if placed.activated:
+            grad = activate_grad(grad, h, mask)
+    grads["layers.0.bias"] = bias_grad(grad, weights["layers.0.bias"])
+    return grads, dict.fromkeys(products, grad), client_loss
+
+
+def forward(
+    model: Backbone,
+    weights: Weights,
+    products: Mapping[str, Tensor],
+    inputs: Inputs,
+    dropout: DropoutSource | None = None,
+) -> tuple[Tensor, list[tuple[PlacedLayer, Weights, Hop, Tensor, Tensor | None]]]:
+    """`Backbone.forward` on named weights, from the first layer's products on; their memory is used. The logits, and of
+    each layer after the first its weights, its hop, what it was given and the dropout mask of that.
+    """
     z = add_bias(add_up(products.values()), weights["layers.0.bias"])
-    passed = []
+    passed: list[tuple[PlacedLayer, Weights, Hop, Tensor, Tensor | None]] = []
     for placed in model.layers_after_input:
         mask = None
         if placed.activated:
@@ -57,15 +79,7 @@ def manual_gradients(
         hop = inputs.hop(placed.level) if placed.conv.propagates else HERE
         passed.append((placed, own, hop, z, mask))
         z = placed.conv.run(own, z, hop)
-    client_loss, grad = loss.value_and_grad(z, inputs)
-    grads: dict[str, Tensor] = {}
-    for placed, own, hop, h, mask in reversed(passed):
-        grad, found = conv_gradients(placed.conv, own, h, grad, hop)
-        grads |= {placed.prefix + name: tensor for name, tensor in found.items()}
-        if placed.activated:
-            grad = activate_grad(grad, h, mask)
-    grads["layers.0.bias"] = bias_grad(grad, weights["layers.0.bias"])
-    return grads, dict.fromkeys(products, grad), client_loss
+    return z, passed
 
 
 def conv_gradients(conv: Conv, weights: Weights, h: Tensor, grad: Tensor, hop: Hop) -> tuple[Tensor, dict[str, Tensor]]:

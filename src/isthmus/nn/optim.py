@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -55,8 +56,15 @@ def step_plan(
     optimizer: str, steps: Sequence[int], epochs: int, lr: float, weight_decay: float, dtype: torch.dtype
 ) -> StepPlan:
     """The constants of the next ``epochs`` steps of clients that have taken ``steps``: step size, bias corrections,
-    weight decay.
+    weight decay. Clients that have taken as many share them.
     """
+    return _step_plan(optimizer, tuple(steps), epochs, lr, weight_decay, dtype)
+
+
+@lru_cache(maxsize=64)
+def _step_plan(
+    optimizer: str, steps: tuple[int, ...], epochs: int, lr: float, weight_decay: float, dtype: torch.dtype
+) -> StepPlan:
     if optimizer not in _OPTIMIZERS:
         raise unknown("optimizer", optimizer, _OPTIMIZERS)
     number = np.asarray(steps, dtype=np.float64) + np.arange(1, epochs + 1, dtype=np.float64)[:, None]  # (epochs, K)

@@ -31,7 +31,7 @@ from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.first_layer_input import Norm
 from isthmus.nn.inputs import Inputs
 from isthmus.nn.loss import Loss, get_loss
-from isthmus.nn.manual_gradients import Gradients, has_manual_gradient, manual_gradients
+from isthmus.nn.manual_gradients import Gradients, forward, has_manual_gradient, manual_gradients
 from isthmus.nn.optim import OptimizerState, Stepper, fresh_state, step_plan
 from isthmus.tensors import Weights, check_same_names
 
@@ -241,7 +241,7 @@ def _whole_call(
     """The program that does all steps of the call in one compiled loop, where there is one."""
     if inputs.clients != 1 or not epochs or loss not in LOSSES:
         return None
-    if any(weights[name].shape != shape for name, shape in _shapes(model).items()):
+    if any(weights[name].shape != shape for name, shape in parameter_shapes(model).items()):
         return None  # stacked, of one client
     if extra_gradient is not None and not isinstance(extra_gradient, Proximal):
         return None
@@ -316,9 +316,14 @@ def predict(model: Backbone, weights: Weights, inputs: Inputs) -> Tensor:
 
     Weights of a cohort may be stacked, or plain where all clients use the same.
     """
-    check_same_names(dict(model.named_parameters()), weights)
-    logits: Tensor = functional_call(model, dict(weights), (inputs,))
-    return inputs.unpad(logits)
+    check_same_names(parameter_shapes(model), weights)
+    if not has_manual_gradient(model):
+        logits: Tensor = functional_call(model, dict(weights), (inputs,))
+        return inputs.unpad(logits)
+    weights = {name: tensor.detach() for name, tensor in weights.items()}
+    norm = _norm(model, weights)
+    products = {name: operand.forward(weights[name], norm) for name, operand in inputs.first.items()}
+    return inputs.unpad(forward(model, weights, products, inputs)[0])
 
 
 class _WithEmbedding(nn.Module):
@@ -430,7 +435,7 @@ def _norm(model: Backbone, weights: Weights) -> Norm | None:
 _SHAPES: WeakKeyDictionary[nn.Module, dict[str, torch.Size]] = WeakKeyDictionary()
 
 
-def _shapes(model: nn.Module) -> dict[str, torch.Size]:
+def parameter_shapes(model: nn.Module) -> dict[str, torch.Size]:
     """Shape of each parameter; looked up once, since a walk over modules takes as long as a small client's epoch."""
     if model not in _SHAPES:
         _SHAPES[model] = {name: parameter.shape for name, parameter in model.named_parameters()}
@@ -439,7 +444,7 @@ def _shapes(model: nn.Module) -> dict[str, torch.Size]:
 
 def _for_clients(model: Backbone, weights: Weights, inputs: Inputs) -> dict[str, Tensor]:
     """The weights, checked against the model; plain ones seen by every client of a cohort (no copy)."""
-    shapes = _shapes(model)
+    shapes = parameter_shapes(model)
     check_same_names(shapes, weights)
     clients, dtype = inputs.clients, inputs.weight.dtype
     result = {}

@@ -42,7 +42,9 @@ def live_page(folder: Path) -> str:
         config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         lacks = "its config.toml is damaged" if isinstance(error, ValueError) else "no config.toml"
-        raise DataError(f"{folder} is not a run folder ({lacks}); isthmus run makes one") from None
+        inside = sorted(folder.rglob("config.toml"), key=lambda file: file.stat().st_mtime)
+        other = f"the newest in it is {inside[-1].parent}" if inside else "start one with `isthmus run`"
+        raise DataError(f"{folder} is not a run folder ({lacks}); {other}") from None
     run = config.get("run", {})
     finished = (folder / "result.json").is_file()
     lines = _lines(folder / "metrics.jsonl")

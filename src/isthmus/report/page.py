@@ -336,7 +336,9 @@ class _Page:
         metric = words.metric(groups[0].scenario.metric)
         caption = f"Test {metric} of each client at the selected round"
         if any(len(group.runs) > 1 for group in groups):
-            caption += ", mean over seeds with whiskers from the lowest to the highest"
+            caption += ", mean over seeds"
+        if any("error_y" in trace for trace in figure["data"]):
+            caption += " with whiskers from the lowest to the highest"
         caption += f"; hover for the number of test {groups[0].runs[0].things} behind it."
         unknown = [group.label for group in groups if not any(run.pooled or run.per_client for run in group.runs)]
         if unknown:

@@ -48,8 +48,6 @@ PLANS: Mapping[str, Plan] = {
         _plan("fedgcn", "fedgcn"),
         # Structure of far neighbours, of links or of near ones, as validation says.
         _plan("fedstruct", "fedstruct"),
-        # Two hops read directly, beside GraphSAGE.
-        _plan("fedstruct-direct", "fedstruct", variant="near"),
         _plan("hifgl", "hifgl", mode="cross-silo"),
         _plan("fedspray", "fedspray"),
         _plan("fedggr", "fedggr"),

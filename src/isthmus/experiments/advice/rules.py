@@ -114,27 +114,20 @@ def _neighbour_sums(facts: Facts, reach: Reach) -> tuple[float, str]:
 
 
 def _structure(facts: Facts, reach: Reach) -> tuple[float, str]:
-    gain = reach.across - reach.together
-    if reach.links > reach.across:
-        return reach.links, (
-            f"who is connected to whom tells classes better ({reach.links:.2f}) than features do ({reach.across:.2f} "
-            "with all edges): structure is worth more than features of others"
-        )
-    if homophilous(facts):
-        return reach.together + 0.9 * max(gain, 0), (
-            f"edges between owners are worth {_points(gain)} and homophily is {facts.homophily:.2f}: structure alone, "
-            "without features of others, carries classes"
-        )
-    return min(reach.together - 0.03, reach.across), "structure carries classes only a little here"
-
-
-def _direct_structure(facts: Facts, reach: Reach) -> tuple[float, str]:
+    # One estimate per kind of variant of the general preset; validation tries them all, so the best counts.
     gain = max(reach.across - reach.together, 0)
-    own = reach.across - reach.smoothed > 2 * WORTH
-    return max(reach.together, reach.alone - WORTH) + (0.9 if own else 0.1) * gain, (
-        f"edges between owners are worth {_points(reach.across - reach.together)}; two hops of structure are read "
-        "directly, beside a node's own features"
-    )
+    worth = f"edges between owners are worth {_points(reach.across - reach.together)}"
+    own = reach.across - reach.smoothed > 2 * WORTH  # a node's own features must be kept apart
+    near = max(reach.together, reach.alone - WORTH) + (0.9 if own else 0.1) * gain
+    kinds = [(near, f"{worth}; two hops of structure can be read directly, beside a node's own features")]
+    if homophilous(facts):
+        words = f"{worth} and homophily is {facts.homophily:.2f}: structure alone, without features of others, carries"
+        kinds.append((reach.together + 0.9 * gain, f"{words} classes"))
+    if reach.links > reach.across:
+        words = f"who is connected to whom tells classes better ({reach.links:.2f}) than features do"
+        words += f" ({reach.across:.2f} with all edges): structure is worth more than features of others"
+        kinds.append((reach.links, words))
+    return max(kinds, key=lambda kind: kind[0])
 
 
 def _message_passing(facts: Facts, reach: Reach) -> tuple[float, str]:
@@ -162,7 +155,6 @@ _RULES: Mapping[str, Rule] = {
     "fedper": _personal,
     "fedgcn": _neighbour_sums,
     "fedstruct": _structure,
-    "fedstruct-direct": _direct_structure,
     "hifgl": _message_passing,
     "fedspray": _proxies,
     "fedggr": _learnt_graph,

@@ -350,6 +350,7 @@ class StreamedClient(EdgeClient):
         structure: Pass = scratch.structure or self.structure_pass(scratch.weights)
         theta_s, nsf_grad = structure.gradients([grad / scratch.total], [1.0], nsf=config.learns_nsf)
         scratch.structure = None
+        del structure  # a step takes as much memory again
         if nsf_grad is not None:  # Prop. 2
             nsf, optimizer = self.rows_of_s(), self.state.nsf_optimizer
             if config.optimizer != "sgd" and not optimizer.first:
