@@ -6,8 +6,9 @@ data sets.
 The straightforward side is what one writes from the paper: PyG's ``DataLoader`` over ``Data`` objects, ``GINConv``,
 ``GCNConv``, ``global_add_pool``, ``torch.optim.Adam``. Both sides start from the same weights; without dropout, with
 the same batches and in float64 (Adam turns the last bits of a gradient near zero into whole steps) their structure
-encoders must agree to 1e-4 after a round before anything is timed, in float32. A round is training at all clients,
-messages and averaging, without evaluation. Times are CPU time (``time.process_time``, one thread), rounds of the two
+encoders must agree to 1e-4 after a round, and so must the test loss, before anything is timed, in float32. A round is
+training at all clients, messages and averaging; with evaluation, the common encoder and each client's own rest are
+also scored on its validation and test graphs. Times are CPU time (``time.process_time``, one thread), rounds of all
 sides in turn, the median of each.
 
 The lower bound counts the multiplications of the dense products (forward, and twice that in the backward pass) at the
@@ -42,6 +43,7 @@ from isthmus.data.graphsets import load_graphs
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import SimulatedRun
 from isthmus.graph.embedding import walk_embedding
+from isthmus.methods.evaluation import tally
 from isthmus.tensors import Weights
 
 HIDDEN, BATCH, LR, WEIGHT_DECAY = 64, 128, 1e-3, 5e-4
@@ -115,10 +117,10 @@ class PlainModel(nn.Module):
         }
 
 
-def as_list(data: GraphSetData, s: Tensor, dtype: torch.dtype) -> list[Data]:
-    """Training graphs as PyG holds them."""
+def as_list(data: GraphSetData, s: Tensor, dtype: torch.dtype, part: str = "train") -> list[Data]:
+    """Graphs of a part of the split as PyG holds them."""
     x, s, graphs = data.x.to_dense().to(dtype), s.to(dtype), []
-    for g in data.train.nonzero().flatten().tolist():
+    for g in getattr(data, part).nonzero().flatten().tolist():
         nodes, arcs = (
             slice(int(data.ptr[g]), int(data.ptr[g + 1])),
             slice(int(data.edge_ptr[g]), int(data.edge_ptr[g + 1])),
@@ -133,8 +135,11 @@ class Plain:
     """Server and clients, straightforward."""
 
     def __init__(self, scenario: GraphScenario, dropout: float, dtype: torch.dtype = torch.float32) -> None:
-        self.graphs = {
-            c: as_list(data, structure_embedding(data, "dse+rwse", 16, 16), dtype) for c, data in scenario.parts.items()
+        s = {c: structure_embedding(data, "dse+rwse", 16, 16) for c, data in scenario.parts.items()}
+        self.graphs = {c: as_list(data, s[c], dtype) for c, data in scenario.parts.items()}
+        self.scored = {
+            c: {part: as_list(data, s[c], dtype, part) for part in ("val", "test")}
+            for c, data in scenario.parts.items()
         }
         self.models = {
             c: PlainModel(data.num_features, data.num_classes, dropout).to(dtype) for c, data in scenario.parts.items()
@@ -162,15 +167,33 @@ class Plain:
         for model in self.models.values():
             model.load(mean)  # type: ignore[arg-type]
 
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, tuple[float, float]]:
+        """Accuracy and mean loss over all clients' graphs, by part."""
+        found = {}
+        for part in ("val", "test"):
+            right = loss = count = 0.0
+            for client, model in self.models.items():
+                model.eval()
+                for batch in DataLoader(self.scored[client][part], BATCH):
+                    logits = model(batch)
+                    right += float((logits.argmax(1) == batch.y).sum())
+                    loss += float(nn.functional.cross_entropy(logits, batch.y, reduction="sum"))
+                    count += batch.num_graphs
+            found[part] = (right / count, loss / count)
+        return found
+
 
 class Ours:
     """The product, round by round."""
 
-    def __init__(self, scenario: GraphScenario, dropout: float, precision: str = "float32") -> None:
+    def __init__(
+        self, scenario: GraphScenario, dropout: float, precision: str = "float32", *, scored: bool = False
+    ) -> None:
         flags = {
             "dataset": scenario.dataset,
             "rounds": 10_000,
-            "eval_every": 10_000,
+            "eval_every": 1 if scored else 10_000,
             "dropout": dropout,
             "precision": precision,
         }
@@ -181,6 +204,17 @@ class Ours:
     def round(self) -> None:
         self.experiment.loop.play(until=self.experiment.loop.at.step + 1)
 
+    def test_loss(self) -> float:
+        """Of the common encoder and each client's own rest, over all clients' test graphs."""
+        state: Any = self.experiment.loop.state
+        loss = count = 0.0
+        for client in self.clients.values():
+            with client.learner.scoring() as parts:
+                logits = client.learner.logits({**client.state.weights, **state.weights})
+            found = tally(logits, client.learner.y, parts["test"])
+            loss, count = loss + found.loss, count + found.total
+        return loss / count
+
     def orders(self) -> dict[str, list[int]]:
         """Which training graphs each client took in the last round, in order."""
         return {
@@ -190,7 +224,9 @@ class Ours:
 
 
 def agree(scenario: GraphScenario, precision: str) -> float:
-    """Largest difference of the structure encoders after one round from equal weights over equal batches."""
+    """Largest difference of the structure encoders and of the test loss after one round from equal weights over equal
+    batches.
+    """
     ours, plain = Ours(scenario, 0.0, precision), Plain(scenario, 0.0, getattr(torch, precision))
     state: Any = ours.experiment.loop.state
     for client, model in plain.models.items():
@@ -199,7 +235,8 @@ def agree(scenario: GraphScenario, precision: str) -> float:
     plain.round(ours.orders())
     state = ours.experiment.loop.state
     theirs = next(iter(plain.models.values())).read()
-    return max(float((tensor - theirs[name]).abs().max()) for name, tensor in state.weights.items())
+    differences = [float((tensor - theirs[name]).abs().max()) for name, tensor in state.weights.items()]
+    return max(*differences, abs(ours.test_loss() - plain.evaluate()["test"][1]))
 
 
 def lower_bound(scenario: GraphScenario) -> float:
@@ -235,22 +272,30 @@ def compare(dataset: str, rounds: int) -> None:
         f"in single precision, which is timed, by at most {agree(scenario, 'float32'):.1e}: rounding, a step of Adam "
         f"being {LR:.0e}"
     )
-    ours, plain = Ours(scenario, 0.5), Plain(scenario, 0.5)
-    times: dict[str, list[float]] = {"ours": [], "plain PyG": []}
+    ours, scored, plain = Ours(scenario, 0.5), Ours(scenario, 0.5, scored=True), Plain(scenario, 0.5)
+    sides: dict[str, Callable[[], object]] = {
+        "ours": ours.round,
+        "ours, evaluated": scored.round,
+        "plain PyG": plain.round,
+        "its evaluation": plain.evaluate,
+    }
+    times: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(rounds + 1):
-        for name, side in (("ours", ours.round), ("plain PyG", plain.round)):
+        for name, side in sides.items():
             seconds = cpu(side, 1)
             if turn:  # the first round of each fills caches
                 times[name].append(seconds)
     medians = {name: statistics.median(values) for name, values in times.items()}
     bound = lower_bound(scenario)
     for name, seconds in medians.items():
-        print(f"{name:10} {seconds:7.3f} s of CPU per round")
-    print(f"lower bound of the dense products {bound:.3f} s")
+        print(f"{name:15} {seconds:7.3f} s of CPU per round")
+    print(f"lower bound of the dense products of training {bound:.3f} s")
     ratio = medians["plain PyG"] / medians["ours"]
-    print(f"ratio {ratio:.2f} (at least 2 wanted), to the lower bound {medians['ours'] / bound:.2f}")
-    if ratio < 2:
-        raise SystemExit("less than twice as fast")
+    with_evaluation = (medians["plain PyG"] + medians["its evaluation"]) / medians["ours, evaluated"]
+    print(f"ratio {ratio:.2f}, with evaluation {with_evaluation:.2f} (at least 3 wanted)")
+    print(f"training to the lower bound {medians['ours'] / bound:.2f}")
+    if with_evaluation < 3:
+        raise SystemExit("less than three times as fast")
 
 
 def embed(name: str) -> None:

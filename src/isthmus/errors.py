@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class IsthmusError(Exception):
@@ -45,3 +46,24 @@ def unknown(what: str, given: str, allowed: Iterable[str], *, error: type[Isthmu
     near = near or difflib.get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return error(f"unknown {what} {given!r}: {hint}allowed: {', '.join(names) or '(none)'}")
+
+
+def check_run_folder(path: Path) -> None:
+    """Refuse what is no folder of a run."""
+    if not (path / "config.toml").is_file():
+        raise DataError(f"{path} is not a run folder (no config.toml); start one with `isthmus run`")
+
+
+def no_federation(path: Path) -> ConfigError:
+    """The error for a folder that holds no federation."""
+    return ConfigError(f"{path} holds no federation (no federation.toml): make one with `isthmus server init`")
+
+
+def no_tables(dataset: str) -> DataError:
+    """The error for a data set that names a folder which is not there."""
+    return DataError(f"there is no folder {dataset}: a data set with a slash is a folder of tables, or a .pt file")
+
+
+def no_package(path: Path, hint: str = "") -> DataError:
+    """The error for a folder without a model package."""
+    return DataError(f"{path} holds no model package, that is a folder with model.toml{hint}")

@@ -18,12 +18,39 @@ def imported_by(code: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["run", "--help"], ["compare", "--help"], ["run", "--nosuch"], ["nosuch"]]
+    "arguments",
+    [
+        ["--help"],
+        ["run", "--help"],
+        ["compare", "--help"],
+        ["run", "--nosuch"],
+        ["nosuch"],
+        ["methods"],
+        ["methods", "nosuch"],
+        ["datasets", "--json"],
+        ["partitions"],
+        ["run", "nosuch"],
+        ["run", "fedavg"],
+        ["run", "fedavg", "--dataset", "nosuch"],
+        ["run", "fedavg", "--dataset", "./nowhere.pt"],
+        ["run", "fedavg", "--dataset", "/nowhere/tables"],
+        ["run", "fedavg", "--dataset", "cora", "--set", "nosuch=1"],
+        ["run", "fedavg", "--config", "nowhere.toml"],
+        ["run", "./nowhere.py", "--dataset", "cora"],
+        ["compare", "fedavg", "nosuch", "--dataset", "cora"],
+        ["resume", "nowhere"],
+        ["audit", "nowhere"],
+        ["watch", "nowhere"],
+        ["report", "nowhere"],
+        ["status", "nowhere"],
+        ["predict", "nowhere", "--out", "p.csv"],
+    ],
+    ids=" ".join,
 )
-def test_help_and_wrong_options_import_nothing_large(arguments: list[str]) -> None:
+def test_lists_help_and_common_mistakes_import_nothing_large(arguments: list[str]) -> None:
     assert imported_by(f"from isthmus.cli.main import main\nmain({arguments!r})") == set()
 
 
-def test_listing_methods_leaves_torch_geometric_out() -> None:
-    found = imported_by("from isthmus.cli.main import main\nmain(['methods'])")
+def test_the_script_of_a_method_leaves_torch_geometric_out() -> None:
+    found = imported_by("from isthmus.cli.main import main\nmain(['methods', 'fedavg'])")
     assert "torch" in found and "torch_geometric" not in found

@@ -46,7 +46,7 @@ WRONG = {
     "report nowhere": "no such folder",
     "report empty": "name a folder written by `isthmus run`",
     "report afile --out empty": "for example empty/report.html",
-    "watch nowhere": "isthmus run makes one",
+    "watch nowhere": "start one with `isthmus run`",
     "watch empty --port 99999999": "65535",
     "watch": "Missing argument",
     "disclose fedavgg": "did you mean 'fedavg'?",

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isthmus.data.from_arrays import both_ways
 from isthmus.data.node_data import NodeData
 from isthmus.data.partition import client_ids
 from isthmus.data.scenario import Scenario, build_scenario
@@ -199,3 +200,19 @@ def test_a_single_client_has_the_graph_itself() -> None:
     (data,) = scenario.parts.values()
     assert data.x is scenario.whole.x and data.edge_index is scenario.whole.edge_index
     assert data.cross is not None and data.cross.num_edges == 0
+
+
+@pytest.mark.parametrize("case", ["directed", "loops", "twice", "ready", "none"])
+def test_both_ways_is_what_sorting_columns_gives(case: str) -> None:
+    generator = torch.Generator().manual_seed(3)
+    arcs = torch.randint(0, 12, (2, 40), generator=generator)
+    if case != "loops":
+        arcs = arcs[:, arcs[0] != arcs[1]]
+    if case == "twice":
+        arcs = torch.cat([arcs, arcs], dim=1)
+    if case == "none":
+        arcs = arcs[:, :0]
+    wanted = torch.unique(torch.cat([arcs, arcs.flip(0)], dim=1), dim=1)
+    if case == "ready":
+        assert both_ways(wanted, 12) is wanted
+    assert torch.equal(both_ways(arcs, 12), wanted)

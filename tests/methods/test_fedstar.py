@@ -291,8 +291,28 @@ def test_a_run_continued_is_bit_equal(motifs: GraphScenario) -> None:
 
 def test_it_learns_what_only_structure_tells(motifs: GraphScenario) -> None:
     """Motifs differ in structure; two channels find them in a few rounds."""
-    line = play(motifs, rounds=25, lr=0.01, hidden=(16, 16), degrees=8, steps=8, dropout=0.0).loop.lines[-1]
+    line = play(
+        motifs, rounds=25, lr=0.01, hidden=(16, 16), degrees=8, steps=8, dropout=0.0, score_train=True
+    ).loop.lines[-1]
     assert line["train_loss"] < 0.35 and line["test_client_mean"] > 0.8
+
+
+def test_training_graphs_are_predicted_only_where_asked(motifs: GraphScenario) -> None:
+    """Scores of validation and test are the same; those of training graphs cost most and are left out."""
+    found = {asked: play(motifs, score_train=asked) for asked in (False, True)}
+    few, all_ = (found[asked].loop.lines[-1] for asked in (False, True))
+    assert few["val"] == all_["val"] and few["test_loss"] == pytest.approx(all_["test_loss"], rel=1e-5)
+    assert few["train_loss"] is None and all_["train_loss"] > 0.0
+    for client in motifs.parts:
+        assert set(few["per_client"][client]) == {"val", "test"} and all_["per_client"][client]["train"][1] > 0
+        learner = found[False].engine.party(client).client.learner
+        assert len(learner.scored_rows) == learner.num_samples - learner.num_train
+        weights = found[False].engine.party(client).client.export()
+        whole = learner.logits(weights)
+        with learner.scoring() as parts:
+            only_scored = learner.logits(weights)
+        rows = parts["val"] | parts["test"]
+        assert torch.allclose(only_scored[rows], whole[rows], atol=1e-5) and not only_scored[~rows].any()
 
 
 # -- embeddings ------------------------------------------------------------------------------------

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 from graph_helpers import graph_set
+from torch.func import functional_call
 
 from isthmus.data.embeddings import structure_embedding
 from isthmus.nn.dropout import DropoutSource
-from isthmus.nn.gin_gradients import _tanh, gin_gradients, has_manual_gradient
+from isthmus.nn.gin_gradients import _tanh, gin_gradients, gin_logits, has_manual_gradient
 from isthmus.nn.graph_batch import Batch, pack_graphs
 from isthmus.nn.graph_models import GraphModel
 from isthmus.nn.graph_train import autograd_gradients
@@ -109,3 +110,11 @@ def test_other_models_are_left_to_autograd() -> None:
     assert not has_manual_gradient(
         TwoChannel("gin", "gcn", num_structure=8, hidden=(4,), pooled=False, **SHAPE).double(), batch
     )
+
+
+@pytest.mark.parametrize("kind", ["one", "two"])
+def test_logits_are_those_of_forward(kind: str) -> None:
+    model, batch = model_of(kind), batch_of(4)
+    with torch.no_grad():
+        wanted = functional_call(model, get_weights(model), (batch,))
+    assert float((gin_logits(model, get_weights(model), batch) - wanted).abs().max()) < 1e-12

@@ -27,7 +27,7 @@ def test_a_run_before_in_and_after_its_rounds(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"not a run folder .*the newest in it is .*run"):
         serve(tmp_path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"not a run folder .*isthmus run makes one"):
+    with pytest.raises(DataError, match=r"not a run folder .*start one with `isthmus run`"):
         serve(tmp_path / "empty")
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from isthmus.api.history import History
 from isthmus.api.model_words import model_words
-from isthmus.errors import ConfigError, DataError, unknown
+from isthmus.errors import ConfigError, DataError, check_run_folder, unknown
 from isthmus.experiments.config import Settings, settings_from_toml
 from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.model_package import MODELS, ModelPackage, read_package, read_packages
@@ -170,8 +170,7 @@ def load(path: str | os.PathLike[str]) -> Result:
         path: The run folder, wherever it lies now.
     """
     folder = RunFolder(Path(path))
-    if not (folder.path / "config.toml").is_file():
-        raise DataError(f"{path} is not a run folder (no config.toml); isthmus run makes one")
+    check_run_folder(folder.path)
     found = folder.result()
     if found is None:
         raise DataError(f"{path} holds no finished run: continue it with `isthmus resume {path}`")

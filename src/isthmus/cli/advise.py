@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isthmus.cli.console import print_table
+from isthmus.cli.known import check_run
 from isthmus.cli.run import Clients, Config, Dataset, Json, Metric, Partition, Set, Split
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def command(
     json_: Json = False,
 ) -> None:
     """Look at a graph and its parts and say which methods fit, with which settings, and why. Nothing is trained."""
+    check_run((), dataset, (), config)
     from isthmus.experiments.advice.auto import advice_for
     from isthmus.experiments.config_values import parse_override
 

@@ -14,7 +14,7 @@ import typer
 
 from isthmus.cli.console import print_table, stdout
 from isthmus.cli.run import Json
-from isthmus.errors import DataError
+from isthmus.errors import DataError, check_run_folder
 
 if TYPE_CHECKING:
     from isthmus.cli.recover import Recovered
@@ -42,6 +42,8 @@ def command(
     """List the attacks that apply to what each party of a run received; with a transcript, run them and report what
     they recover.
     """
+    for path in (run_dir, *(beside or ())):
+        check_run_folder(path)
     from isthmus.cli.recover import recover
     from isthmus.federation.audit import ATTACKS, judge
     from isthmus.federation.transcript import FOLDER
@@ -85,8 +87,7 @@ def command(
 def _run(run_dir: Path) -> RunFolder:
     from isthmus.experiments.folder import RunFolder
 
-    if not (run_dir / "config.toml").is_file():
-        raise DataError(f"{run_dir} is not a run folder (no config.toml); start one with `isthmus run`")
+    check_run_folder(run_dir)
     return RunFolder(run_dir)
 
 

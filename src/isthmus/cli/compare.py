@@ -11,6 +11,7 @@ import typer
 from isthmus.api.progress import size
 from isthmus.cli.batch import Jobs, Out, Runs, TableFile, interruptible
 from isthmus.cli.console import print_table
+from isthmus.cli.known import check_run
 from isthmus.cli.run import (
     Clients,
     Config,
@@ -26,6 +27,7 @@ from isthmus.cli.run import (
     Set,
     Split,
 )
+from isthmus.experiments.config_values import parse_override
 
 NAME = "compare"
 
@@ -54,10 +56,11 @@ def command(
     json_: Json = False,
 ) -> None:
     """Run several methods on one scenario; table, disclosure and report."""
+    overrides = dict(parse_override(text) for text in set_ or ())
+    check_run(methods, dataset, overrides, config, plugin, preset)
     from isthmus.api.batch import raise_failure
     from isthmus.api.compare import compare_outcomes
     from isthmus.api.table import check_table_file, write_table
-    from isthmus.experiments.config_values import parse_override
 
     check_table_file(table)
     flags = {
@@ -72,7 +75,6 @@ def command(
         "engine": engine,
         "plugins": plugin,
     }
-    overrides = dict(parse_override(text) for text in set_ or ())
     found, outcomes = compare_outcomes(
         methods, flags, overrides, config, runs=runs, out=out, run=interruptible(jobs, silent=True)
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from isthmus.cli import known
 from isthmus.cli.console import print_table
 from isthmus.errors import ConfigError, DataError
 
@@ -30,19 +31,25 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 @app.command("list")
 def datasets(json_: Json = False) -> None:
     """List everything --dataset accepts: node sets, sets of graphs, settings of several sets, generators."""
-    from isthmus.data.catalogue import list_datasets
+    entries = known.datasets()
+    if entries is None:
+        from isthmus.data.catalogue import list_datasets
 
-    entries = list_datasets()
+        entries = [entry.to_json() for entry in list_datasets()]
     if json_:
-        print(json.dumps({"datasets": [entry.to_json() for entry in entries]}))
+        print(json.dumps({"datasets": entries}))
         return
-    rows = [(entry.name, entry.task, entry.kind, entry.where or "not here", _size(entry.size)) for entry in entries]
+    rows = [
+        (entry["name"], entry["task"], entry["kind"], entry["where"] or "not here", _size(entry["size"]))
+        for entry in entries
+    ]
     print_table(("name", "task", "kind", "where", "size"), rows)
 
 
 @app.command("get")
 def get(name: Annotated[str, typer.Argument(help="Data set or setting.")], json_: Json = False) -> None:
     """Download a data set if necessary, verify and convert it, so that runs need no network."""
+    known.check_dataset(name)
     from isthmus.data import catalogue
 
     found = catalogue.get(name)
@@ -58,6 +65,8 @@ def verify(
     json_: Json = False,
 ) -> None:
     """Check the SHA-256 of every raw file that is here, and whether some are missing. Nothing is downloaded."""
+    for name in names or ():
+        known.check_dataset(name)
     from isthmus.data import catalogue
 
     results = catalogue.verify(names or ())
@@ -176,6 +185,7 @@ def partitions(
             raise ConfigError("--partition, --clients and --split describe a data set: give --dataset too")
         _list_partitions(json_)
         return
+    known.check_dataset(dataset)
     from isthmus.data.graphscenario import task_of
     from isthmus.experiments.scenarios import build, report_statistics
 
@@ -195,9 +205,13 @@ def partitions(
 
 
 def _list_partitions(json_: bool) -> None:
-    from isthmus.data.catalogue import list_partitions
+    found = known.known()
+    if found is not None:
+        rows = found["partitions"]
+    else:
+        from isthmus.data.catalogue import list_partitions
 
-    rows = list_partitions()
+        rows = list_partitions()
     if json_:
         print(json.dumps({"partitions": rows}))
     else:

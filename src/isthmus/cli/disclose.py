@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 from isthmus.cli.console import print_table, stdout
+from isthmus.cli.known import check_run
 from isthmus.cli.run import Plugin, Preset, Profile
+from isthmus.experiments.config_values import parse_override
 
 NAME = "disclose"
 
@@ -31,8 +33,9 @@ def command(
     """Print a method's disclosure sheet: which kinds of content each party receives, and how they are protected, with
     the settings a run would have.
     """
+    overrides = dict(map(parse_override, set_ or ()))
+    check_run([method], dataset, overrides, None, plugin, preset)
     from isthmus.experiments.config import resolve
-    from isthmus.experiments.config_values import parse_override
     from isthmus.experiments.disclosure import sheet_of_settings
     from isthmus.federation.ledger import PROTECTIONS
     from isthmus.methods.registry import get_method
@@ -47,7 +50,7 @@ def command(
         "secure_sum": secure_sum or None,
         "plugins": plugin,
     }
-    settings = resolve(method, flags, dict(map(parse_override, set_ or ())))
+    settings = resolve(method, flags, overrides)
     entry = get_method(settings.run.method)
     lines = sheet_of_settings(settings)
     rows = [

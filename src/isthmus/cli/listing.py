@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 from isthmus.cli.console import print_table
+from isthmus.cli.known import known
 from isthmus.cli.run import Plugin
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, unknown
 
 
 def methods(
@@ -24,6 +26,17 @@ def methods(
     """List the methods, or the settings of one with their defaults and meaning; with --script which of its handlers
     are called in each phase, for its author to paste.
     """
+    found = None if plugin else known()
+    if name is None and found is not None and not script:
+        _list(found["methods"], json_)
+        return
+    if (
+        name is not None
+        and found is not None
+        and not name.partition(":")[0].endswith(".py")
+        and name not in found["methods"]
+    ):
+        raise unknown("method", name, found["methods"])
     from isthmus.methods.own_parts import find_method, load_all
 
     load_all(plugin or ())
@@ -40,9 +53,12 @@ def methods(
         return
     from isthmus.methods.registry import all_methods
 
-    found = [
-        {"name": m.name, "summary": m.summary, "preset": m.preset, "reference": m.reference} for m in all_methods()
-    ]
+    _list({each.name: vars(each) for each in all_methods()}, json_)
+
+
+def _list(methods: Mapping[str, Mapping[str, Any]], json_: bool) -> None:
+    fields = ("summary", "preset", "reference")
+    found = [{"name": name} | {field: facts[field] for field in fields} for name, facts in methods.items()]
     if json_:
         print(json.dumps({"methods": found}))
         return

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from isthmus.errors import no_package
+
 NAME = "predict"
 
 
@@ -39,6 +41,8 @@ def command(
 
     Without data options the models predict for the data they were trained on.
     """
+    if not package.exists():
+        raise no_package(package, ": there is no such folder")
     from isthmus.data.own_graph import read_pt
     from isthmus.experiments.models import check_ending, load_models, pooled_accuracy, write_predictions
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from isthmus.errors import DataError
+
 NAME = "report"
 
 
@@ -15,6 +17,8 @@ def command(
     out: Annotated[Path, typer.Option(help="HTML file to write.")] = Path("report.html"),
 ) -> None:
     """Write one self-contained HTML page about finished runs."""
+    if run_dirs and not any(path.exists() for path in run_dirs):
+        raise DataError("no usable run folder: " + "; ".join(f"{path}: no such folder" for path in run_dirs))
     from isthmus.report import find_runs, write_report
 
     print(f"report: {write_report(find_runs(run_dirs), out)}")

@@ -9,6 +9,7 @@ import typer
 
 from isthmus.api.progress import ProgressDisplay
 from isthmus.cli.run import Json, run_and_print
+from isthmus.errors import check_run_folder
 
 NAME = "resume"
 
@@ -21,6 +22,8 @@ def command(
     json_: Json = False,
 ) -> None:
     """Continue a run from its newest checkpoint; the result is that of an uninterrupted run."""
+    if rounds is None:
+        check_run_folder(run_dir)
     from isthmus.experiments.run import resume
 
     display = ProgressDisplay()

@@ -13,6 +13,8 @@ import typer
 
 from isthmus.api.progress import ProgressDisplay
 from isthmus.cli.console import print_result, print_results
+from isthmus.cli.known import check_run
+from isthmus.experiments.config_values import parse_override
 
 NAME = "run"
 
@@ -63,10 +65,12 @@ def command(
     json_: Json = False,
 ) -> None:
     """Run a method and write a run folder."""
+    overrides = dict(parse_override(text) for text in set_ or ())
+    chosen = _seeds(seed)
+    check_run([method], dataset, overrides, config, plugin, preset)
     from isthmus.api.runs import run_several, seeds_of
     from isthmus.experiments.advice.auto import AUTO
     from isthmus.experiments.config import resolve
-    from isthmus.experiments.config_values import parse_override
     from isthmus.experiments.run import start
 
     flags = {
@@ -81,8 +85,6 @@ def command(
         "engine": engine,
         "plugins": plugin,
     }
-    overrides = dict(parse_override(text) for text in set_ or ())
-    chosen = _seeds(seed)
     several = seeds_of(chosen, runs)
     if method == AUTO:
         _run_auto({**flags, "seed": chosen}, overrides, config, out, several=several is not None, json_=json_)

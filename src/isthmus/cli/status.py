@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from isthmus.cli.console import print_table
+from isthmus.errors import no_federation
 
 NAME = "status"
 
@@ -19,6 +20,8 @@ def command(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show a federation: server, organisations, runs. Exit code 4 if the server does not answer."""
+    if not (federation / "federation.toml").is_file():
+        raise no_federation(federation)
     from isthmus.deploy.federation_folder import FederationFolder
     from isthmus.errors import RunError
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from isthmus.errors import RunError
+from isthmus.errors import RunError, no_federation
 
 NAME = "stop"
 
@@ -17,6 +17,8 @@ def command(
     run: Annotated[str | None, typer.Option(help="Stop this run only; it can be submitted again.")] = None,
 ) -> None:
     """Stop a run, or without --run the server. OrganisationKeys end their part themselves, with Ctrl-C."""
+    if not (federation / "federation.toml").is_file():
+        raise no_federation(federation)
     from isthmus.deploy.federation_folder import FederationFolder
 
     folder = FederationFolder.read(federation)

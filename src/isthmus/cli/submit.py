@@ -12,7 +12,7 @@ import typer
 
 from isthmus.api.progress import ProgressDisplay
 from isthmus.cli.run import Json, run_and_print
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, no_federation
 
 NAME = "submit"
 
@@ -36,6 +36,8 @@ def command(
     """Submit a run and wait for its result; after a crash it is submitted again and continues from the newest
     checkpoint.
     """
+    if (run or again or predict) and not (federation / "federation.toml").is_file():
+        raise no_federation(federation)
     from isthmus.deploy.federation_folder import FederationFolder
     from isthmus.deploy.processes import user
 

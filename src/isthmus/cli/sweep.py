@@ -10,6 +10,7 @@ import typer
 
 from isthmus.cli.batch import Jobs, Out, Runs, TableFile, interruptible
 from isthmus.cli.console import print_table
+from isthmus.cli.known import check_run
 from isthmus.cli.run import (
     Clients,
     Config,
@@ -25,6 +26,7 @@ from isthmus.cli.run import (
     Set,
     Split,
 )
+from isthmus.experiments.config_values import parse_override
 
 NAME = "sweep"
 
@@ -53,11 +55,12 @@ def command(
     json_: Json = False,
 ) -> None:
     """Run a method over a grid of settings."""
+    overrides = dict(parse_override(text) for text in set_ or ())
+    check_run([method], dataset, overrides, config, plugin, preset)
     from isthmus.api.batch import raise_failure
     from isthmus.api.sweep import parse_grid, sweep_outcomes
     from isthmus.api.table import check_table_file, write_table
     from isthmus.errors import ConfigError
-    from isthmus.experiments.config_values import parse_override
 
     check_table_file(table)
     axes = dict(parse_grid(text) for text in grid)
@@ -75,7 +78,6 @@ def command(
         "engine": engine,
         "plugins": plugin,
     }
-    overrides = dict(parse_override(text) for text in set_ or ())
     found, outcomes = sweep_outcomes(
         method, axes, flags, overrides, config, runs=runs, out=out, run=interruptible(jobs, silent=True)
     )

@@ -12,6 +12,7 @@ import typer
 from isthmus.api.several import SPREAD
 from isthmus.cli.batch import Jobs, Out, Runs, TableFile, interruptible
 from isthmus.cli.console import print_table, stdout
+from isthmus.cli.known import check_run
 from isthmus.cli.run import Clients, Config, Dataset, Json, Metric, Partition, Plugin, Preset, Rounds, Set, Split
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def command(
     """Run methods with their own settings, attack what they send, and set score, bytes and what came out side by
     side; as a table and a page with a picture.
     """
+    check_run(methods or (), dataset, (), config, plugin, preset)
     from isthmus.api.batch import raise_failure
     from isthmus.api.compare import compare_outcomes
     from isthmus.api.table import check_table_file, write_table

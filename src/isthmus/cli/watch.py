@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from isthmus.errors import ConfigError, DataError
+from isthmus.errors import ConfigError, DataError, check_run_folder
 
 NAME = "watch"
 HOST = "127.0.0.1"
@@ -34,6 +34,8 @@ def command(
 
 def serve(run_dir: Path, port: int = 0) -> ThreadingHTTPServer:
     """A server of the live page, on the loopback interface."""
+    if not run_dir.exists():
+        check_run_folder(run_dir)
     from isthmus.report.live import live_page
 
     live_page(run_dir)  # refuse what is no run before a browser asks

@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 
 CountsT = TypeVar("CountsT")
 
-VERSION = 2  # of the conversion: raise it when converted files of older versions must not be used
 SPARSE_BELOW = 0.15  # density under which CSR products beat dense ones (measured on bag-of-words features)
 
 
@@ -142,7 +141,7 @@ def write_cached(name: str, key: str, tensors: Mapping[str, Tensor], source: str
 
 
 def _path(name: str, key: str) -> Path:
-    return store.cache() / "converted" / f"{name}-{key}-v{VERSION}.safetensors"
+    return store.converted(name, key)
 
 
 def is_cached(name: str, key: str) -> bool:

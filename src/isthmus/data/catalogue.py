@@ -46,14 +46,13 @@ class Entry:
 
 def list_datasets() -> list[Entry]:
     """Everything ``--dataset`` takes: node sets, sets of graphs, settings, generators. Nothing is opened or fetched."""
-    where_is = {name: _where(name, raws) for name, raws in _raws().items()}
+    where_is = {name: store.where(name, raws) for name, raws in places().items()}
     entries = [Entry(name, "node", "data set", vars(item.counts), where_is[name]) for name, item in NODE_SETS.items()]
     entries += [
         Entry(name, "graph", "data set", vars(item.counts), where_is[name]) for name, item in GRAPH_SETS.items()
     ]
     for name, members in SETTINGS.items():
-        places = {where_is[member] for member in members}
-        where = None if None in places else "mirror" if places == {"mirror"} else "cache"
+        where = store.where_all(where_is[member] for member in members)
         entries.append(Entry(name, "graph", "setting", {"data sets": list(members), "clients": len(members)}, where))
     for task, kinds in (("node", GENERATORS), ("graph", GRAPH_GENERATORS)):
         entries += [Entry(name, task, "generator", vars(cls()), "generated") for name, cls in kinds.items()]
@@ -95,7 +94,7 @@ def verify(names: Iterable[str] = ()) -> list[Verified]:
         names: Data sets and settings; all if empty.
     """
     chosen = list(names)
-    raws = _raws()
+    raws = places()
     if chosen:
         wanted = [member for name in chosen for member in _names(name)]
         raws = {name: raws[name] for name in wanted}
@@ -117,7 +116,7 @@ def list_partitions() -> list[dict[str, str]]:
     ]
 
 
-def _raws() -> dict[str, tuple[store.RawFiles, ...]]:
+def places() -> dict[str, tuple[store.RawFiles, ...]]:
     """Places each data set can be read from, in the order they are tried; the first gives the key of the converted
     copy.
     """
@@ -137,20 +136,13 @@ def _names(name: str) -> tuple[str, ...]:
     return SETTINGS.get(name.lower()) or (find_graphs(name).name,)
 
 
-def _where(name: str, raws: tuple[store.RawFiles, ...]) -> str | None:
-    for raw in raws:
-        if (found := store.locate(raw, network=False)) is not None:
-            return "mirror" if found.source == "mirror" else "cache"
-    return "cache" if cache_format.is_cached(name, raws[0].key()) else None
-
-
 def _verify(name: str, raws: tuple[store.RawFiles, ...]) -> Verified:
     lost = [f"{raw.folder} of the mirror lacks {', '.join(files)}" for raw in raws if (files := store.lacking(raw))]
-    places = [(raw, found) for raw in raws if (found := store.locate(raw, network=False)) is not None]
-    if lost and not any(found.source == "mirror" for _, found in places):
+    here = [(raw, found) for raw in raws if (found := store.locate(raw, network=False)) is not None]
+    if lost and not any(found.source == "mirror" for _, found in here):
         return Verified(name, "incomplete", "mirror", tuple(lost))
-    if places:
-        raw, found = places[0]
+    if here:
+        raw, found = here[0]
         problems = tuple(_problems(name, raw, found))
         return Verified(name, "damaged" if problems else "ok", found.source, problems)
     if cache_format.is_cached(name, raws[0].key()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from isthmus.data.node_data import NodeData
 from isthmus.data.whole_graph import empty_masks
@@ -31,6 +32,21 @@ def undirected(edges: NDArray[np.integer], num_nodes: int) -> NDArray[np.int64]:
     )
 
 
+def both_ways(arcs: Tensor, num_nodes: int) -> Tensor:
+    """Every arc and its reverse once, self-loops kept, sorted by source and target; the given tensor where it is that
+    already. Sorting one number per arc takes a fraction of the time and memory of sorting columns.
+    """
+    source, target = arcs.numpy()
+    codes = _numbered(source, target, num_nodes)
+    back = _numbered(target, source, num_nodes)
+    back.sort()
+    if bool((codes[1:] > codes[:-1]).all()) and np.array_equal(codes, back):
+        return arcs
+    codes = np.concatenate([codes, back])
+    del back
+    return torch.from_numpy(_sorted(codes, num_nodes))
+
+
 def simple(arcs: NDArray[np.integer], num_nodes: int) -> NDArray[np.int64]:
     """Every arc once, self-loops dropped, sorted by source and target."""
     return _sorted(_codes(arcs[0], arcs[1], num_nodes), num_nodes)
@@ -38,11 +54,16 @@ def simple(arcs: NDArray[np.integer], num_nodes: int) -> NDArray[np.int64]:
 
 def _codes(source: NDArray[np.integer], target: NDArray[np.integer], num_nodes: int) -> NDArray[np.int64]:
     """One number per arc that is no loop. Arcs by the hundred million are at their most here, so nothing is copied."""
+    codes = _numbered(source, target, num_nodes)
+    loops = np.flatnonzero(source == target)
+    return np.delete(codes, loops) if len(loops) else codes
+
+
+def _numbered(source: NDArray[np.integer], target: NDArray[np.integer], num_nodes: int) -> NDArray[np.int64]:
     codes = source.astype(np.int64)
     codes *= num_nodes
     codes += target
-    loops = np.flatnonzero(source == target)
-    return np.delete(codes, loops) if len(loops) else codes
+    return codes
 
 
 def _sorted(codes: NDArray[np.int64], num_nodes: int) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ from typing import Literal
 from isthmus.data import given
 from isthmus.data.own_graph import OwnGraphs, content_hash, read_pt
 from isthmus.data.whole_graph import Loaded
-from isthmus.errors import ConfigError, DataError
+from isthmus.errors import ConfigError, DataError, no_tables
 
 SITE_TABLES = "tables"
 """Data set of a run between organisations: the tables each of them has."""
@@ -71,7 +71,7 @@ def tables_folder(dataset: str) -> Path:
     """The folder of tables a data set names."""
     folder = Path(dataset).expanduser()
     if not folder.exists():
-        raise DataError(f"there is no folder {dataset}: a data set with a slash is a folder of tables, or a .pt file")
+        raise no_tables(dataset)
     return folder
 
 

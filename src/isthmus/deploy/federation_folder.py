@@ -49,7 +49,7 @@ from isthmus.deploy.run_status import (
 )
 from isthmus.deploy.run_supervisor import RunSupervisor
 from isthmus.deploy.startup_kit import StartupKit
-from isthmus.errors import ConfigError, RunError, unknown
+from isthmus.errors import ConfigError, RunError, no_federation, unknown
 from isthmus.experiments.callbacks import Callback
 from isthmus.experiments.config import Settings, settings_from_toml
 from isthmus.experiments.folder import RunFolder
@@ -98,9 +98,7 @@ class FederationFolder:
             _check_format(path, raw.pop("format", 1))
             return cls(path, FederationConfig(**{**raw, "organisations": tuple(raw["organisations"])}))
         except OSError:
-            raise ConfigError(
-                f"{path} holds no federation (no {CONFIG}): make one with `isthmus server init`"
-            ) from None
+            raise no_federation(path) from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"{path / CONFIG} is damaged ({type(error).__name__}): make the federation again"

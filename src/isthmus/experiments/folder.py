@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from isthmus.errors import ConfigError, DataError, ProtocolError, RunError
+from isthmus.errors import ConfigError, DataError, ProtocolError, RunError, check_run_folder
 from isthmus.federation import codec
 from isthmus.federation.ledger import Entry
 from isthmus.federation.messages import PartyId
@@ -137,8 +137,7 @@ class RunFolder:
         """The folder of a run that was started before, locked."""
         folder = cls(path)
         try:
-            if not (path / "config.toml").is_file():
-                raise DataError(f"{path} is not a run folder (no config.toml); start one with `isthmus run`")
+            check_run_folder(path)
             folder.lock()
         except OSError as error:
             raise ConfigError(f"cannot write the run folder {path}: {error.strerror}; make it writable") from None

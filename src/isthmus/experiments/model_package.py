@@ -36,7 +36,7 @@ import isthmus
 from isthmus.data.feature_scaling import UNSCALED, Scaling
 from isthmus.data.graph_set import GraphSetData
 from isthmus.data.tables.model import TablesModel
-from isthmus.errors import ConfigError, DataError
+from isthmus.errors import ConfigError, DataError, no_package
 from isthmus.experiments.config import Settings, settings_from_toml
 from isthmus.experiments.disclosure import sheet_of_settings
 from isthmus.experiments.folder import write_atomic
@@ -333,12 +333,10 @@ def read_packages(folder: Path) -> dict[ClientId, ModelPackage]:
             raise DataError(f"{path} and {found[package.client].path} are both of {package.client}: take one away")
         found[package.client] = package
     if not found:
-        hint = ": a run folder has them under models/"
-        if not folder.is_dir():
-            hint = ": there is no such folder"
-        elif list(folder.glob("*.safetensors")):
+        hint = ": a run folder has them under models/" if folder.is_dir() else ": there is no such folder"
+        if list(folder.glob("*.safetensors")):
             hint = " (older versions wrote bare weights: train again)"
-        raise DataError(f"{folder} holds no model package, that is a folder with {MODEL}{hint}")
+        raise no_package(folder, hint)
     first, *others = found.values()
     for other in others:
         if _settings_text(other.facts) != _settings_text(first.facts):

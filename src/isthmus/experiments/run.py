@@ -352,6 +352,9 @@ class RunDriver:
             facts,
             describe_model(self.settings.method_config, self.view),
         )
+        for row in result["per_client"] or ():
+            if row["train"] is None and row["test"] is not None and row["client"] in self.parts:  # not scored
+                row["train"] = int(self.parts[row["client"]].num_train)
         if loop.missed:
             result["absent"] = {client: _stretches(steps) for client, steps in sorted(loop.missed.items())}
         if (tried := folder.path / TRIALS).exists():

@@ -31,11 +31,11 @@ def evaluation_line(evaluations: Mapping[str, Evaluation], nodes: Mapping[str, i
     groups = _groups(columns)
     line["test_groups"] = {group: column.sums() for group, column in groups.items()}
     line["test_group_client_means"] = {group: client_mean(column.scores()) for group, column in groups.items()}
-    line["train_loss"] = columns["train"].pooled_loss()
-    shown = [columns[part].counts() for part in ("train", "val", "test")]
+    line["train_loss"] = columns["train"].pooled_loss() if "train" in columns else None  # not scored
+    shown = {part: columns[part].counts() for part in ("train", "val", "test") if part in columns}
     line["per_client"] = {
-        client: {"train": train, "val": val, "test": test}
-        for client, train, val, test in zip(columns["train"].clients, *shown, strict=True)
+        client: dict(zip(shown, counts, strict=True))
+        for client, *counts in zip(columns["test"].clients, *shown.values(), strict=True)
     }
     return line
 
@@ -103,7 +103,7 @@ def summed_line(scores: SummedScores, bins: ScoreBins | None) -> dict[str, Any]:
     groups = _groups(columns)
     line["test_groups"] = {group: column.sums() for group, column in groups.items()}
     line["test_group_client_means"] = {group: means.get(f"test:{group}") for group in line["test_groups"]}
-    line["train_loss"] = columns["train"].pooled_loss()
+    line["train_loss"] = columns["train"].pooled_loss() if "train" in columns else None  # not scored
     line["per_client"] = None
     line["client_scores"] = None
     if bins is not None:

@@ -21,6 +21,7 @@ def idle_settings(config: Any, given: Collection[str], task: str) -> list[str]:
     rules = [
         ("batch_size", full, "batches=full takes all training nodes in every step; set batches=neighbours"),
         ("fanout", task == "graph" or sampled != "neighbours", "only batches=neighbours draws neighbours"),
+        ("score_train", task == "node", "training nodes are predicted with the others and always scored"),
         ("batches", task == "graph", "graph tasks take batch_size graphs in every step"),
         ("lr_decay", getattr(config, "schedule", "decay") != "decay", "only schedule=decay uses it"),
         ("lr_step", getattr(config, "schedule", "decay") != "decay", "only schedule=decay uses it"),

@@ -5,7 +5,8 @@ once.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -20,12 +21,14 @@ from isthmus.metrics.groups import minority_mask
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.blocks import predict_blocks
 from isthmus.nn.dropout import DropoutSource
-from isthmus.nn.graph_batch import node_batch, pack_graphs
+from isthmus.nn.graph_batch import Batch, node_batch, pack_graphs
 from isthmus.nn.graph_models import GraphModel
 from isthmus.nn.graph_train import (
     batch_gradients,
+    batches_to_predict,
     graph_gradients,
     predict_batch,
+    predict_batches,
     predict_graphs,
     train_batch,
     train_graphs,
@@ -77,6 +80,8 @@ class Hyper(Protocol):
     def batches(self) -> Any: ...
     @property
     def fanout(self) -> tuple[int, ...]: ...
+    @property
+    def score_train(self) -> bool: ...
     @property
     def class_weight(self) -> Any: ...
     @property
@@ -152,7 +157,12 @@ class Learner(ABC):
 
     @abstractmethod
     def logits(self, weights: Weights) -> Tensor:
-        """One row per sample."""
+        """One row per sample; with `scoring`, those of samples that are not scored are zero."""
+
+    @contextmanager
+    def scoring(self) -> Iterator[Mapping[str, Tensor]]:
+        """While scores are formed: the parts to score. `logits` may leave the rows of other samples out."""
+        yield self.masks
 
 
 class NodeLearner(Learner):
@@ -308,6 +318,30 @@ class GraphLearner(Learner):
         if config.class_weight == "balanced":
             counts = torch.bincount(data.y[data.train], minlength=data.num_classes).clamp(min=1)
             self.sample_weight = (1.0 / counts.to(config.dtype))[data.y]
+        self._only_scored = False
+
+    @cached_property
+    def scored(self) -> dict[str, Tensor]:
+        """The parts that are scored: training graphs only where the run asks for it, as they would be predicted for
+        that alone.
+        """
+        return {part: mask for part, mask in self.masks.items() if part != "train" or self.config.score_train}
+
+    @cached_property
+    def scored_rows(self) -> Tensor:
+        return torch.stack(list(self.scored.values())).any(0).nonzero().flatten()
+
+    @cached_property
+    def scored_batches(self) -> list[Batch]:
+        return batches_to_predict(self.pack, self.scored_rows)
+
+    @contextmanager
+    def scoring(self) -> Iterator[Mapping[str, Tensor]]:
+        self._only_scored = True
+        try:
+            yield self.scored
+        finally:
+            self._only_scored = False
 
     def _train(self, weights: Weights, state: OptimizerState, streams: Streams, settings: TrainSettings) -> TrainResult:
         return train_graphs(
@@ -334,7 +368,12 @@ class GraphLearner(Learner):
         )[0]
 
     def logits(self, weights: Weights) -> Tensor:
-        return predict_graphs(self.model, weights, self.pack)
+        if not self._only_scored:
+            return predict_graphs(self.model, weights, self.pack)
+        found = predict_batches(self.model, weights, self.pack, self.scored_batches)
+        logits = torch.zeros(self.num_samples, found.shape[1], dtype=found.dtype)
+        logits[self.scored_rows] = found
+        return logits
 
 
 class NodeBatchLearner(Learner):

@@ -62,6 +62,8 @@ class TrainConfig:
         batch_size: Graphs per step in graph tasks, training nodes per step with such batches.
         fanout: Neighbours drawn of a node with ``neighbours``, last layer first; the last number holds for the rest.
             The first layer uses all neighbours.
+        score_train: Whether evaluation in graph tasks scores training graphs too, for curves of the training loss: it
+            then takes several times as long. Node tasks always score training nodes.
         local_epochs: Passes over its training samples a client makes in a round (E): one step each with full batches.
         precision: Of weights and features.
         init: First weights as each layer's authors draw them, or every number of a node model, biases too, from U(0, 1)
@@ -96,6 +98,7 @@ class TrainConfig:
     batches: Literal["full", "neighbours", "clusters"] = "full"
     batch_size: int = 128
     fanout: tuple[int, ...] = (10,)
+    score_train: bool = False
     precision: Literal["float32", "float64"] = "float32"
     init: Literal["standard", "uniform01"] = "standard"
     first_weights: Literal["common", "own"] = "common"
@@ -354,9 +357,10 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
     def evaluate(self) -> Evaluation:
         """Score the client's own model on its own data."""
         learner = self.learner
-        if self._counter is None or self._counter[0] is not learner:
-            self._counter = learner, Counter([learner.y], [learner.masks])
-        evaluation = self._counter[1].evaluation(self.logits())
+        with learner.scoring() as parts:
+            if self._counter is None or self._counter[0] is not learner:
+                self._counter = learner, Counter([learner.y], [parts])
+            evaluation = self._counter[1].evaluation(self.logits())
         self.scratch.scored = lambda: evaluation
         return evaluation
 
@@ -380,7 +384,9 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
     @handler
     def detail(self) -> Detail:
         """Counts for scores beyond accuracy, of the model scored last."""
-        return detail(self.logits(), self.learner.y, {part: self.learner.masks[part] for part in ("val", "test")})
+        with self.learner.scoring() as parts:
+            logits = self.logits()
+        return detail(logits, self.learner.y, {part: parts[part] for part in ("val", "test")})
 
     @handler
     def score_bins(self, wanted: WantedMetric) -> ScoreBins:

@@ -55,14 +55,18 @@ def gin_gradients(
 ) -> tuple[dict[str, Tensor], float]:
     """Gradients of ``sum over the batch of share * loss``, and its value."""
     one = _Pass(model, weights, batch, dropout)
-    layers = [one.first()]
-    for i in range(1, len(model.convs)):
-        layers.append(one.next(i, layers[-1].out))
+    layers = one.layers(len(model.convs))
     value, grad = one.readout(layers[-1].out, share, loss)
     for i in range(len(layers) - 1, 0, -1):
         grad = one.next_backward(i, layers[i], layers[i - 1].out, grad)
     one.first_backward(layers[0], grad)
     return {name: one.grads[name] for name in weights}, value
+
+
+def gin_logits(model: GraphModel, weights: Weights, batch: Batch) -> Tensor:
+    """The model's logits, without dropout."""
+    one = _Pass(model, weights, batch, None)
+    return one.logits(one.layers(len(model.convs))[-1].out)[-1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +88,12 @@ class _Pass:
         self.rate = model.dropout if dropout is not None else 0.0
         self.scale = dropout.scale(self.rate) if dropout is not None and self.rate else 1.0
         self.grads: dict[str, Tensor] = {}
+
+    def layers(self, count: int) -> list[_Layer]:
+        found = [self.first()]
+        for i in range(1, count):
+            found.append(self.next(i, found[-1].out))
+        return found
 
     def first(self) -> _Layer:
         weights, batch = self.weights, self.batch
@@ -122,16 +132,20 @@ class _Pass:
         _rectify(z, weights[f"{name}.inner.bias"])
         return self._drop(z @ weights[f"{name}.outer.weight"], weights[f"{name}.outer.bias"], out)
 
-    def readout(self, out: Tensor, share: Tensor, loss: Loss) -> tuple[float, Tensor]:
-        """From the last [h | g] to the loss, and back to the gradient of that [h | g]."""
-        weights, batch, grads = self.weights, self.batch, self.grads
+    def logits(self, out: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """From the last [h | g] to its sums, what ``mix`` and ``post`` make of them, and the logits."""
+        weights, batch = self.weights, self.batch
         z = pooled = sum_rows(batch.ptr, out)  # (B, H) or (B, 2H)
         if self.two:
             z = torch.addmm(batch.sizes(pooled.dtype) * weights["mix.bias"], pooled, weights["mix.weight"])
         post = z @ weights["post.weight"]
         u = self._drop(post, weights["post.bias"], torch.empty_like(post))
-        logits = torch.addmm(weights["readout.bias"], u, weights["readout.weight"])
+        return pooled, z, u, torch.addmm(weights["readout.bias"], u, weights["readout.weight"])
 
+    def readout(self, out: Tensor, share: Tensor, loss: Loss) -> tuple[float, Tensor]:
+        """From the last [h | g] to the loss, and back to the gradient of that [h | g]."""
+        weights, batch, grads = self.weights, self.batch, self.grads
+        pooled, z, u, logits = self.logits(out)
         value, grad = loss.value_and_grad(logits, Inputs.labels(batch.y, share))
         grads |= {"readout.weight": u.T @ grad, "readout.bias": grad.sum(0)}
         grad, grads["post.bias"] = _drop_backward(grad @ weights["readout.weight"].T, u, u.shape[1], self.scale)

@@ -43,7 +43,7 @@ def live_page(folder: Path) -> str:
     except (OSError, ValueError) as error:
         lacks = "its config.toml is damaged" if isinstance(error, ValueError) else "no config.toml"
         inside = sorted(folder.rglob("config.toml"), key=lambda file: file.stat().st_mtime)
-        other = f"the newest in it is {inside[-1].parent}" if inside else "isthmus run makes one"
+        other = f"the newest in it is {inside[-1].parent}" if inside else "start one with `isthmus run`"
         raise DataError(f"{folder} is not a run folder ({lacks}); {other}") from None
     run = config.get("run", {})
     finished = (folder / "result.json").is_file()
