@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import Tensor
 
 from isthmus.errors import ConfigError
 from isthmus.experiments.disclosure import sheet_of
@@ -121,8 +122,8 @@ def test_state_outside_the_record(start: Start) -> None:
 
 
 class WrongCohort(FedAvgCohort):
-    def train_together(self, received: Weights) -> None:
-        super().train_together(scaled(received, 0.9))
+    def train_together(self, received: Weights, shares: Tensor | None = None) -> None:
+        super().train_together(scaled(received, 0.9), shares)
 
 
 class WronglyTogether(FedAvgClient[FedAvgConfig]):

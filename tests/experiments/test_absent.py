@@ -75,7 +75,7 @@ def test_who_watches_the_run_is_told_who_is_missing_since_when(tmp_path: Path) -
     class Seen(ProgressWriter):
         def on_round(self, progress: Progress) -> None:
             super().on_round(progress)
-            seen.append(_run_status(tmp_path)["missing"])
+            seen.append(_run_status(tmp_path, None)["missing"])
 
     seen: list[Any] = []
     given, before = settings(), time.time()

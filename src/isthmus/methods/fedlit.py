@@ -37,7 +37,7 @@ from isthmus.federation.interface import Federation, PerClient, View
 from isthmus.federation.messages import Count, Embedding, Message, Model, Structure
 from isthmus.federation.roles import Role, handler
 from isthmus.federation.script import Script, ask, total
-from isthmus.methods.learners import PARTS, node_groups
+from isthmus.methods.learners import PARTS, Learner, node_groups
 from isthmus.methods.registry import Log, Method, Phase, register
 from isthmus.methods.training import ModelState, WeightedClient, WeightedConfig, total_samples
 from isthmus.nn.loss import class_weights
@@ -152,6 +152,7 @@ class _Nodes:
     """What is scored; the model is in the client's state."""
 
     model = None
+    scoring = Learner.scoring
 
     def __init__(self, data: NodeData) -> None:
         self.y, self.num_samples, self.num_train = data.y, data.num_nodes, data.num_train
