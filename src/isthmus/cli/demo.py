@@ -40,6 +40,7 @@ def command(
 
     begun = time.monotonic()
     target = _unused(out)
+    target.mkdir(parents=True)  # before anything is said or run
     scenario, told = _scenario(target, accounts)
     print(told)
     results: dict[str, list[dict[str, Any]]] = {method: [] for method in METHODS}
@@ -75,7 +76,6 @@ def _scenario(target: Path, accounts: int) -> tuple[dict[str, Any], str]:
         return {"dataset": name, "clients": 5, "split": "stratified:40/20/40", "metric": "auprc"}, told
     import torch
 
-    target.mkdir(parents=True)
     file = target / "transfers.pt"
     torch.save(data, file)
     fraud, arcs = int(data.y.sum()), data.edge_index.shape[1]
