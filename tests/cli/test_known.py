@@ -67,10 +67,11 @@ def test_mistakes_in_a_run(
         ("fedstar", "chem", {}),
         ("auto", "amazon_photo", {"whatever": 1}),
         ("fedavg", "tables", {}),
+        ("fedavg", None, {"dataset": "cora"}),
     ],
 )
 def test_what_is_right_passes(
-    method: str, dataset: str, overrides: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    method: str, dataset: str | None, overrides: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(known, "known", known.read)
     known.check_run([method], dataset, overrides)

@@ -109,7 +109,7 @@ def check_run(
                 raise unknown("key", key, allowed)
     if dataset is not None:
         check_dataset(dataset)
-    elif given is None:
+    elif given is None and "dataset" not in overrides:
         raise ConfigError("no data set given: use --dataset NAME (isthmus datasets lists them)")
     if preset is not None and preset not in (*preset_names(), OWN):
         raise unknown("preset", preset, preset_names())

@@ -56,7 +56,8 @@ def command(
 ) -> None:
     """Run a method over a grid of settings."""
     overrides = dict(parse_override(text) for text in set_ or ())
-    check_run([method], dataset, overrides, config, plugin, preset)
+    swept = [text.partition("=")[0] for text in grid]
+    check_run([method], dataset, [*overrides, *swept], config, plugin, preset)
     from isthmus.api.batch import raise_failure
     from isthmus.api.sweep import parse_grid, sweep_outcomes
     from isthmus.api.table import check_table_file, write_table

@@ -56,7 +56,7 @@ def command(
     """Run methods with their own settings, attack what they send, and set score, bytes and what came out side by
     side; as a table and a page with a picture.
     """
-    check_run(methods or (), dataset, (), config, plugin, preset)
+    check_run(methods or (), dataset, [text.partition("=")[0] for text in set_ or ()], config, plugin, preset)
     from isthmus.api.batch import raise_failure
     from isthmus.api.compare import compare_outcomes
     from isthmus.api.table import check_table_file, write_table
