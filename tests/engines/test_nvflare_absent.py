@@ -44,7 +44,7 @@ def test_a_run_goes_on_without_a_killed_site_and_takes_it_back(five: LoopbackFed
     supervising.start()
     wait_until(lambda: committed_rounds(path) >= 5, PATIENCE)
     _kill(five.parents.pop(VICTIM))
-    missing = wait_until(lambda: _run_status(path)["missing"], PATIENCE)
+    missing = wait_until(lambda: _run_status(path, None)["missing"], PATIENCE)
     [(client, (lost, since))] = missing.items()
     assert since <= time.time()
     wait_until(lambda: committed_rounds(path) >= lost + 5, PATIENCE)  # it goes on
