@@ -9,8 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from isthmus.api.compare import check_presets, check_same_scenario, compare_methods, compared_settings
+from isthmus.cli import console
+from isthmus.cli.console import print_table
 from isthmus.cli.main import main
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import resolve
@@ -64,6 +67,27 @@ def test_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         and "What each party receives" in captured.out
         and "report.html" in captured.out
     )
+
+
+def test_a_narrow_terminal_gets_whole_cells_and_is_told_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    headings, row = ("method", "score", "parameters", "up"), ("fedstruct", "71.53 ± 5.80", "68,184", "104.7 kB")
+    assert print_table(headings, [row], spare=("up", "parameters", "absent")) == []  # no terminal: as wide as it is
+    shown = capsys.readouterr().out
+    assert all(cell in shown for cell in row)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(console, "stdout", lambda: Console(width=36, force_terminal=True, highlight=False))
+        assert print_table(headings, [row], spare=("up", "parameters", "absent")) == ["up"]
+    shown = capsys.readouterr().out
+    assert all(cell in shown for cell in row[:3]) and "104.7" not in shown
+
+
+def test_what_all_methods_ran_with_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare("local", "fedavg", *SCENARIO, "--runs", "1", "--out", str(tmp_path)) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("general, gcn, 2 rounds") == 1 and "ran with" not in shown
+    assert compare("local", "fedavg:rounds=1", *SCENARIO, "--runs", "1", "--out", str(tmp_path)) == 0
+    shown = capsys.readouterr().out
+    assert "ran with" in shown and "general, gcn, 1 rounds" in shown and "general, gcn, 2 rounds" in shown
 
 
 def test_both_kinds_of_spread_where_the_score_is_the_clients_mean(

@@ -23,6 +23,7 @@ def test_graph_information_gain() -> None:
     assert graph_information_gain(0.5, 0.5, 0.9) == 0.0
     assert graph_information_gain(0.9, 0.5, 0.9) == 1.0
     assert graph_information_gain(0.5, 0.6, 0.6) is None
+    assert graph_information_gain(0.7, 0.6, 0.5) is None  # not -1: Central lies below Local
 
 
 @pytest.mark.parametrize(

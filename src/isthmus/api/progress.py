@@ -14,6 +14,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from isthmus.experiments.callbacks import Callback, Progress
+from isthmus.experiments.scoring import rule_words
 
 if TYPE_CHECKING:
     from isthmus.experiments.config import Settings
@@ -117,8 +118,8 @@ def what_is_run(settings: Settings) -> str:
     if getattr(config, "dropout", None) is not None:
         model.append(f"dropout {config.dropout:g}")
     return (
-        f"partition {run.partition}, split {run.split}, preset {run.preset}, model {' '.join(model)}, score "
-        f"{settings.score} of {run.metric}, selection {run.selection}"
+        f"partition {run.partition}, split {run.split}, preset {run.preset}, model {' '.join(model)}; score: "
+        f"{rule_words(settings.score, run.metric)}; selection {run.selection}"
     )
 
 

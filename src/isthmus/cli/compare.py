@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isthmus.api.progress import size
 from isthmus.cli.batch import Jobs, Out, Runs, TableFile, interruptible
-from isthmus.cli.console import print_table
+from isthmus.cli.console import print_table, received
 from isthmus.cli.known import check_run
 from isthmus.cli.run import (
     Clients,
@@ -29,7 +28,13 @@ from isthmus.cli.run import (
 )
 from isthmus.experiments.config_values import parse_override
 
+if TYPE_CHECKING:
+    from isthmus.api.table import Table
+
 NAME = "compare"
+RAN = "ran with"
+SPARE = ("shared", "ms/round", "parameters", "seeds", "down", "peer", "up", "test pooled")
+"""Columns a narrow terminal does without, in this order."""
 
 
 def command(
@@ -91,27 +96,28 @@ def _print_comparison(document: Mapping[str, Any]) -> None:
     from isthmus.api.compare import Comparison
 
     table = Comparison(document).table()
-    print_table(table.headings, table.texts, table.title)
+    rows, common = _shortened(table)
+    empty = () if any(row[table.headings.index(RAN)] for row in rows) else (RAN,)
+    headings = [heading for heading in table.headings if heading not in empty]
+    shown = [[row[table.headings.index(heading)] for heading in headings] for row in rows]
+    left_out = print_table(headings, shown, f"{table.title}{common}", spare=SPARE)
+    if left_out:
+        print(f"not shown, for want of width: {', '.join(left_out)} (--table FILE has all columns)")
     print("\n".join([*table.notes, ""]))
-    received = [
+    sheets = [
         [
             row["method"],
-            line["from"],
-            line["to"],
-            line["phase"],
-            ", ".join(line["kinds"]),
-            line["protection"],
-            f"{line['times']:.0f}",
-            size(line["bytes"]),
+            received(line for line in row["discloses"] if line["to"] == "server"),
+            received(line for line in row["discloses"] if "server" not in (line["from"], line["to"])),
         ]
         for row in document["methods"]
-        for line in row["discloses"]
+        if row["discloses"]
     ]
-    if received:
+    if sheets:
         print_table(
-            ("method", "from", "to", "phase", "receives", "protection", "times", "bytes"),
-            received,
-            "What each party receives, in one run",
+            ("method", "what the server receives", "what clients receive of each other"),
+            sheets,
+            "What each party receives (every message: the report, or isthmus disclose METHOD)",
         )
     for row in document["methods"]:
         if not row["discloses"] and row["seeds"]:
@@ -119,3 +125,17 @@ def _print_comparison(document: Mapping[str, Any]) -> None:
         for reason in row["reasons"]:
             print(f"{row['method']}: not all seeds: {reason}")
     print(f"report: {document['report']}")
+
+
+def _shortened(table: Table) -> tuple[list[list[str]], str]:
+    """The rows, and for the title what ends the text "ran with" of all of them, such as the number of rounds."""
+    at = table.headings.index(RAN)
+    told = [row[at].split(", ") for row in table.texts]
+    common = 0
+    while len({tuple(words[-common - 1 :]) for words in told}) == 1 and common < min(map(len, told)):
+        common += 1
+    rows = [
+        [*row[:at], ", ".join(words[: len(words) - common]), *row[at + 1 :]]
+        for row, words in zip(table.texts, told, strict=True)
+    ]
+    return rows, "".join(f", {word}" for word in told[0][len(told[0]) - common :])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -20,15 +20,44 @@ def stdout() -> Console:
     return console if console.is_terminal else Console(highlight=False, emoji=False, width=140)
 
 
-def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
-    """Print a plain table; columns of numbers after the first are right-aligned."""
+def print_table(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None, spare: Sequence[str] = ()
+) -> list[str]:
+    """Print a plain table; columns of numbers after the first are right-aligned. On a narrow terminal columns in
+    ``spare`` are left out, the first first, until no cell has to be broken; returns those left out.
+    """
+    console = stdout()
+    dropped: list[str] = []
+    waiting = [heading for heading in spare if heading in headings]
+    while True:
+        kept = [i for i, heading in enumerate(headings) if heading not in dropped]
+        table = _table([headings[i] for i in kept], [[row[i] for i in kept] for row in rows], title)
+        whole = console.measure(table, options=console.options.update(width=1000)).maximum
+        if spare and not console.is_terminal:
+            console.width = max(console.width, whole)
+        if whole <= console.width or not waiting:
+            console.print(table)
+            return dropped
+        dropped.append(waiting.pop(0))
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for i, heading in enumerate(headings):
         numeric = i > 0 and all(row[i][0].isdigit() or row[i][0] == "-" for row in rows if row[i])
         table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    stdout().print(table)
+    return table
+
+
+def received(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Kinds of content by protection, from rows of a disclosure sheet; what was sent to be scored comes last."""
+    found: dict[str, list[str]] = {}
+    for row in sorted(rows, key=lambda row: bool(row["phase"] == "evaluation")):
+        how = "scores" if row["phase"] == "evaluation" else row["protection"]
+        found.setdefault(how, []).extend(kind.replace("_", " ") for kind in row["kinds"])
+    return "; ".join(f"{how}: {', '.join(dict.fromkeys(kinds))}" for how, kinds in found.items()) or "nothing"
 
 
 def _privacy(privacy: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ import typer
 
 from isthmus.api.progress import ProgressDisplay, size
 from isthmus.api.several import percent_spread, summary
-from isthmus.cli.console import print_table
+from isthmus.cli.console import print_table, received
 
 NAME = "demo"
 METHODS = ("local", "fedavg", "fedstruct", "fedggr", "hifgl", "fedspray", "fedstar", "central")
@@ -124,12 +124,7 @@ BYTES = ("setup_up", "setup_down", "up", "down", "peer", "device")
 def learned(folder: Path) -> str:
     """What the server received in a run, by protection, from its disclosure sheet; scores apart."""
     rows = json.loads((folder / "disclosure.json").read_text())["rows"]
-    found: dict[str, list[str]] = {}
-    for row in rows:
-        if row["receiver"] == "server":
-            how = "scores" if row["phase"] == "evaluation" else row["protection"]
-            found.setdefault(how, []).extend(kind.replace("_", " ") for kind in row["kinds"])
-    return "; ".join(f"{how}: {', '.join(dict.fromkeys(kinds))}" for how, kinds in found.items()) or "nothing"
+    return received(row for row in rows if row["receiver"] == "server")
 
 
 def _predict(results: Mapping[str, Sequence[Mapping[str, Any]]], target: Path) -> None:

@@ -201,6 +201,15 @@ def score_of(selected: Line, last: Line, rule: str, metric: str) -> tuple[float 
             sentence = f"pooled test accuracy, {instead} (secure sums show no mean over clients)"
         else:
             sentence = f"{sentence}, from a histogram with bins of {WIDTH:g}"
-    if metric != "accuracy":
-        sentence = sentence.replace("accuracies", f"{metric} scores").replace("accuracy", metric)
-    return line[column], sentence
+    return line[column], _of(metric, sentence)
+
+
+def rule_words(rule: str, metric: str) -> str:
+    """How the score of a run will be formed, as a sentence."""
+    return _of(metric, SCORE_RULES[rule][2])
+
+
+def _of(metric: str, sentence: str) -> str:
+    if metric == "accuracy":
+        return sentence
+    return sentence.replace("accuracies", f"{metric} scores").replace("accuracy", metric)

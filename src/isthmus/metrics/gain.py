@@ -11,9 +11,9 @@ from torch import Tensor
 
 def graph_information_gain(accuracy: float, local_mlp: float, global_gnn: float) -> float | None:
     """``(ACC - ACC(Local-MLP)) / (ACC(Global) - ACC(Local-MLP))``: 0 = no graph, 1 = the whole graph; may lie outside.
-    None if equal.
+    None where Global is not above Local-MLP: there is no gain to have a share of.
     """
-    return (accuracy - local_mlp) / (global_gnn - local_mlp) if global_gnn != local_mlp else None
+    return (accuracy - local_mlp) / (global_gnn - local_mlp) if global_gnn > local_mlp else None
 
 
 @dataclass(frozen=True)

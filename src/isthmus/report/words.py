@@ -129,6 +129,13 @@ def partition(name: str, clients: int | None) -> str:
 
 def gain_rules(gains: Iterable[Gain | None]) -> str:
     """What graph gain counts from and to, as a sentence; empty where there is none."""
-    ends = dict.fromkeys((gain.zero, gain.one) for gain in gains if gain is not None)
-    scale = "; ".join(f"0 is {zero}, 100 is {one}" for zero, one in ends)
+    measured: dict[tuple[str, str], bool] = {}
+    for gain in gains:
+        if gain is not None:
+            ends = (gain.zero, gain.one)
+            measured[ends] = measured.get(ends, False) or gain.value is not None
+    scale = "; ".join(
+        f"0 is {zero}, 100 is {one}" if there else f"none, since {one} is not above {zero}"
+        for (zero, one), there in measured.items()
+    )
     return f"Graph gain: test pooled, where {scale}." if scale else ""
