@@ -18,7 +18,6 @@ from isthmus.experiments.config import resolve
 from isthmus.experiments.run import SimulatedRun
 from isthmus.methods.gcfl import (
     GCFLConfig,
-    LocalModel,
     ServerState,
     cluster_and_average,
     facts,
@@ -26,6 +25,7 @@ from isthmus.methods.gcfl import (
     minimum_cut,
 )
 from isthmus.methods.gcflplus import similarity
+from isthmus.methods.single_models import LocalModel
 from isthmus.metrics.time_warping import dtw
 from isthmus.tensors import Weights, equal_weights
 from isthmus.testing import check_method

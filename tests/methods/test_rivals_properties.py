@@ -16,6 +16,7 @@ from isthmus.experiments.config import resolve
 from isthmus.methods import adafgl, fedgta, fedpub, fedtad, moon
 from isthmus.methods.fedtad import distillation
 from isthmus.methods.fedtad.algorithm import alikeness
+from isthmus.methods.single_models import OwnModel
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.registry import build_backbone
 from isthmus.seeds import Stream
@@ -39,7 +40,7 @@ def test_a_report_of_fedgta_by_hand() -> None:
     client = clients_of(play("fedgta", rounds=1, precision="float64", temperature=20.0))[0]
     data, known = client.data, client.data.train
     shared = dict(client.state.weights)
-    report = client.report_update(fedgta.OwnModel(shared))
+    report = client.report_update(OwnModel(shared))
     z = torch.softmax(client.logits().double(), 1)
     one_hot = torch.nn.functional.one_hot(data.y, data.num_classes).double()
     first = torch.where(known[:, None], one_hot, z)

@@ -40,22 +40,20 @@ import torch
 from torch import Tensor
 
 from isthmus.errors import ConfigError
-from isthmus.federation.interface import Federation, PerClient, View
-from isthmus.federation.messages import LabelStatistic, Message, Model, PartyId
+from isthmus.federation.interface import Federation, View
+from isthmus.federation.messages import LabelStatistic, Message, Model
 from isthmus.federation.roles import Cohort, Role, handler
 from isthmus.federation.script import Script, ask
 from isthmus.graph.normalise import gcn_norm
-from isthmus.methods.evaluation import Evaluation, scores_of
-from isthmus.methods.fedavg import FedAvgClient, FedAvgConfig
+from isthmus.methods.fedavg import FedAvgClient
 from isthmus.methods.registry import Log, Method, Phase, register
-from isthmus.methods.training import Deployed
-from isthmus.records import Record
+from isthmus.methods.single_models import OwnModel, OwnModels, SingleModelsConfig, first_models, score_own_models
 from isthmus.seeds import Stream
-from isthmus.tensors import Weights, get_weights, num_values
+from isthmus.tensors import Weights, num_values, weighted_mean
 
 
 @dataclass(frozen=True)
-class FedGTAConfig(FedAvgConfig):
+class FedGTAConfig(SingleModelsConfig):
     """Settings of FedGTA.
 
     Args:
@@ -87,17 +85,6 @@ class FedGTAConfig(FedAvgConfig):
             raise ConfigError(f"mix must lie in [0, 1], got {self.mix}")
         if self.temperature <= 0.0:
             raise ConfigError(f"temperature must be above 0, got {self.temperature}")
-        if self.fraction < 1.0:
-            raise ConfigError("every client gets an average of its own in every round: leave fraction at 1")
-        if self.dp_clip:
-            raise ConfigError("fedgta needs the clients' models as they are: leave dp_clip at 0, or use fedavg")
-
-
-@dataclass(frozen=True)
-class OwnModel(Message):
-    """W_i, the client's own average."""
-
-    weights: Model[Weights]
 
 
 @dataclass(frozen=True)
@@ -110,11 +97,9 @@ class Report(Message):
 
 
 @dataclass(frozen=True)
-class ServerState(Record):
+class ServerState(OwnModels):
     """Every client's model; how many of last round's sets N_i had which size, and how many sets of two there were."""
 
-    clients: tuple[PartyId, ...]
-    models: tuple[Weights, ...]
     sizes: tuple[int, ...] = ()
     pairs: int = 0
 
@@ -170,15 +155,13 @@ def confidence(soft: Tensor, degree: Tensor) -> float:
 
 
 def init(view: View, config: FedGTAConfig, common: Stream) -> ServerState:
-    model = config.first_model(view, common)
-    weights = get_weights(model)
-    shared = {name: weights[name] for name in config.shared_names(model, view)}
-    return ServerState(tuple(view.clients), (shared,) * len(view.clients))
+    first = first_models(view, config, common)
+    return ServerState(first.clients, first.models)
 
 
 def fedgta_round(state: ServerState, federation: Federation, config: FedGTAConfig) -> tuple[ServerState, Log]:
     """Every client trains and reports; every client gets its own average."""
-    reports = federation.call(FedGTAClient.report_update, each(state, OwnModel))
+    reports = federation.call(FedGTAClient.report_update, state.each(OwnModel))
     sets = neighbour_sets([reports[client].moments for client in state.clients], config.similarity)
     sure = [reports[client].confidence for client in state.clients]
     models = [reports[client].weights for client in state.clients]
@@ -198,22 +181,11 @@ def neighbour_sets(reported: list[Tensor], threshold: float) -> list[list[int]]:
 
 def averaged(models: list[Weights], sure: list[float], members: list[int]) -> Weights:
     """W_i = sum_{j in N_i} H_j W_j / sum_{j in N_i} H_j; a set without any confidence counts its members the same."""
-    total = sum(sure[j] for j in members)
-    shares = {j: sure[j] / total if total > 0.0 else 1.0 / len(members) for j in members}
-    first = members[0]
     if len(members) == 1:
-        return models[first]
-    return {name: sum(shares[j] * models[j][name] for j in members) for name in models[first]}  # type: ignore[misc]
-
-
-def each(state: ServerState, kind: type[Any]) -> PerClient[Any]:
-    """Each client's own average."""
-    return PerClient({client: kind(model) for client, model in zip(state.clients, state.models, strict=True)})
-
-
-def evaluate(state: ServerState, federation: Federation, config: FedGTAConfig) -> Mapping[PartyId, Evaluation]:
-    """Every client scores its own average."""
-    return scores_of(federation, FedGTAClient.deploy, each(state, Deployed))
+        return models[members[0]]
+    total = sum(sure[j] for j in members)
+    shares = [sure[j] / total if total > 0.0 else 1.0 / len(members) for j in members]
+    return weighted_mean([models[j] for j in members], shares)
 
 
 def facts(state: ServerState, config: FedGTAConfig, scenario: Any) -> Mapping[str, Any]:
@@ -242,7 +214,7 @@ METHOD = register(
         tasks=("node",),
         init=init,
         phases=(Phase("train", fedgta_round),),
-        evaluate=evaluate,
+        evaluate=score_own_models,
         roles={"client": Role(FedGTAClient)},
         script=script,
         needs_single_updates=True,

@@ -38,27 +38,26 @@ import torch
 from torch import Tensor
 
 from isthmus.errors import ConfigError
-from isthmus.federation.interface import Federation, PerClient, View
-from isthmus.federation.messages import Embedding, Message, Model, PartyId
+from isthmus.federation.interface import Federation, View
+from isthmus.federation.messages import Embedding, Message, Model
 from isthmus.federation.roles import Cohort, Role, handler
 from isthmus.federation.script import Script, ask
-from isthmus.methods.evaluation import Evaluation, scores_of
-from isthmus.methods.fedavg import FedAvgClient, FedAvgConfig, scored
+from isthmus.methods.fedavg import FedAvgClient, scored
 from isthmus.methods.learners import NodeLearner, dropout_source
 from isthmus.methods.registry import Log, Method, Phase, register
-from isthmus.methods.training import Deployed, ModelState
+from isthmus.methods.single_models import OwnModel, OwnModels, SingleModelsConfig, first_models, score_own_models
+from isthmus.methods.training import ModelState
 from isthmus.nn.inputs import Inputs, build_inputs
 from isthmus.nn.optim import fresh_state, step_plan, take_step
 from isthmus.nn.train import gradients
-from isthmus.records import Record
 from isthmus.seeds import Stream
-from isthmus.tensors import Weights, get_weights, num_values
+from isthmus.tensors import Weights, num_values, weighted_mean
 
 MASK = "mask of "
 
 
 @dataclass(frozen=True)
-class FedPubConfig(FedAvgConfig):
+class FedPubConfig(SingleModelsConfig):
     """Settings of FED-PUB.
 
     Args:
@@ -89,17 +88,6 @@ class FedPubConfig(FedAvgConfig):
         for name in ("proxy_graphs", "proxy_nodes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.fraction < 1.0:
-            raise ConfigError("every client gets an average of its own in every round: leave fraction at 1")
-        if self.dp_clip:
-            raise ConfigError("fedpub needs the clients' models as they are: leave dp_clip at 0, or use fedavg")
-
-
-@dataclass(frozen=True)
-class OwnModel(Message):
-    """W_i, the client's own average."""
-
-    weights: Model[Weights]
 
 
 @dataclass(frozen=True)
@@ -111,11 +99,9 @@ class Report(Message):
 
 
 @dataclass(frozen=True)
-class ServerState(Record):
+class ServerState(OwnModels):
     """Every client's model, and the last round's alpha (K, K)."""
 
-    clients: tuple[PartyId, ...]
-    models: tuple[Weights, ...]
     alpha: Tensor
 
 
@@ -231,19 +217,17 @@ def _named(masks: Weights) -> dict[str, Tensor]:
 
 
 def init(view: View, config: FedPubConfig, common: Stream) -> ServerState:
-    model = config.first_model(view, common)
-    weights = get_weights(model)
-    shared = {name: weights[name] for name in config.shared_names(model, view)}
-    count = len(view.clients)
-    return ServerState(tuple(view.clients), (shared,) * count, torch.full((count, count), 1.0 / count))
+    first = first_models(view, config, common)
+    count = len(first.clients)
+    return ServerState(first.clients, first.models, torch.full((count, count), 1.0 / count))
 
 
 def fedpub_round(state: ServerState, federation: Federation, config: FedPubConfig) -> tuple[ServerState, Log]:
     """Every client trains and reports; every client gets its own average."""
-    reports = federation.call(FedPubClient.report_update, each(state, OwnModel))
+    reports = federation.call(FedPubClient.report_update, state.each(OwnModel))
     alpha = similarity([reports[client].embedding for client in state.clients], config.sharpness)
     models = [reports[client].weights for client in state.clients]
-    after = tuple(combined(models, row) for row in alpha)
+    after = tuple(weighted_mean(models, row) for row in alpha.tolist())  # W_i = sum_j alpha_ij W_j
     own = float(alpha.diagonal().mean())
     return ServerState(state.clients, after, alpha), {"own_share": own}
 
@@ -254,31 +238,11 @@ def similarity(embeddings: list[Tensor], sharpness: float) -> Tensor:
     return torch.softmax(sharpness * (rows @ rows.T), dim=1)
 
 
-def combined(models: list[Weights], shares: Tensor) -> Weights:
-    """W_i = sum_j alpha_ij W_j."""
-    return {
-        name: torch.stack([model[name] * share for model, share in zip(models, shares.tolist(), strict=True)]).sum(0)
-        for name in models[0]
-    }
-
-
-def each(state: ServerState, kind: type[Any]) -> PerClient[Any]:
-    """Each client's own average."""
-    return PerClient({client: kind(model) for client, model in zip(state.clients, state.models, strict=True)})
-
-
 def facts(state: ServerState, config: FedPubConfig, scenario: Any) -> Mapping[str, Any]:
     """How much of itself a client's average holds: 1 / K where similarities tell nothing apart."""
     own = state.alpha.diagonal()
     summary = f"a client's own model is {float(own.mean()):.0%} of its average (1 / K is {1 / len(own):.0%})"
     return {"summary": summary, "alpha": [[round(value, 4) for value in row] for row in state.alpha.tolist()]}
-
-
-def evaluate(state: ServerState, federation: Federation, config: FedPubConfig) -> Mapping[PartyId, Evaluation]:
-    """Every client scores its own average behind its mask, or what its epochs made of the one before."""
-    if config.score_model == "after_local":
-        return scores_of(federation, FedPubClient.evaluate)
-    return scores_of(federation, FedPubClient.deploy, each(state, Deployed))
 
 
 def script(config: FedPubConfig, view: View) -> Script:
@@ -297,7 +261,7 @@ METHOD = register(
         tasks=("node",),
         init=init,
         phases=(Phase("train", fedpub_round),),
-        evaluate=evaluate,
+        evaluate=score_own_models,
         roles={"client": Role(FedPubClient)},
         script=script,
         needs_single_updates=True,

@@ -36,12 +36,13 @@ from torch import Tensor
 
 from isthmus.errors import ConfigError, RunError
 from isthmus.federation.interface import Federation, PerClient, Replies, View
-from isthmus.federation.messages import Count, Message, Model, PartyId
+from isthmus.federation.messages import Message, Model, PartyId
 from isthmus.federation.roles import Cohort, Role, handler
 from isthmus.federation.script import Script, ask
 from isthmus.methods.evaluation import Evaluation
-from isthmus.methods.fedavg import FedAvgClient, FedAvgConfig
+from isthmus.methods.fedavg import FedAvgClient
 from isthmus.methods.registry import Log, Method, Phase, register
+from isthmus.methods.single_models import LocalModel, SingleModelsConfig
 from isthmus.methods.training import Deployed
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.graph_models import GraphModel
@@ -53,7 +54,7 @@ Cluster = tuple[PartyId, ...]
 
 
 @dataclass(frozen=True)
-class GCFLConfig(FedAvgConfig):
+class GCFLConfig(SingleModelsConfig):
     """Settings of GCFL.
 
     Args:
@@ -63,6 +64,7 @@ class GCFLConfig(FedAvgConfig):
     """
 
     scores_after_local: ClassVar[bool] = False
+    why_everybody: ClassVar[str] = "clusters are cut by the updates of all their clients"
     eps1: float = 0.05
     eps2: float = 0.1
     warmup: int = 20
@@ -72,10 +74,6 @@ class GCFLConfig(FedAvgConfig):
         for name in ("eps1", "eps2", "warmup"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
-        if self.fraction < 1.0:
-            raise ConfigError("clusters are cut by the updates of all their clients: leave fraction at 1")
-        if self.dp_clip:
-            raise ConfigError("clustering needs single updates as they are: leave dp_clip at 0, or use fedavg")
 
     def personal_prefixes(self, model: Backbone | GraphModel) -> tuple[str, ...]:
         if isinstance(model, GraphModel):
@@ -88,14 +86,6 @@ class ClusterModel(Message):
     """theta of the client's cluster."""
 
     weights: Model[Weights]
-
-
-@dataclass(frozen=True)
-class LocalModel(Message):
-    """theta + Delta theta_i, and n_i."""
-
-    weights: Model[Weights]
-    samples: Count[float]
 
 
 @dataclass(frozen=True)

@@ -36,14 +36,15 @@ from torch import Tensor
 
 from isthmus.errors import ConfigError, RunError
 from isthmus.federation.interface import Federation, View
-from isthmus.federation.messages import Count, LabelStatistic, Message, Model, PartyId
+from isthmus.federation.messages import LabelStatistic, Message, Model, PartyId
 from isthmus.federation.roles import Cohort, Role, handler
 from isthmus.federation.script import Script, ask
 from isthmus.graph.embedding import walk_embedding
 from isthmus.methods import fedavg, gcfl
-from isthmus.methods.fedavg import FedAvgClient, FedAvgConfig
+from isthmus.methods.fedavg import FedAvgClient
 from isthmus.methods.fedtad.distillation import Distillation, distil, first_generator, fresh_adam
 from isthmus.methods.registry import Log, Method, Phase, register
+from isthmus.methods.single_models import LocalModel, SingleModelsConfig
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.graph_models import GraphModel
 from isthmus.nn.optim import OptimizerState
@@ -54,7 +55,7 @@ from isthmus.tensors import Weights, get_weights
 
 
 @dataclass(frozen=True)
-class FedTADConfig(FedAvgConfig):
+class FedTADConfig(SingleModelsConfig):
     """Settings of FedTAD.
 
     Args:
@@ -69,6 +70,7 @@ class FedTADConfig(FedAvgConfig):
         walk_steps: p, length of the longest walk.
     """
 
+    why_everybody: ClassVar[str] = "the server learns from every client's model"
     distil_epochs: int = 5
     generator_steps: int = 1
     model_steps: int = 5
@@ -95,10 +97,6 @@ class FedTADConfig(FedAvgConfig):
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.pseudo_nodes < 2:
             raise ConfigError(f"pseudo_nodes must be at least 2, got {self.pseudo_nodes}")
-        if self.fraction < 1.0:
-            raise ConfigError("the server learns from every client's model: leave fraction at 1")
-        if self.dp_clip:
-            raise ConfigError("fedtad needs the clients' models as they are: leave dp_clip at 0, or use fedavg")
 
     def personal_prefixes(self, model: Backbone | GraphModel) -> tuple[str, ...]:
         """Nothing: the server runs the whole model, an input norm too (``share_input_norm`` does not act)."""
@@ -132,14 +130,6 @@ class Common(Message):
     """W."""
 
     weights: Model[Weights]
-
-
-@dataclass(frozen=True)
-class LocalModel(Message):
-    """W_k and n_k."""
-
-    weights: Model[Weights]
-    samples: Count[float]
 
 
 @dataclass(frozen=True)
