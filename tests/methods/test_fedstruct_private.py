@@ -120,15 +120,33 @@ def test_rows_fall_where_queries_are_counted_and_not_where_they_are_checked(rule
 
 
 def test_a_guard_refuses_the_query_that_would_complete_a_row_and_answers_those_before() -> None:
-    guard = QueryGuard("safe", 3, 1, 1)
-    assert guard.answered(np.array([[1.0, 1.0, 0.0], [2.0, 2.0, 0.0], [0.0, 0.0, 0.0]])).all()
-    assert not guard.allows(np.array([1.0, 0.5, 0.0]))  # with the first it would tell two nodes
-    assert guard.allows(np.array([1.0, 0.0, 1.0]))
-    assert not guard.allows(np.array([0.0, 0.0, 3.0]))
-    counted = QueryGuard("counted", 3, 1, 1)
-    assert not counted.allows(np.array([1.0, 0.0, 0.0]))  # one query over one node: 1 < 1 is false
-    assert counted.answered(np.array([[1.0, 1.0, 0.0], [1.0, 2.0, 1.0]])).all()  # and these two tell ...
-    assert not counted.allows(np.array([1.0, 3.0, 4.0]))
+    guard = QueryGuard("safe", 3, 1)
+    assert guard.answered(np.array([[1.0, 1.0, 0.0], [2.0, 2.0, 0.0], [0.0, 0.0, 0.0]]), 1).all()
+    assert not guard.allows(np.array([1.0, 0.5, 0.0]), 1)  # with the first it would tell two nodes
+    assert guard.allows(np.array([1.0, 0.0, 1.0]), 1)
+    assert not guard.allows(np.array([0.0, 0.0, 3.0]), 1)
+    counted = QueryGuard("counted", 3, 1)
+    assert not counted.allows(np.array([1.0, 0.0, 0.0]), 1)  # one query over one node: 1 < 1 is false
+    assert counted.answered(np.array([[1.0, 1.0, 0.0], [1.0, 2.0, 1.0]]), 1).all()  # and these two tell ...
+    assert not counted.allows(np.array([1.0, 3.0, 4.0]), 1)
+
+
+@pytest.mark.parametrize("rule", ["counted", "safe"])
+def test_jacobians_count_as_the_numbers_they_have(rule: Any) -> None:
+    """A single Jacobian has more numbers than all rows of S in it: no linear rule covers that (6.2)."""
+    query = np.array([0.5, 0.25, 0.25])
+    assert QueryGuard(rule, 3, 4).allows(query, 3) and not QueryGuard(rule, 3, 4).allows(query, 12)
+    small = {"nsf": "degree", "nsf_dim": 6, "structure_hidden": (5,), "rounds": 1, "queries": rule}
+    told = {}
+    for gradients in ("residuals", "jacobian"):
+        run = experiment(graph(30, clients=3), gradients=gradients, **small)
+        run.loop.play()
+        told[gradients] = [
+            int((np.diff(block_of(rows).indptr)[:labelled] * state.answered[client][:labelled].numpy()).sum())
+            for state in states(run).values()
+            for (client, rows), labelled in zip(state.asked.items(), state.labelled.values(), strict=True)
+        ]
+    assert sum(told["residuals"]) > 0 and sum(told["jacobian"]) == 0
 
 
 def test_matching_structure_features_tells_labels_to_whoever_holds_s() -> None:

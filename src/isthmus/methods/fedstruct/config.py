@@ -114,8 +114,9 @@ class FedStructConfig(WeightedConfig):
             raise ConfigError(
                 "protocol=streamed keeps every row of S at its owner: leave nsf_at out, or set protocol=hardened"
             )
-        if self.forward_noise and not self.streamed:
-            raise ConfigError("forward_noise protects sums of hops: set protocol=streamed, or leave it out")
+        for name in ("forward_noise", "withhold_exposed"):
+            if getattr(self, name) and not self.streamed:
+                raise ConfigError(f"{name} protects sums of hops: set protocol=streamed, or leave it out")
 
     @property
     def streamed(self) -> bool:

@@ -90,11 +90,17 @@ class PrivateConfig(FedStructConfig):
             raise ConfigError("fedstruct-private needs rows of powers: set protocol=hardened or published")
         if self.nsf == "hop2vec" and self.form != "direct":
             raise ConfigError("fedstruct-private learns S in the direct form (appendix G.1): leave form out")
+        if self.nsf_at == "clients":
+            raise ConfigError("fedstruct-private keeps every row of S at its owner: leave nsf_at out")
         if self.train_betas or self.algorithm == "fedavg" or self.local_epochs > 1:
             raise ConfigError(
                 "fedstruct-private takes one summed gradient a round with fixed betas: leave out train_betas, "
                 "algorithm and local_epochs"
             )
+
+    @property
+    def sends_jacobians(self) -> bool:
+        return self.gradients == "jacobian" and not self.learns_nsf
 
     def own_net(self, num_classes: int) -> GraphStructureNet:
         """g of own nodes: a structure model without hops."""
@@ -282,14 +288,16 @@ class PrivateClient(StructureClient):
         else:
             own = walk_feature(self.state.diagonal[:, : config.steps], degrees(data), config.nsf_dim)
         place = torch.argsort(self.state.columns)  # rows of S in the order others address them
-        guard = QueryGuard(config.queries, data.num_nodes, classes, own.shape[1])
+        guard = QueryGuard(config.queries, data.num_nodes, own.shape[1])
+        sent = num_values(below(self.state.weights, STRUCTURE)) if config.sends_jacobians else 0
         dense = {client: sp.csr_matrix(block_of(queries.rows)).toarray() for client, queries in sorted(mail.items())}
         answered = {client: np.zeros(len(rows), dtype=bool) for client, rows in dense.items()}
         for part in ("labelled", "others"):
             for client, rows in dense.items():
                 count = mail[client].labelled
                 rows_of = slice(0, count) if part == "labelled" else slice(count, None)
-                answered[client][rows_of] = guard.answered(rows[rows_of])
+                numbers = classes * (1 + sent) if part == "labelled" else classes
+                answered[client][rows_of] = guard.answered(rows[rows_of], numbers)
         self.state = replace(
             self.state,
             own_s=own[place].to(config.dtype),
@@ -331,7 +339,7 @@ class PrivateClient(StructureClient):
         found = {}
         for client in (*self.state.asked, self.party):
             sums = self.coefficients(client, training) @ embedded
-            wanted = training and not config.learns_nsf and config.gradients == "jacobian"
+            wanted = training and config.sends_jacobians
             answered = torch.ones(len(sums), dtype=torch.bool)
             if client != self.party:
                 answered = self.state.answered[client][: len(sums)]

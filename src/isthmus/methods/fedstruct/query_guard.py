@@ -9,9 +9,10 @@ Q. With an orthonormal basis of that space that is so if and only if the leverag
 is 1. All other clients are taken for one adversary: their queries count together.
 
     none      every query is answered (the protocol as printed, without its counting)
-    counted   the paper's rule: as many queries as there are nodes in them, less one. Unsafe: a single query over a
+    counted   the paper's rule: fewer numbers told than the rows of S in them have. Unsafe: a single query over a
               single node tells its row
-    safe      a query is answered while no leverage comes near 1; a limit on sparse combinations is not made
+    safe      a query is answered while no leverage comes near 1; a limit on sparse combinations is not made. Answers
+              with more numbers than a row of S (Jacobians) are also counted: the leverage bounds sums alone
 """
 
 from __future__ import annotations
@@ -32,30 +33,35 @@ class QueryGuard:
 
     Args:
         nodes: Own nodes, m.
-        width: Values of an answer, d: the paper's bound for fixed features counts numbers, not queries.
-        values: Values of a row of S; equal to ``width`` in the direct form.
+        values: Values of a row of S, d_s; C in the direct form.
     """
 
-    def __init__(self, rule: Rule, nodes: int, width: int, values: int) -> None:
-        self.rule, self.width, self.values = rule, width, values
+    def __init__(self, rule: Rule, nodes: int, values: int) -> None:
+        self.rule, self.values = rule, values
         self.basis = np.zeros((0, nodes))
         self.leverage = np.zeros(nodes)
-        self.asked = 0
+        self.told = 0
+        self._counts = rule == "counted"
         self._used = np.zeros(nodes, dtype=bool)
 
-    def allows(self, query: NDArray[np.floating]) -> bool:
-        """Whether a query is answered; if so it is remembered."""
+    def allows(self, query: NDArray[np.floating], numbers: int) -> bool:
+        """Whether a query is answered, with so many numbers; if so it is remembered."""
         row = query.astype(np.float64)
         if self.rule == "none" or not row.any():
             return True
-        if self.rule == "counted":
-            used = self._used | (row != 0)
-            if (self.asked + 1) * self.width >= int(used.sum()) * self.values:  # c |Vt_1| < m d_s
-                return False
-            self._used, self.asked = used, self.asked + 1
-            return True
-        scale = np.linalg.norm(row)
-        rest = row / scale
+        used, told = self._used | (row != 0), self.told + numbers
+        self._counts |= numbers > self.values
+        # c |Vt_1| < m d_s, and of Jacobians c |theta_s| |Vt_1| < m d_s
+        if self._counts and told >= int(used.sum()) * self.values:
+            return False
+        if self.rule == "safe" and not self._keeps_apart(row):
+            return False
+        self._used, self.told = used, told
+        return True
+
+    def _keeps_apart(self, row: NDArray[np.float64]) -> bool:
+        """Whether no node's row could be computed with this query, too."""
+        rest = row / np.linalg.norm(row)
         for _ in range(2):  # twice is enough for an orthogonal basis
             rest = rest - self.basis.T @ (self.basis @ rest)
         size = np.linalg.norm(rest)
@@ -67,6 +73,6 @@ class QueryGuard:
         self.basis, self.leverage = np.vstack([self.basis, rest]), self.leverage + rest * rest
         return True
 
-    def answered(self, queries: NDArray[np.floating]) -> NDArray[np.bool_]:
+    def answered(self, queries: NDArray[np.floating], numbers: int) -> NDArray[np.bool_]:
         """Of rows in order, which are answered."""
-        return np.array([self.allows(row) for row in queries], dtype=bool).reshape(len(queries))
+        return np.array([self.allows(row, numbers) for row in queries], dtype=bool).reshape(len(queries))
