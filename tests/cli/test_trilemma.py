@@ -9,7 +9,8 @@ import pytest
 
 from isthmus.cli.main import main
 from isthmus.cli.recovered_share import Audited, Leak, share_of
-from isthmus.cli.trilemma import taking, undominated
+from isthmus.cli.trilemma import largest, taking, undominated
+from isthmus.report.tradeoff import Point
 
 SCENARIO = ["--dataset", "csbm:nodes=60,features=6", "--clients", "3", "--partition", "random", "--split", "30/20/50"]
 
@@ -63,3 +64,13 @@ def test_who_is_dominated() -> None:
     rows = [row("best", 0.9, 10), row("worse", 0.8, 20), row("private", 0.7, 30), row("unknown", 0.95, 1)]
     audited = {"best": leak, "worse": leak, "private": Audited(()), "unknown": Audited((), failed="no run")}
     assert undominated(rows, audited) == {"best", "private"}
+
+
+def test_what_nobody_tried_is_not_drawn_as_nothing_recovered() -> None:
+    def point(recovered: dict[str, tuple[float, str]], untried: dict[str, str], failed: str = "") -> Point:
+        return Point("m", "general", 0.5, None, 10, recovered, failed, untried)
+
+    assert largest(point({"server": (0.1, "a"), "client": (0.3, "b")}, {"server": "c"})) == 0.3
+    assert largest(point({}, {})) == 0.0  # no attack applies
+    assert largest(point({}, {"server": "c"})) is None
+    assert largest(point({}, {}, "all data in one place")) is None

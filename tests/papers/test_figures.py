@@ -77,9 +77,10 @@ def test_claims_are_checked() -> None:
     table, rows, _ = compared(f'claim = "C.", holds = [{holds}]')
     told = verdict(table, rows)
     assert told.startswith(
-        "Claimed: C. Ours: Ours lies above Theirs at 2 of 3 places; Ours is flat (within 2.0 points);"
+        "Claimed: C. Ours: Ours lies above Theirs at 2 of 3 places (not at a <5); "
+        "Ours is flat (its values span 2.0 points);"
     )
-    assert "Theirs is not flat (within 42.0 points); Theirs falls (-42.0 from the first place to the last)" in told
+    assert "Theirs is not flat (its values span 42.0 points); Theirs falls (-42.0 from the first place" in told
     assert "Ours does not fall (+1.0 from the first place to the last); Ours above Nobody: not run;" in told
     assert told.endswith("Nobody: not run at two places.")
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from isthmus.api.table import Table
     from isthmus.cli.recovered_share import Audited
     from isthmus.experiments.config import Settings
+    from isthmus.report.tradeoff import Point
 
 NAME = "trilemma"
 MEANING = (
@@ -235,6 +236,14 @@ def _leak_cell(judged: Audited, adversary: str) -> TableCell:
     return Cell(f"{100 * (worst.share or 0.0):.1f} % ({worst.attack}){also}", worst.share)
 
 
+def largest(point: Point) -> float | None:
+    """The largest share that any adversary recovered; None where attacks apply and none was measured."""
+    shares = [share for share, _ in point.recovered.values()]
+    if not shares and (point.failed or point.untried):
+        return None
+    return max(shares, default=0.0)
+
+
 def _write_page(document: Mapping[str, Any], audited: Mapping[str, Audited], shown: Table, out: Path) -> Path:
     from isthmus.cli.recovered_share import ADVERSARIES
     from isthmus.papers.svg import Mark, scatter
@@ -259,16 +268,8 @@ def _write_page(document: Mapping[str, Any], audited: Mapping[str, Audited], sho
         for row in document["methods"]
         if row["score"] is not None
     ]
-    marks = [
-        Mark(
-            point.method,
-            max(1.0, point.sent / 1e6),
-            100 * point.score,
-            None if point.failed else max((share for share, _ in point.recovered.values()), default=0.0),
-        )
-        for point in points
-    ]
-    shade = "the largest share that any adversary recovered; hollow: not attacked"
+    marks = [Mark(point.method, max(1.0, point.sent / 1e6), 100 * point.score, largest(point)) for point in points]
+    shade = "the largest share that any adversary recovered; hollow: no attack was measured"
     metric = str(document["scenario"].get("metric") or "accuracy")
     y = f"test {words.metric(metric)}, %"
     picture = scatter(marks, x="MB of a whole run, 1 or less at the left", y=y, shade=shade)

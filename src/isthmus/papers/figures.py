@@ -98,10 +98,12 @@ def _holds(plot: Plot, text: str, rows: Sequence[Comparison]) -> str:
     if " > " in text:
         above, below = text.split(" > ")
         common = [place for place in means.get(above, {}) if place in means.get(below, {})]
-        held = sum(means[above][place] > means[below][place] for place in common)
         if not common:
             return f"{above} above {below}: not run"
-        return f"{above} lies above {below} at {held} of {len(common)} places"
+        held = [place for place in common if means[above][place] > means[below][place]]
+        missed = ", ".join(place for place in common if place not in held)
+        told = f"{above} lies above {below} at {len(held)} of {len(common)} places"
+        return f"{told} (not at {missed})" if held and missed else told
     word, _, rest = text.partition(" ")
     name, _, limit = rest.rpartition(" ") if word == "flat" else (rest, "", "")
     values = [value for _, value in sorted(means.get(name, {}).items(), key=lambda pair: order[pair[0]])]
@@ -109,7 +111,7 @@ def _holds(plot: Plot, text: str, rows: Sequence[Comparison]) -> str:
         return f"{name}: not run at two places"
     if word == "flat":
         width = max(values) - min(values)
-        return f"{name} {'is flat' if width <= float(limit) else 'is not flat'} (within {width:.1f} points)"
+        return f"{name} {'is flat' if width <= float(limit) else 'is not flat'} (its values span {width:.1f} points)"
     change = values[-1] - values[0]
     held_so = change < 0 if word == "falls" else change > 0
     return f"{name} {word if held_so else f'does not {word[:-1]}'} ({change:+.1f} from the first place to the last)"
