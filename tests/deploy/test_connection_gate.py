@@ -45,7 +45,7 @@ def root(key: RSAPrivateKey) -> Root:
 
 
 def issue(root: Root, name: str = "bank-a", valid: datetime.timedelta = datetime.timedelta(days=1)) -> x509.Certificate:
-    return root.issue(organisation_subject(name), root.key.public_key(), [name], valid)
+    return root.issue(organisation_subject(name), root.key.public_key(), name, valid)
 
 
 def gate(path: Path, *certificates: x509.Certificate, most: int = 2) -> ConnectionGate:
@@ -62,6 +62,18 @@ def test_only_registered_certificates_enter_even_of_the_right_root(root: Root, t
     assert made.enter(Context(registered)) == ""
     assert "not in the register" in made.enter(Context(forged))
     assert made.refused == 1 and (tmp_path / "refused-connections").read_text() == "1\n"
+
+
+def test_a_thief_of_the_root_key_cannot_copy_the_number_of_a_registered_certificate(
+    root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered = issue(root)
+    monkeypatch.setattr(x509, "random_serial_number", lambda: registered.serial_number)
+    forged = root.issue(
+        registered.subject, generate_private_key(65537, 2048).public_key(), "bank-a", datetime.timedelta(1)
+    )
+    assert forged.serial_number == registered.serial_number and forged.subject == registered.subject
+    assert "is not in the register" in gate(tmp_path, registered).enter(Context(forged))
 
 
 def test_jobs_of_the_server_itself_have_no_certificate(root: Root, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import stat
 import tomllib
 from dataclasses import replace
@@ -14,7 +15,7 @@ pytest.importorskip("nvflare", reason="the engine nvflare is an extra")
 import tomli_w
 
 from isthmus.cli.main import main
-from isthmus.deploy.certificates import read_certificate, root_fingerprint, serial
+from isthmus.deploy.certificates import digest, read_certificate, root_fingerprint
 from isthmus.deploy.federation_folder import FederationFolder
 from isthmus.deploy.join_files import NEXT_KEY, Approval, JoinRequest, join, request
 from isthmus.deploy.members import Members
@@ -92,9 +93,9 @@ def test_a_request_that_was_changed_is_refused(tmp_path: Path, field: str, value
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("protocol = 0\n", "of protocol 0, this version reads 1"),
-        ("protocol = 1\n", "is not a request"),
-        ("protocol = 1\norganisation = [1]\n", "is not a request"),
+        ("protocol = 0\n", "of protocol 0, this version reads 2"),
+        ("protocol = 2\n", "is not a request"),
+        ("protocol = 2\norganisation = [1]\n", "is not a request"),
         ("no toml", "not valid TOML"),
         ("x" * 100_000, "too large"),
     ],
@@ -166,7 +167,7 @@ def test_renewing_touches_nobody_else_and_needs_no_telephone(founded: Federation
     answer, _ = approve(founded, file, founded.path / "root", None, "30d")
     join(kit, answer, None)
     new = read_certificate(kit / "startup" / "client.crt")
-    assert (kit / "startup" / "client.key").read_bytes() != old_key and serial(new) != serial(old)
+    assert (kit / "startup" / "client.key").read_bytes() != old_key and digest(new) != digest(old)
     assert {path: path.read_bytes() for path in (tmp_path / "bank-b").rglob("*") if path.is_file()} == others
     register = Members.read(founded.register)
     assert register.refusal(old) == "" and register.refusal(new) == ""
@@ -186,6 +187,63 @@ def test_a_lost_key_is_replaced(founded: FederationFolder, tmp_path: Path) -> No
     register = Members.read(founded.register)
     assert "was revoked" in register.refusal(old)
     assert register.refusal(read_certificate(tmp_path / "kit" / "startup" / "client.crt")) == ""
+
+
+def test_a_request_whose_key_was_lost_is_not_answered_again(founded: FederationFolder, tmp_path: Path) -> None:
+    """Whoever stole the key may also have the request it came with, which the long-term key signed."""
+    identity, file = Identity(), tmp_path / "stolen"
+    made = ask(tmp_path, identity=identity)[1]
+    file.write_text(made.to_toml())
+    answer = approve(founded, file, founded.path / "root", made.fingerprint)[0]
+    join(tmp_path / "kit", answer, fingerprint_of(founded))
+    assert approve(founded, file, founded.path / "root", None), "an answer that got lost is made again"
+    approve(founded, ask(tmp_path, identity=identity)[0], founded.path / "root", None, replaces=True)
+    for fingerprint in (None, made.fingerprint):
+        with pytest.raises(ConfigError, match="is an old one: the certificate that answered it was revoked"):
+            approve(founded, file, founded.path / "root", fingerprint)
+
+
+@pytest.mark.parametrize("field, value", [("host", "bank-b.example.org"), ("port", 8003), ("federation", "y")])
+def test_an_approval_that_was_changed_is_refused(
+    founded: FederationFolder, tmp_path: Path, field: str, value: object
+) -> None:
+    """With another host an organisation would meet whoever listens there."""
+    file, made = ask(tmp_path)
+    answer, _ = approve(founded, file, founded.path / "root", made.fingerprint)
+    (tmp_path / "approval").write_text(tomli_w.dumps({**tomllib.loads(answer.to_toml()), field: value}))
+    with pytest.raises(ConfigError, match="not signed by the root it names"):
+        Approval.read(tmp_path / "approval")
+
+
+def _meets(kit: Path, certificate: Path, key: Path, name: str) -> bool:
+    """Whether an organisation takes whoever listens with this certificate for the hub called ``name``."""
+    client, server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    client.load_verify_locations(kit / "startup" / "rootCA.pem")
+    server.load_cert_chain(certificate, key)
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours, theirs = client.wrap_bio(back, there, server_hostname=name), server.wrap_bio(there, back, server_side=True)
+    for _ in range(4):
+        for end in (ours, theirs):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLError:
+                return False
+    return True
+
+
+def test_no_member_passes_for_the_hub(founded: FederationFolder, tmp_path: Path) -> None:
+    joined(founded, tmp_path)
+    hub, own = founded.kit(SERVER_KIT).startup, tmp_path / "kit" / "startup"
+    assert _meets(tmp_path / "kit", hub / "server.crt", hub / "server.key", "localhost")
+    assert not _meets(tmp_path / "kit", own / "client.crt", own / "client.key", "bank-a")
+
+
+def test_a_hub_that_is_known_by_its_address(tmp_path: Path) -> None:
+    made = FederationFolder.create(tmp_path / "hub", FederationConfig("x", ("bank-a",), host="127.0.0.1"))
+    startup = made.kit(SERVER_KIT).startup
+    assert _meets(startup.parent, startup / "server.crt", startup / "server.key", "127.0.0.1")
 
 
 def test_a_join_that_was_cut_off_is_repeated(founded: FederationFolder, tmp_path: Path) -> None:

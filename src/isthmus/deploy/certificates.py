@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import ipaddress
 import json
 import os
 import re
@@ -14,14 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey, generate_private_key
-from cryptography.x509.oid import NameOID
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from isthmus.errors import ConfigError
 
 KEY_BITS = 2048
 CLOCK_TOLERANCE = datetime.timedelta(minutes=5)
+_SERVER, _CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 
 
@@ -95,13 +100,27 @@ def root_fingerprint(certificate: x509.Certificate) -> str:
     return fingerprint(certificate.public_bytes(serialization.Encoding.DER))
 
 
-def serial(certificate: x509.Certificate) -> str:
-    return f"{certificate.serial_number:x}"
+def digest(certificate: x509.Certificate) -> str:
+    """Of the whole certificate. Its serial number is whatever the holder of the root key wants it to be."""
+    return certificate.fingerprint(hashes.SHA256()).hex()
+
+
+def key_digest(public: PublicKeyTypes) -> str:
+    encoded = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(encoded).hexdigest()
 
 
 def common_name(name: x509.Name) -> str:
     values = name.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(values[0].value) if len(values) == 1 else ""
+
+
+def names_of(name: str) -> x509.SubjectAlternativeName:
+    """A host's name or address, or the name of an organisation."""
+    try:
+        return x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(name))])
+    except ValueError:
+        return x509.SubjectAlternativeName([x509.DNSName(name)])
 
 
 def organisation_subject(name: str) -> x509.Name:
@@ -143,9 +162,17 @@ class Root:
         return cls(certificate, key)
 
     def issue(
-        self, subject: x509.Name, public: RSAPublicKey, names: list[str], valid: datetime.timedelta
+        self,
+        subject: x509.Name,
+        public: RSAPublicKey,
+        name: str,
+        valid: datetime.timedelta,
+        *,
+        server: bool = False,
     ) -> x509.Certificate:
-        """A certificate for a public key. It never outlives the root."""
+        """A certificate for a public key. It never outlives the root. Only that of the server is good for listening, so
+        no member can pass for the hub.
+        """
         begin = now()
         end = min(begin + valid, self.certificate.not_valid_after_utc)
         if end <= begin:
@@ -159,19 +186,28 @@ class Root:
             .not_valid_before(begin - CLOCK_TOLERANCE)
             .not_valid_after(end)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False)
+            .add_extension(x509.ExtendedKeyUsage([_SERVER if server else _CLIENT]), critical=True)
+            .add_extension(names_of(name), critical=False)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
             .sign(self.key, hashes.SHA256())
         )
 
-    def issue_again(self, old: x509.Certificate, valid: datetime.timedelta) -> x509.Certificate:
+    def issue_again(self, old: x509.Certificate, valid: datetime.timedelta, *, server: bool) -> x509.Certificate:
         """The same certificate for another while, for parties beside the root: server and coordinator."""
         public = old.public_key()
         assert isinstance(public, RSAPublicKey)
-        try:
-            names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-            known = [str(name) for name in names.get_values_for_type(x509.DNSName)]
-        except x509.ExtensionNotFound:
-            known = [common_name(old.subject)]
-        return self.issue(old.subject, public, known, valid)
+        return self.issue(old.subject, public, common_name(old.subject), valid, server=server)
+
+    def sign(self, content: bytes) -> bytes:
+        return self.key.sign(content, padding.PKCS1v15(), hashes.SHA256())
+
+
+def signed_by_root(root: x509.Certificate, content: bytes, signature: bytes) -> bool:
+    public = root.public_key()
+    try:
+        assert isinstance(public, RSAPublicKey)
+        public.verify(signature, content, padding.PKCS1v15(), hashes.SHA256())
+    except (AssertionError, InvalidSignature):
+        return False
+    return True

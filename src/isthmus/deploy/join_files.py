@@ -9,7 +9,7 @@ both keys, and a later request (``isthmus client renew``) is known by that signa
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from isthmus.deploy.certificates import (
+    Root,
     common_name,
     fingerprint,
     make_key,
@@ -27,16 +28,18 @@ from isthmus.deploy.certificates import (
     read_key,
     root_fingerprint,
     same_fingerprint,
+    signed_by_root,
 )
 from isthmus.deploy.kit_policy import write_policy
+from isthmus.deploy.provisioning import NAME
 from isthmus.deploy.roster import check_client_name
 from isthmus.deploy.startup_kit import StartupKit
 from isthmus.errors import ConfigError
 from isthmus.experiments.config_values import read_toml
 from isthmus.privacy.keys import PUBLIC_BYTES, Identity, frame, signed_by
 
-PROTOCOL = 1
-"""Of these files. A file of another number is refused by name."""
+PROTOCOL = 2
+"""Of these files; in 1 nobody had signed where the server is. A file of another number is refused by name."""
 NEXT_KEY, REQUEST = "next.key", "request.toml"
 MAX_FILE_BYTES = 1 << 16
 _T = TypeVar("_T")
@@ -84,6 +87,8 @@ class JoinRequest:
         """A request whose two keys are proven: the request for a certificate and the file are signed with them."""
         found = _read(cls, path, "a request")
         check_client_name(found.client, path.name)
+        if not NAME.fullmatch(found.organisation):
+            raise ConfigError(f"{path} names an organisation as none can be called: ask for it again")
         try:
             key, signature = bytes.fromhex(found.key), bytes.fromhex(found.signature)
             csr = x509.load_pem_x509_csr(found.csr.encode())
@@ -128,16 +133,31 @@ class Approval:
     port: int
     certificate: str
     root: str
+    signature: str
+
+    @classmethod
+    def make(
+        cls, federation: str, organisation: str, target: tuple[str, int], certificate: x509.Certificate, root: Root
+    ) -> Approval:
+        made = cls(PROTOCOL, federation, organisation, *target, pem(certificate), pem(root.certificate), "")
+        return replace(made, signature=root.sign(made.signed()).hex())
 
     @classmethod
     def read(cls, path: Path) -> Approval:
+        """An approval of which every word is signed by the root it names; whose root that is, ``join`` decides."""
         found = _read(cls, path, "an approval")
-        for text in (found.certificate, found.root):
-            try:
-                x509.load_pem_x509_certificate(text.encode())
-            except ValueError:
-                raise ConfigError(f"{path} is damaged: ask for the approval again") from None
+        try:
+            x509.load_pem_x509_certificate(found.certificate.encode())
+            root, signature = x509.load_pem_x509_certificate(found.root.encode()), bytes.fromhex(found.signature)
+        except ValueError:
+            raise ConfigError(f"{path} is damaged: ask for the approval again") from None
+        if not signed_by_root(root, found.signed(), signature):
+            raise ConfigError(f"{path} is not signed by the root it names, so somebody changed it: ask for it again")
         return found
+
+    def signed(self) -> bytes:
+        words = (self.federation, self.organisation, self.host, self.port, self.certificate, self.root)
+        return frame("isthmus/approval-of-request/1", *words)
 
     def to_toml(self) -> str:
         return tomli_w.dumps(asdict(self), multiline_strings=True)

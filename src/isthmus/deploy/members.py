@@ -18,18 +18,20 @@ from typing import Any
 
 from cryptography import x509
 
-from isthmus.deploy.certificates import common_name, now, serial
+from isthmus.deploy.certificates import common_name, digest, key_digest, now
 from isthmus.errors import ConfigError
 
-MEMBERS, FORMAT = "members.json", 1
+MEMBERS, FORMAT = "members.json", 2
+"""In format 1 certificates were known by their serial numbers, which the holder of the root key can give to others."""
 
 
 @dataclass(frozen=True)
 class Issued:
-    """A certificate; ``revoked`` says when it was revoked, empty if it was not."""
+    """A certificate and its public key, by their digests; ``revoked`` says when it was revoked, empty if it was not."""
 
     name: str
-    serial: str
+    digest: str
+    key: str
     issued: str
     expires: str
     revoked: str = ""
@@ -56,6 +58,11 @@ class Members:
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} cannot be read ({type(error).__name__}): restore it from a backup") from None
         try:
+            if raw["format"] == 1:
+                raise ConfigError(
+                    f"{path} is of an older version, which knew certificates by their numbers only: delete it, then "
+                    "`isthmus server renew`, and approve a renewal of every organisation"
+                )
             if raw["format"] != FORMAT:
                 raise ConfigError(
                     f"{path} has format {raw['format']}, this version reads {FORMAT}: use the version that wrote it"
@@ -80,17 +87,18 @@ class Members:
     def issued(self, certificate: x509.Certificate) -> Members:
         one = Issued(
             common_name(certificate.subject),
-            serial(certificate),
+            digest(certificate),
+            key_digest(certificate.public_key()),
             now().isoformat(timespec="seconds"),
             certificate.not_valid_after_utc.isoformat(),
         )
         return replace(self, certificates=(*self.certificates, one))
 
     def revoked(self, name: str, but: str = "") -> Members:
-        """All certificates of a party revoked, except the one with the serial number ``but``."""
+        """All certificates of a party revoked, except the one with the digest ``but``."""
         when = now().isoformat(timespec="seconds")
         certificates = tuple(
-            replace(one, revoked=when) if one.name == name and not one.revoked and one.serial != but else one
+            replace(one, revoked=when) if one.name == name and not one.revoked and one.digest != but else one
             for one in self.certificates
         )
         return replace(self, certificates=certificates)
@@ -103,14 +111,18 @@ class Members:
         found = [one for one in self.certificates if one.name == name and not one.revoked and one.days_left > 0]
         return max(found, key=lambda one: one.expires, default=None)
 
+    def lost(self, key: str) -> bool:
+        """Whether a certificate of this public key was revoked: its private half may be in other hands."""
+        return any(one.key == key and one.revoked for one in self.certificates)
+
     def joined(self, name: str) -> bool:
         """Whether a party has a certificate that was not revoked; it may have expired."""
         return any(one.name == name and not one.revoked for one in self.certificates)
 
     def refusal(self, certificate: x509.Certificate) -> str:
         """Why a certificate is not let in; empty if it is."""
-        name, number = common_name(certificate.subject), serial(certificate)
-        found = next((one for one in self.certificates if one.serial == number and one.name == name), None)
+        name, own = common_name(certificate.subject), digest(certificate)
+        found = next((one for one in self.certificates if one.digest == own and one.name == name), None)
         if found is None:
             return f"a certificate of {name[:60]!r} that is not in the register"
         if found.revoked:

@@ -12,16 +12,17 @@ from pathlib import Path
 
 from isthmus.deploy.certificates import (
     Root,
+    digest,
     duration,
+    key_digest,
     organisation_subject,
     pem,
     read_certificate,
     root_fingerprint,
     same_fingerprint,
-    serial,
 )
 from isthmus.deploy.federation_folder import OFFERS, FederationFolder
-from isthmus.deploy.join_files import PROTOCOL, Approval, JoinRequest
+from isthmus.deploy.join_files import Approval, JoinRequest
 from isthmus.deploy.members import Members, changing
 from isthmus.deploy.provisioning import COORDINATOR_KIT, SERVER_KIT
 from isthmus.deploy.startup_kit import certificate_file
@@ -41,7 +42,7 @@ def renew_hub(federation: FederationFolder, root: Path) -> list[str]:
         for name in (SERVER_KIT, COORDINATOR_KIT):
             kit = federation.kit(name)
             path = kit.startup / certificate_file(kit.kind)
-            made = authority.issue_again(read_certificate(path), valid)
+            made = authority.issue_again(read_certificate(path), valid, server=name == SERVER_KIT)
             members = members.issued(made)
             members.write(federation.register)  # before it is used
             temporary = path.with_name(f".{path.name}.tmp")
@@ -86,14 +87,18 @@ def approve(
     authority = Root.read(root, config.name)
     with changing(federation.register) as members:
         _check_fingerprint(members, request, fingerprint)
+        if members.lost(key_digest(request.public)):
+            raise ConfigError(
+                f"this request is an old one: the certificate that answered it was revoked. Ask {name} for a new one "
+                "(`isthmus client renew`), and who sent this"
+            )
         lasts = duration(valid) if valid is not None else datetime.timedelta(days=config.days)
-        made = authority.issue(organisation_subject(name), request.public, [name], lasts)
+        made = authority.issue(organisation_subject(name), request.public, name, lasts)
         members = members.issued(made).knows(name, request.key)
         if replaces:
-            members = members.revoked(name, but=serial(made))
+            members = members.revoked(name, but=digest(made))
         members.write(federation.register)
-    answer = Approval(PROTOCOL, config.name, name, config.host, config.port, pem(made), pem(authority.certificate))
-    return answer, request
+    return Approval.make(config.name, name, (config.host, config.port), made, authority), request
 
 
 def _check_fingerprint(members: Members, request: JoinRequest, given: str | None) -> None:
