@@ -130,6 +130,9 @@ def test_both_kinds_of_spread_where_the_score_is_the_clients_mean(
 
 def test_graph_gain_between_local_mlp_and_central(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["local:backbone=mlp", "local", "central", *SCENARIO, "--runs", "2", "--out", str(tmp_path)]
+    assert compare(*words) == 0  # two rounds: Central has learned nothing yet
+    assert "Graph gain: none, since central (gcn) is not above local (mlp)." in capsys.readouterr().out
+    words += ["--rounds", "20"]
     assert compare(*words, "--json") == 0
     found = {row["method"]: row for row in json.loads(capsys.readouterr().out)["methods"]}
     blind, local, central = found["local:backbone=mlp"], found["local"], found["central"]

@@ -61,4 +61,5 @@ def percent_spread(value: Mapping[str, Any] | None, *, sign: bool = False) -> st
     if value is None:
         return "-"
     std = "" if value["std"] is None else f" ± {100 * value['std']:.2f}"
-    return f"{100 * value['mean']:{'+' if sign else ''}.2f}{std}"
+    mean = round(100 * value["mean"], 2) + 0.0  # no minus before a zero
+    return f"{mean:{'+' if sign else ''}.2f}{std}"

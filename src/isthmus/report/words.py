@@ -134,8 +134,9 @@ def gain_rules(gains: Iterable[Gain | None]) -> str:
         if gain is not None:
             ends = (gain.zero, gain.one)
             measured[ends] = measured.get(ends, False) or gain.value is not None
-    scale = "; ".join(
+    said = [
         f"0 is {zero}, 100 is {one}" if there else f"none, since {one} is not above {zero}"
         for (zero, one), there in measured.items()
-    )
-    return f"Graph gain: test pooled, where {scale}." if scale else ""
+    ]
+    scale = "test pooled, where " if any(measured.values()) else ""
+    return f"Graph gain: {scale}{'; '.join(said)}." if said else ""
