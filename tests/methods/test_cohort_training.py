@@ -11,8 +11,8 @@ from isthmus.data.node_data import NodeData
 from isthmus.federation.engines.local import LocalEngine
 from isthmus.federation.interface import View
 from isthmus.federation.session import Session
-from isthmus.methods import fedper
-from isthmus.methods.cohort_training import padding
+from isthmus.methods import cohort_training, fedper
+from isthmus.methods.cohort_training import LARGE, padding
 from isthmus.methods.fedavg import FedAvgConfig, count_round, fedavg_round, init
 from isthmus.methods.registry import get_method
 from isthmus.seeds import Stream
@@ -35,9 +35,12 @@ def part(nodes: int, seed: int) -> NodeData:
     )
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedper"])
-def test_uneven_clients_are_trained_together_and_score_as_each_by_itself(method: str) -> None:
+@pytest.mark.parametrize(("method", "large"), [("fedavg", LARGE), ("fedper", LARGE), ("fedavg", 0)])
+def test_uneven_clients_are_trained_together_and_score_as_each_by_itself(
+    method: str, large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One large client among small ones: beyond what padding would be allowed to cost."""
+    monkeypatch.setattr(cohort_training, "LARGE", large)
     sizes = [200, 6, 5, 8, 4, 7, 5, 6]
     assert padding(sizes) > 4.0
     parts = {f"client-{i}": part(size, i) for i, size in enumerate(sizes)}

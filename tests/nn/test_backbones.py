@@ -132,6 +132,14 @@ def test_sparse_features_stay_sparse() -> None:
             assert all(operand.sparse is not None for operand in inputs.first.values())
 
 
+def test_filled_features_are_not_copied_where_they_are_used_as_they_are() -> None:
+    data = client(60, 11)
+    data = replace(data, x=torch.rand(60, data.num_features))
+    root = build_inputs(data, model("sage")).first["layers.0.root"].matrix
+    assert isinstance(root, torch.Tensor)
+    assert root.data_ptr() == data.x.data_ptr()
+
+
 def test_same_stream_same_weights_and_shapes() -> None:
     first, again, other = (get_weights(model("sage", seed=s, head=True, input_norm=True)) for s in (1, 1, 2))
     assert equal_weights(first, again)

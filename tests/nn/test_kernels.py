@@ -43,6 +43,17 @@ def test_spmm() -> None:
     assert kernels.spmm(canonical(sp.csr_matrix((3, 4))), torch.ones(4, 2)).tolist() == [[0.0, 0.0]] * 3
 
 
+@pytest.mark.parametrize("width", [1, 3, 16])
+def test_rows_of_any_length_are_summed_exactly(width: int) -> None:
+    """Rows of 0 to 9 entries: several at a time and the rest. Whole numbers leave nothing to rounding."""
+    generator = np.random.default_rng(0)
+    dense = torch.from_numpy(generator.integers(-50, 50, (12, width)).astype(np.float32))
+    filled = np.zeros((10, 12), dtype=np.float32)
+    for row in range(10):
+        filled[row, generator.permutation(12)[:row]] = generator.integers(1, 50, row)
+    assert torch.equal(kernels.spmm(canonical(sp.csr_matrix(filled)), dense), torch.from_numpy(filled) @ dense)
+
+
 def test_block_diagonal_pads() -> None:
     found = block_diagonal([random_csr(2, 3, 1, 0.9), random_csr(4, 1, 2, 0.9)], 4, 3).toarray()
     expected = np.zeros((8, 6))

@@ -29,6 +29,10 @@ from isthmus.nn.optim import OptimizerState, fresh_state
 from isthmus.nn.train import ExtraGradient, Proximal, parameter_shapes, predict, train_locally
 from isthmus.tensors import Weights
 
+LARGE = 16_384
+"""Nodes of a client, on average, above which clients are evaluated one by one: calls then cost nothing beside the
+products, and everybody's inputs in one piece would be a second copy of them."""
+
 
 class ModelCohort(Cohort[Any]):
     """Clients with the same model, trained together: weights and moments stacked (K, ...), one block-diagonal product
@@ -305,12 +309,14 @@ class _StackedEvaluation:
 
     def score(self, model: Backbone, weights: Weights) -> Evaluation:
         common = all(weights[name].shape == shape for name, shape in parameter_shapes(model).items())
-        if common:
+        counts = [learner.num_samples for learner in self.learners]
+        large = sum(counts) > LARGE * len(counts)
+        if common and not large:
             logits = predict(model, weights, self.joined)
-        elif padding([learner.num_samples for learner in self.learners]) <= ModelCohort.MAX_PADDING:
+        elif not common and not large and padding(counts) <= ModelCohort.MAX_PADDING:
             logits = predict(model, weights, self.stacked)
         else:
-            own = unstack_weights(weights)
+            own = [weights] * len(counts) if common else unstack_weights(weights)
             logits = torch.cat([predict(model, own[k], each.everything) for k, each in enumerate(self.learners)])
         return self.counter.stacked(logits)
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from isthmus.nn.kernels import Array, compiled
+from isthmus.nn.kernels import Array, add_weighted_rows, compiled, weighted_rows
 
 
 class Matrices(NamedTuple):
@@ -112,10 +112,7 @@ def _times(matrices: Matrices, matrix: int, rows: int, dense: Array, out: Array,
         if not add:
             for h in range(width):
                 total[h] = 0
-        for j in range(indptr[at + row], indptr[at + row + 1]):
-            value, source = values[j], dense[indices[j]]
-            for h in range(width):
-                total[h] += value * source[h]
+        add_weighted_rows(indptr[at + row], indptr[at + row + 1], width, indices, values, dense, total)
 
 
 # Arrays are indexed by row and column instead of being cut into rows: the compiler then makes vector instructions of a
@@ -359,12 +356,7 @@ def _first_step(
     begin, end = layout.active_start[k, t]
     for j in range(begin, end):
         here = at + j - begin
-        for h in range(width):
-            total[h] = 0
-        for i in range(indptr[here], indptr[here + 1]):
-            value, source = entries[i], indices[i]
-            for h in range(width):
-                total[h] += value * grad[source, h]
+        weighted_rows(indptr[here], indptr[here + 1], width, indices, entries, grad, total)
         row = active[j]
         if norm:
             f = j - begin

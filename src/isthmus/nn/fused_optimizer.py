@@ -247,6 +247,7 @@ def _step_rows(
     second: Any,
     anchor: Any,
 ) -> None:
+    """Gradient and step, one row of weights after the other; rows without gradient take all their steps at once."""
     indptr, indices, values = matrix
     now_step, idle_steps, per_client, apart, pull, table, common = now
     width = weight.shape[1]

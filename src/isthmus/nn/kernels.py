@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -168,12 +169,33 @@ def _spmm(begin: int, end: int, indptr: Array, indices: Array, values: Array, de
         weighted_rows(indptr[row], indptr[row + 1], width, indices, values, dense, total)
 
 
-@compiled
+# Inlined: called for every row, and a call that the compiler leaves takes as long as a dozen products.
+@partial(compiled, inline="always")
 def weighted_rows(begin: int, end: int, width: int, indices: Array, values: Array, dense: Array, total: Array) -> None:
     """total = sum_j values[j] * dense[indices[j]]"""
     for h in range(width):
         total[h] = 0
-    for j in range(begin, end):
+    add_weighted_rows(begin, end, width, indices, values, dense, total)
+
+
+@partial(compiled, inline="always")
+def add_weighted_rows(
+    begin: int, end: int, width: int, indices: Array, values: Array, dense: Array, total: Array
+) -> None:
+    """total += sum_j values[j] * dense[indices[j]], added in this order."""
+    # Four at a time: the total is read and written once for four products instead of for each.
+    fours = begin + (end - begin) // 4 * 4
+    for j in range(begin, fours, 4):
+        a, b, c, d = values[j], values[j + 1], values[j + 2], values[j + 3]
+        p, q, r, s = dense[indices[j]], dense[indices[j + 1]], dense[indices[j + 2]], dense[indices[j + 3]]
+        for h in range(width):
+            added = total[h]
+            added += a * p[h]
+            added += b * q[h]
+            added += c * r[h]
+            added += d * s[h]
+            total[h] = added
+    for j in range(fours, end):
         value, row = values[j], dense[indices[j]]
         for h in range(width):
             total[h] += value * row[h]
