@@ -10,15 +10,20 @@ all others it replies ``invalid_request``. A server lets in only certificates of
 
 from __future__ import annotations
 
+import functools
+import io
 import os
 import runpy
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 from isthmus.deploy.job_template import AT_ONCE, busy
 from isthmus.deploy.processes import jobs_of
+from isthmus.deploy.startup_kit import JOB_ID
 
 ALLOWED_REQUESTS = frozenset(
     {
@@ -34,12 +39,14 @@ ALLOWED_REQUESTS = frozenset(
     }
 )
 """Request processors a job needs: announce, deploy, start and end it."""
+MAX_APP_BYTES = 1 << 20
+"""Of a job, as it is sent and unpacked: a few kilobytes in truth."""
 HEARTBEAT_INTERVAL = 4
 """Seconds between two signs of life of a client (NVIDIA FLARE's default: 10)."""
 
 
 def restrict_requests() -> None:
-    """Drop every request processor that no job needs."""
+    """Drop every request processor that no job needs, and look at what is asked of the others before they do."""
     from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
     ClientRequestProcessors.request_processors = [
@@ -47,6 +54,42 @@ def restrict_requests() -> None:
         for processor in ClientRequestProcessors.request_processors
         if type(processor).__name__ in ALLOWED_REQUESTS
     ]
+    for processor in ClientRequestProcessors.request_processors:
+        processor.process = _guarded(processor.process)
+
+
+def _guarded(process: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    from nvflare.private.admin_defs import error_reply
+
+    @functools.wraps(process)
+    def guarded(request: Any, context: Any) -> Any:
+        reason = refusal(request)
+        return error_reply(reason) if reason else process(request, context)
+
+    return guarded
+
+
+def refusal(request: Any) -> str:
+    """Why a request is not looked at any further; empty if it is. The library makes a folder of the kit out of a job's
+    name and replaces what was there: a job called ``startup`` would take this site's key with it.
+    """
+    from nvflare.private.defs import RequestHeader, TrainingTopic
+
+    job = request.get_header(RequestHeader.JOB_ID)
+    if job is not None and not (isinstance(job, str) and JOB_ID.fullmatch(job)):
+        return "no job can be called so"
+    return _archive_refusal(request.body) if request.topic == TrainingTopic.DEPLOY else ""
+
+
+def _archive_refusal(body: object) -> str:
+    if not isinstance(body, bytes) or len(body) > MAX_APP_BYTES:
+        return "the job is no archive, or too large"
+    try:
+        with ZipFile(io.BytesIO(body)) as archive:
+            size = sum(one.file_size for one in archive.infolist())
+    except BadZipFile:
+        return "the job is no archive"
+    return "the job is too large" if size > MAX_APP_BYTES else ""
 
 
 def limit_jobs() -> None:

@@ -9,6 +9,7 @@ import contextlib
 import datetime
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -19,8 +20,8 @@ from pathlib import Path
 from cryptography import x509
 
 from isthmus.deploy.certificates import now, read_certificate
-from isthmus.deploy.processes import descendants, jobs_of, terminate
-from isthmus.deploy.startup_kit import StartupKit, certificate_file
+from isthmus.deploy.processes import descendants, jobs_of, names_of_jobs, terminate
+from isthmus.deploy.startup_kit import JOB_ID, StartupKit, certificate_file
 from isthmus.errors import ConfigError, RunError
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,9 @@ TOO_FAST, MAX_FAST_EXITS = 5.0, 5
 
 
 CHECK_CERTIFICATE_EVERY = 1.0
+TIDY_EVERY = 60.0
+"""A process runs for months, and every job leaves a folder."""
+MAX_LOG_BYTES = 20 * 2**20
 TAKE_OVER = datetime.timedelta(seconds=60)
 """So long before its certificate expires a process is restarted with the new one even if a job runs."""
 
@@ -119,18 +123,31 @@ class ProcessSupervisor:
         """Wait until the process has ended. One whose certificate was renewed is ended between two jobs, or shortly
         before the old certificate expires, so that it connects with the new one.
         """
-        used = self._certificate()
+        used, tidied = self._certificate(), time.monotonic()
         while True:
             try:
                 return process.wait(timeout=CHECK_CERTIFICATE_EVERY)
             except subprocess.TimeoutExpired:
                 held = self._certificate()
+            if time.monotonic() - tidied > TIDY_EVERY:
+                self._tidy(process.pid)
+                tidied = time.monotonic()
             if held is None or used is None or held == used:
                 continue
             if used.not_valid_after_utc - now() < TAKE_OVER or not jobs_of(process.pid):
                 logger.warning("%s has a new certificate: connecting again with it", self.kit.name)
                 terminate([process.pid, *descendants(process.pid)])
                 return process.wait()
+
+    def _tidy(self, pid: int) -> None:
+        """Remove old folders of jobs; a log that has grown large begins anew, with the one before beside it."""
+        try:
+            self.kit.prune_jobs(running=names_of_jobs(pid, JOB_ID))
+            if self.log.stat().st_size > MAX_LOG_BYTES:
+                shutil.copyfile(self.log, self.log.with_name(f"{self.log.name}.1"))
+                os.truncate(self.log, 0)  # the process goes on writing to its end
+        except OSError as error:
+            logger.warning("%s cannot be tidied: %s", self.kit.path, error)
 
     def _certificate(self) -> x509.Certificate | None:
         with contextlib.suppress(ConfigError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import re
 import signal
 import threading
 import time
@@ -90,6 +91,15 @@ def jobs_of(pid: int) -> list[int]:
             if any(name in Path(f"/proc/{child}/cmdline").read_bytes() for name in JOB_MODULES):
                 found.append(child)
     return found
+
+
+def names_of_jobs(pid: int, pattern: re.Pattern[str]) -> frozenset[str]:
+    """What of the command lines of a parent's jobs has the form of a job's name."""
+    found: set[str] = set()
+    for child in jobs_of(pid):
+        with contextlib.suppress(OSError):
+            found.update(match[0] for match in pattern.finditer(Path(f"/proc/{child}/cmdline").read_text("latin-1")))
+    return frozenset(found)
 
 
 def terminate(pids: list[int]) -> None:

@@ -7,6 +7,7 @@ at every start (``kit_policy``).
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import logging
@@ -141,14 +142,18 @@ class StartupKit:
                     f"port {port} cannot be used ({reason}): stop what uses it, or make kits with another --port"
                 ) from None
 
-    def prune_jobs(self, keep: int = KEEP_JOBS) -> int:
-        """Remove all but the newest folders of jobs, which NVIDIA FLARE never does; results are elsewhere. Only while
-        the owner's process is down.
+    def prune_jobs(self, keep: int = KEEP_JOBS, running: frozenset[str] = frozenset()) -> int:
+        """Remove all but the newest folders of jobs that do not run, which NVIDIA FLARE never does; results are
+        elsewhere.
         """
         count = 0
         for place in (self.path, self.job_store):
-            jobs = [path for path in place.glob("*") if path.is_dir() and JOB_ID.fullmatch(path.name)]
-            for path in sorted(jobs, key=lambda one: one.stat().st_mtime)[:-keep]:
+            jobs = []
+            for path in place.glob("*"):
+                with contextlib.suppress(FileNotFoundError):  # somebody else removed it
+                    if JOB_ID.fullmatch(path.name) and path.name not in running and path.is_dir():
+                        jobs.append((path.stat().st_mtime, path))
+            for _, path in sorted(jobs)[:-keep]:
                 shutil.rmtree(path, ignore_errors=True)
                 count += 1
         return count
