@@ -165,6 +165,12 @@ def test_one_client_has_no_cross_term() -> None:
     assert same(alone, none)
 
 
+def test_no_rounds_across_clients_are_none() -> None:
+    """A phase of no rounds is passed over."""
+    without, none = play(cross_rounds=0), play(cross_rounds=0, cross="none")
+    assert same(without, none) and without.loop.totals.setup["peer"] == 0 and len(without.loop.round_seconds) == 3
+
+
 # -- losses beside loops over nodes ----------------------------------------------------------------
 
 

@@ -182,6 +182,32 @@ def test_terms_of_the_generator_by_hand() -> None:
     assert int(linked.min()) >= 2 and torch.equal(graph.first > 0, (graph.first > 0).T)
 
 
+def test_both_losses_of_fedtad_by_loops_over_clients_and_classes() -> None:
+    draws, count = Stream(6).torch(), 3
+    model = build_backbone("gcn", num_features=6, num_classes=count, hidden=(5,), stream=Stream(0))
+    average = {name: tensor.detach() for name, tensor in model.named_parameters()}
+    teachers = [{n: w + torch.randn(w.shape, generator=draws) for n, w in average.items()} for _ in range(2)]
+    x, noise = (torch.randn(9, width, generator=draws) for width in (6, 4))
+    classes, reliability = distillation.pseudo_labels(9, count), torch.rand(2, count, generator=draws)
+    settings = fedtad.FedTADConfig(pseudo_nodes=9, accuracy=0.7, spread=3.0).distillation
+    graph = distillation.pseudo_graph(model, x, settings.neighbours)
+    ours, *answers = (distillation.pseudo_logits(model, weights, graph) for weights in (average, *teachers))
+    pairs = [(i, j) for i in range(9) for j in range(9)]
+    apart = [float((x[i] - x[j]).abs().mean() * (noise[i] - noise[j]).square().mean()) for i, j in pairs]
+    of_generator = 2 * 3.0 * float(np.exp(-np.mean(apart)))
+    of_average = 0.0
+    for k, theirs in enumerate(answers):
+        for c in range(count):
+            rows, share = classes == c, float(reliability[k, c])
+            away = float((ours[rows] - theirs[rows]).abs().mean())
+            wrong = float(torch.nn.functional.cross_entropy(theirs[rows], classes[rows]))
+            of_generator += share * (0.7 * wrong - away)  # sure teachers, from which the average is far
+            of_average += share * away
+    found = distillation.generator_loss(model, x, noise, classes, average, teachers, reliability, settings)
+    assert float(found) == pytest.approx(of_generator, rel=1e-5)
+    assert float(distillation.model_loss(ours, answers, classes, reliability)) == pytest.approx(of_average, rel=1e-5)
+
+
 def test_scores_of_fedtad_are_the_same_twice() -> None:
     experiment = play("fedtad", dropout=0.5)
     first, second = ([client.logits() for client in clients_of(experiment)] for _ in range(2))
@@ -308,6 +334,19 @@ def test_the_pull_of_ditto_by_hand() -> None:
             g = client.learner.gradients(v, client.stream)
             v = {name: v[name] - 0.1 * (g[name] + 3.0 * (v[name] - first[name])) for name in v}
         assert max_difference(client.state.weights, v) < 1e-12
+
+
+def test_ditto_pulls_to_what_was_received_last() -> None:
+    settings = {**SGD, "weight_decay": 0.0, "pull": 3.0, "local_epochs": 2}
+    first, second = (play("ditto", **settings, rounds=rounds) for rounds in (1, 2))
+    w = first.loop.state.weights  # far from every v by now
+    for before, after in zip(clients_of(first), clients_of(second), strict=True):
+        v = dict(before.state.weights)
+        assert max_difference(v, w) > 1e-3
+        for _ in range(2):
+            g = before.learner.gradients(v, before.stream)
+            v = {name: v[name] - 0.1 * (g[name] + 3.0 * (v[name] - w[name])) for name in v}
+        assert max_difference(after.state.weights, v) < 1e-12
 
 
 def test_clients_that_are_not_drawn_keep_their_personal_model() -> None:
@@ -439,6 +478,28 @@ def test_small_entries_of_a_mask_are_left_out_where_a_model_is_used() -> None:
     used = client.used()[name]
     assert torch.equal(used, client.state.weights[name] * torch.where(mask.abs() >= 0.5, mask, 0.0))
     assert torch.equal(client.export()[name], used)
+
+
+def test_the_functional_embedding_is_of_the_pruned_model_after_training() -> None:
+    client = clients_of(play("fedpub", sparsity=0.5))[0]
+    masks = {name: torch.linspace(-1.0, 1.0, mask.numel()).view_as(mask) for name, mask in client.state.masks.items()}
+    client.state = replace(client.state, masks=masks)
+    report = client.report_update(OwnModel(dict(client.state.weights)))
+    used = client.learner.embedding(client.used(), client.random_inputs).mean(0)
+    assert torch.equal(report.embedding, used)
+    whole = client.learner.embedding(client.state.weights, client.random_inputs).mean(0)
+    assert not torch.allclose(used, whole, atol=1e-3)
+
+
+def test_a_client_of_fedpub_gets_the_average_of_its_own_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W_i = sum_j alpha_ij W_j: here every client gets what the next one trained."""
+    turned = torch.eye(5, dtype=torch.float64).roll(1, dims=1)
+    monkeypatch.setattr(fedpub, "similarity", lambda embeddings, sharpness: turned)
+    settings = {**SGD, "rounds": 1}
+    ours = play("fedpub", **settings, train_masks=False, terms=False, sparsity=0.0).loop.state.models
+    trained = [client.state.weights for client in clients_of(play("local", **settings))]
+    assert all(max_difference(ours[i], trained[(i + 1) % 5]) < 1e-12 for i in range(5))
+    assert max_difference(trained[0], trained[1]) > 1e-3
 
 
 def test_the_functional_embedding_depends_on_the_model_alone_and_on_the_order_of_hidden_units() -> None:

@@ -107,7 +107,7 @@ class RoundLoop:
             )
         self.selected_state: Record | None = None
         self.best: Mapping[str, Any] | None = None
-        self.at = Position(0, 0, 1)
+        self.at = self._position(0)
         self.lines: list[dict[str, Any]] = []
         self.sheet, self.totals = Sheet(), ByteTotals.empty()
         self.seconds = {"setup": 0.0, "train": 0.0, "eval": 0.0}
@@ -311,10 +311,7 @@ class RoundLoop:
         self.seconds["eval"] += eval_spent
         if phase.rounds is None:
             self.round_seconds.append(spent)
-        if self.at.round == self.settings.rounds_of(phase):
-            self.at = Position(self.at.step + 1, self.at.phase + 1, 1)
-        else:
-            self.at = replace(self.at, step=self.at.step + 1, round=self.at.round + 1)
+        self.at = self._position(self.at.step + 1)
         if line is not None:
             line["bytes"] = {"setup": sum(self.totals.setup.values()), **self.totals.training}
             line["seconds"] = sum(self.seconds.values())

@@ -177,21 +177,11 @@ def distil(
         noise = torch.randn(settings.nodes, settings.noise, generator=draws).to(dtype)
         for _ in range(settings.generator_steps):
 
-            def generator_loss(weights: Weights, noise: Tensor = noise, average: Weights = average) -> Tensor:
+            def of_generator(weights: Weights, noise: Tensor = noise, average: Weights = average) -> Tensor:
                 x = pseudo_features(weights, noise, classes)
-                graph = pseudo_graph(model, x, settings.neighbours)
-                ours = pseudo_logits(model, average, graph)
-                loss = x.new_zeros(())
-                for row, teacher in zip(reliability, teachers, strict=True):
-                    theirs = pseudo_logits(model, teacher, graph)
-                    right = torch.nn.functional.cross_entropy(theirs, classes, reduction="none")
-                    far = (ours - theirs).abs().mean(1)
-                    loss = loss + settings.accuracy * (row * by_class(right, classes, num_classes)).sum()
-                    loss = loss - (row * by_class(far, classes, num_classes)).sum()
-                # Div is in the sum over clients, too, and the same for each: formed once, it is a tenth of the work.
-                return loss + settings.spread * len(teachers) * diversity(x, noise)
+                return generator_loss(model, x, noise, classes, average, teachers, reliability, settings)
 
-            generator, generator_optimizer, _ = adam_step(generator, generator_optimizer, generator_loss, settings)
+            generator, generator_optimizer, _ = adam_step(generator, generator_optimizer, of_generator, settings)
         x = pseudo_features(generator, noise, classes).detach()
         graph = pseudo_graph(model, x, settings.neighbours)
         # Teachers go the way of the average, which needs gradients: a forward pass without them rounds differently, and
@@ -199,13 +189,40 @@ def distil(
         answers = [pseudo_logits(model, trainable(teacher), graph).detach() for teacher in teachers]
         for _ in range(settings.model_steps):
 
-            def model_loss(weights: Weights, graph: PseudoGraph = graph, answers: list[Tensor] = answers) -> Tensor:
-                ours = pseudo_logits(model, weights, graph)
-                far = torch.stack([by_class((ours - theirs).abs().mean(1), classes, num_classes) for theirs in answers])
-                return (reliability * far).sum()
+            def of_average(weights: Weights, graph: PseudoGraph = graph, answers: list[Tensor] = answers) -> Tensor:
+                return model_loss(pseudo_logits(model, weights, graph), answers, classes, reliability)
 
-            average, optimizer, distance = adam_step(average, optimizer, model_loss, settings)
+            average, optimizer, distance = adam_step(average, optimizer, of_average, settings)
     return Distilled(average, optimizer, generator, generator_optimizer, distance)
+
+
+def generator_loss(
+    model: Backbone,
+    x: Tensor,
+    noise: Tensor,
+    classes: Tensor,
+    average: Weights,
+    teachers: Sequence[Weights],
+    reliability: Tensor,
+    settings: Distillation,
+) -> Tensor:
+    """L_G of pseudo nodes X~."""
+    graph, loss = pseudo_graph(model, x, settings.neighbours), x.new_zeros(())
+    ours = pseudo_logits(model, average, graph)
+    for row, teacher in zip(reliability, teachers, strict=True):
+        theirs = pseudo_logits(model, teacher, graph)
+        wrong = torch.nn.functional.cross_entropy(theirs, classes, reduction="none")
+        loss = loss + settings.accuracy * (row * by_class(wrong, classes, len(row))).sum()
+        loss = loss - (row * by_class((ours - theirs).abs().mean(1), classes, len(row))).sum()
+    # Div is in the sum over clients, too, and the same for each: formed once, it is a tenth of the work.
+    return loss + settings.spread * len(teachers) * diversity(x, noise)
+
+
+def model_loss(ours: Tensor, answers: Sequence[Tensor], classes: Tensor, reliability: Tensor) -> Tensor:
+    """L_W of the average's logits beside every client's."""
+    count = reliability.shape[1]
+    far = torch.stack([by_class((ours - theirs).abs().mean(1), classes, count) for theirs in answers])
+    return (reliability * far).sum()
 
 
 def adam_step(
