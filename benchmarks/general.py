@@ -2,6 +2,7 @@
 
     python benchmarks/general.py DIR aml [--draws 3]         AMLSim's fan-in and cycle sample, random split
     python benchmarks/general.py DIR rings [--draws 3]       the same, a laundering ring in one part only
+    python benchmarks/general.py DIR tables --methods local fedavg fedstruct    the first, from tables of five banks
     python benchmarks/general.py DIR twitch --draws 1        one data set by name, the general preset alone
     python benchmarks/general.py DIR cora --presets general paper --methods fedstruct    beside its paper's preset
     python benchmarks/general.py DIR others                  Cora, Chameleon, Tolokers, Twitch, both presets
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import isthmus
+from isthmus.data.transfer_tables import write_tables
 
 METHODS = ("local", "fedavg", "fedsgd", "fedgcn", "fedstruct", "hifgl", "fedggr", "fedspray", "central")
 PLAIN: dict[str, dict[str, Any]] = {
@@ -32,6 +34,7 @@ AML = {"dataset": "amlsim-cycle", "metric": "auprc"}
 SCENARIOS: dict[str, dict[str, Any]] = {
     "aml": {**AML, "split": "stratified:40/20/40"},
     "rings": {**AML, "split": "group:ring:40/20/40"},
+    "tables": {"metric": "auprc"},  # the split stands in their schema.toml
     "cora": {"dataset": "cora", "partition": "random", "clients": 10, "split": "10/10/80"},
     "chameleon": {"dataset": "chameleon", "partition": "random", "clients": 10, "split": "10/10/80"},
     "pubmed": {"dataset": "pubmed", "partition": "louvain", "clients": 10, "split": "40/30/30"},
@@ -77,6 +80,8 @@ def run_one(folder: Path, scenario: str, method: str, preset: str, seed: int) ->
     if (out / "result.json").exists() or (preset == "paper" and method not in PAPER):
         return
     settings = {**SCENARIOS[scenario], **PLAIN.get(method, {}), "seed": seed}
+    if scenario == "tables":
+        settings["dataset"] = str(tables(folder, seed))
     settings |= {"preset": PAPER[method] if preset == "paper" else preset, "selection": "best_val_acc"}
     begun = time.process_time()
     try:
@@ -86,6 +91,14 @@ def run_one(folder: Path, scenario: str, method: str, preset: str, seed: int) ->
         return
     (out / "cpu.json").write_text(json.dumps(time.process_time() - begun))
     print(f"{out.name}: test {result['test']:.4f}, val {result['val']:.4f}, variant {result['variant']}", flush=True)
+
+
+def tables(folder: Path, seed: int) -> Path:
+    """AMLSim's cycle sample as five banks' tables, one folder per draw of owners."""
+    out = folder / f"tables-of-draw-{seed}"
+    if not out.exists():
+        write_tables("amlsim-cycle", out, clients=5, seed=seed, split="stratified:40/20/40")
+    return out
 
 
 def print_table(folder: Path, scenario: str, methods: Any, presets: Any, draws: int) -> None:

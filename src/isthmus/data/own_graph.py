@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from isthmus.data.graph_set import GraphSetData
 from isthmus.data.node_data import NodeData
 from isthmus.data.whole_graph import Loaded, PublicSplits, empty_masks
 from isthmus.errors import DataError
+
+log = logging.getLogger(__name__)
 
 PARTS = ("train", "val", "test")
 
@@ -87,6 +90,7 @@ def from_pyg(thing: object, source: str = "own data", *, labelled: bool = True) 
     if isinstance(thing, Mapping) and not hasattr(thing, "edge_index"):
         return _graphs(thing, source, labelled)
     x, edge_index = _features(thing, "the data"), _edges(thing, "the data")
+    _note_edge_values(thing)
     given = getattr(thing, "y", None)
     if not labelled and (given is None or not bool((given >= 0).any())):
         y = torch.full((x.shape[0],), -1)
@@ -107,13 +111,18 @@ def from_pyg(thing: object, source: str = "own data", *, labelled: bool = True) 
 def _features(thing: object, what: str) -> Tensor:
     x = getattr(thing, "x", None)
     if not isinstance(x, Tensor) or x.dim() != 2 or x.shape[1] < 1:
-        raise DataError(f"{what} must have x, a matrix of node features (n, F) with at least one column")
+        raise DataError(
+            f"{what} must have x, a matrix of node features (n, F) with at least one column; where there is nothing to "
+            "tell about nodes, take their degrees or a column of ones"
+        )
     if x.layout not in (torch.strided, torch.sparse_csr):
         x = x.to_sparse_csr() if x.layout == torch.sparse_coo else x.to_dense()
     x = x.detach().to(torch.float32)
     values = x.values() if x.layout == torch.sparse_csr else x
-    if not bool(torch.isfinite(values).all()):
-        raise DataError(f"{what}: x has cells that are not finite; fill them first")
+    if wrong := int((~torch.isfinite(values)).sum()):
+        raise DataError(
+            f"{what}: x has {wrong} cells that are not finite; fill them first, such as by their column's mean"
+        )
     return x
 
 
@@ -127,13 +136,26 @@ def _edges(thing: object, what: str) -> Tensor:
     return edges
 
 
+def _note_edge_values(thing: object) -> None:
+    """Say that values of edges are not used: models here read who is linked to whom."""
+    names = [name for name in ("edge_weight", "edge_attr") if isinstance(getattr(thing, name, None), Tensor)]
+    if names:
+        log.warning(
+            "%s changes nothing here: models read edges without values. Make features of nodes of it, such as the sum "
+            "and mean over a node's edges, as [edges.features] in the schema.toml of tables does",
+            " and ".join(names),
+        )
+
+
 def _labels(y: object, count: int) -> Tensor:
     if not isinstance(y, Tensor) or y.numel() != count:
         raise DataError(f"y must give every one of {count} nodes a class, -1 for one without a label")
     y = y.detach().flatten()
     whole = y.to(torch.int64)
     if y.is_floating_point() and not torch.equal(whole.to(y.dtype), y):
-        raise DataError("y must hold classes as whole numbers; regression is not what this trains")
+        raise DataError(
+            "y must hold classes as whole numbers; put amounts into classes first, as regression is not trained"
+        )
     if not bool((whole >= 0).any()):
         raise DataError("y has no label: at least the training nodes need one")
     if int(whole.min()) < -1:
@@ -209,6 +231,7 @@ def _graphs(thing: Mapping[Any, Any], source: str, labelled: bool) -> OwnGraphs:
         if not isinstance(owner, str) or not isinstance(graphs, Sequence) or not graphs:
             raise DataError("sets of graphs are {owner: [Data, ...]} with names of owners and at least one graph each")
         parts[owner] = _graph_set(owner, graphs, labelled)
+    _note_edge_values(graphs[0])
     return OwnGraphs(parts, source)
 
 

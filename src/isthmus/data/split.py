@@ -359,5 +359,8 @@ def check_classes(data: NodeData, split: str) -> None:
     if absent := unseen_classes(data):
         names = ", ".join(map(str, absent))
         log.warning(
-            "split %s leaves class %s without a training node: no method can predict it; train on more", split, names
+            "split %s leaves class %s without a training node: no method can predict it; train on more, or take shares "
+            "of every class (split=stratified:40/20/40)",
+            split,
+            names,
         )

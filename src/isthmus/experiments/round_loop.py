@@ -241,10 +241,22 @@ class RoundLoop:
         self._note_absent()
         if line is not None and self.absent:
             line["absent"] = sorted(self.absent)
+        if line is not None and not self.lines:
+            self._note_unscored(line)
         self._commit(state, phase, spent, eval_spent, line)
         self._progress(phase, round, line, started_at)
         if self.stopped or self._due(phase, round):
             self.checkpoint()
+
+    def _note_unscored(self, line: Mapping[str, Any]) -> None:
+        """Say so where the nodes of a part give no score, as when none of them is of the rare class."""
+        run = self.run_config
+        sought = "val_loss" if run.selection == "best_val_loss" else "val"
+        if run.selection != "last" and line[sought] is None:
+            consequence = "so no round can be picked and the last one counts"
+            logger.warning("%s", _unscored(run.metric if sought == "val" else "the loss", "validation", consequence))
+        if line["test"] is None:
+            logger.warning("%s", _unscored(run.metric, "test", "so the run has no score"))
 
     @contextmanager
     def _method_code(self, phase: str, round: int) -> Iterator[None]:
@@ -480,3 +492,10 @@ class _PositionRecord(Record):
     phase: int
     round: int
     attempt: int
+
+
+def _unscored(score: str, part: str, consequence: str) -> str:
+    return (
+        f"{score} is not defined on the {part} nodes, {consequence}: {part} needs labelled nodes, for most scores of "
+        "two classes; split=stratified:40/20/40 puts some of every class into every part"
+    )

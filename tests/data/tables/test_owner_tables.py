@@ -143,3 +143,22 @@ def test_a_draft_is_a_schema_that_can_be_read(tmp_path: Path) -> None:
         "company": "flag",
     }
     assert schema.edges is not None and (schema.edges.source, schema.edges.target) == ("from", "to")
+
+
+@pytest.mark.parametrize(
+    ("values", "label", "said"),
+    [
+        ([f"kind-{number}" for number in range(30)], "outcome", ""),
+        (
+            [f"{number / 7:.3f}" for number in range(150)],
+            "LABEL",
+            "# outcome: 150 different values, no classes as they are",
+        ),
+    ],
+)
+def test_a_draft_never_takes_the_label_for_a_feature(values: list[str], label: str, said: str, tmp_path: Path) -> None:
+    rows = "".join(f"n{number},{value},{number % 7}\n" for number, value in enumerate([*values, values[0]]))
+    (tmp_path / "nodes.csv").write_text(f"id,outcome,age\n{rows}")
+    draft = draft_schema(tmp_path)
+    assert f'label = "{label}"' in draft and said in draft
+    assert "outcome = {" not in draft and "age = {" in draft

@@ -10,6 +10,8 @@ from isthmus.errors import DataError
 
 CATEGORIES = 20
 """Most values of a column that is taken for a category."""
+CLASSES = 100
+"""Most values of a column that is taken for the label."""
 _NODE_FILES = ("node", "account", "customer", "user", "client", "patient", "item", "entity", "atom")
 _EDGE_FILES = ("edge", "transfer", "transaction", "link", "relation", "interaction", "payment", "bond")
 _SOURCES = ("source", "src", "from", "sender", "orig", "payer", "source_id", "from_id", "sourcenodeid")
@@ -54,17 +56,19 @@ def _nodes(path: Path) -> list[str]:
         raise DataError(f"{path.name} has no column whose values are all different and filled: nodes need an id")
     identity = next((column for column in unique if "id" in column.lower()), unique[0])
     few = {column: sorted(texts[column].drop_nulls().unique().to_list()) for column in columns if column != identity}
-    label = next((c for c in few if c.lower() in _LABELS and 2 <= len(few[c]) <= CATEGORIES), None)
+    named = [column for column in few if column.lower() in _LABELS]
+    label = next((column for column in named if 2 <= len(few[column]) <= CLASSES), None)
     split = next((c for c in few if few[c] and set(few[c]) <= {"train", "val", "test"}), None)
     lines = ["[nodes]", f'file = "{path.stem}.*"', f"id = {_quoted(identity)}"]
     if label is None:
+        lines += [f"# {_key(column)}: {len(few[column])} different values, no classes as they are" for column in named]
         lines += ['label = "LABEL"                # no label column was recognised: name it', "classes = []"]
     else:
         lines += [f"label = {_quoted(label)}", f"classes = {_list(few[label])}      # check their order"]
     lines += [f"split = {_quoted(split)}" if split else 'split = "stratified:40/20/40"', "", "[features]"]
     lines += ["# Take out what is not known when a prediction is made, or gives the label away."]
     for column in columns:
-        if column not in (identity, label, split):
+        if column not in (identity, split, *([label] if label else named)):
             lines.append(_feature(column, texts[column], few[column]))
     return lines
 

@@ -360,7 +360,10 @@ def _labels(table: _Table, *, labelled: bool) -> Labels:
     if column is None:
         raise ConfigError(f'[{table.name}] must name the label column: label = "..."')
     if len(classes) < 2 or len(set(classes)) < len(classes):
-        raise ConfigError(f"[{table.name}] classes must list two or more different labels, in the order of class index")
+        raise ConfigError(
+            f"[{table.name}] classes must list two or more different labels, in the order of class index; an amount to "
+            "predict is put into classes first"
+        )
     if positive is not None and positive not in classes:
         raise unknown(f"positive class in [{table.name}]", positive, classes)
     index = len(classes) - 1 if positive is None else classes.index(positive)
