@@ -14,6 +14,7 @@ features.py           structure features S
 private.py            appendix G.1: nobody receives S of others (method fedstruct-private)
 query_guard.py        which of its queries are answered
 server_graph.py       appendix H: the server knows the graph (method fedstruct-server); settings in server_config.py
+jacobian.py           the Jacobians both appendices may send
 client.py, state.py   what a client is made of, what it remembers
 """
 

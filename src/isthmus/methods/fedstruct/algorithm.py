@@ -40,26 +40,23 @@ from isthmus.methods.evaluation import Evaluation, scores_of
 from isthmus.methods.fedstruct import features, powers, powers_hardened, powers_published
 from isthmus.methods.fedstruct.client import (
     BETAS,
-    FEATURE,
     STRUCTURE,
     StructureClient,
     StructureCohort,
     below,
     first_weights,
+    logits_of,
     named,
-    padded,
+    own_loss,
     stack_evaluations,
 )
-from isthmus.methods.fedstruct.config import FedStructConfig
+from isthmus.methods.fedstruct.config import FedStructConfig, StructureConfig
 from isthmus.methods.fedstruct.features import NSF, Fingerprint, NsfBlock, assembled, check_replicas, fingerprint
 from isthmus.methods.fedstruct.powers import NOTHING_KEPT, Kept, PowerProtocol, next_power
 from isthmus.methods.fedstruct.state import NO_STEPS
-from isthmus.methods.learners import dropout_source
 from isthmus.methods.registry import Log
 from isthmus.methods.schedule import rate_factor
 from isthmus.methods.training import all_familiar, total_samples
-from isthmus.nn import train
-from isthmus.nn.loss import Shifted, get_loss
 from isthmus.nn.optim import OptimizerState, fresh_state, stepped
 from isthmus.nn.structure import combined
 from isthmus.records import Record
@@ -144,6 +141,14 @@ class Step(Message):
 
 
 @dataclass(frozen=True)
+class ModelTask(Message):
+    """theta and |Vt|, for clients that are not given S."""
+
+    weights: Model[Weights]
+    total: Count[float]
+
+
+@dataclass(frozen=True)
 class NsfStep(Message):
     """G_S: the averaged gradient of S, for replicas to step on."""
 
@@ -179,20 +184,17 @@ def gradients(
         shares and summed.
     """
     first, inputs, streams = who.clients[0], who.inputs, [client.stream for client in who.clients]
-    config, dropout = first.config, dropout_source(first.config, streams)
+    config = first.config
     masks = [stream("structure").torch() for stream in streams] if config.dropout else None
     structure = first.net.run(below(weights, STRUCTURE), nsf, who.group, masks)
-    z = padded([client.z for client in structure.clients], inputs)  # E2: z_v = sum_u Abar_vu g(s_u)
-    loss = Shifted(get_loss(config.loss), z)  # E1: q_v = h_v + z_v, and E3
-    # h = fGNN(X_i, E_i), dL_i/dtheta_f = sum_v (dh_v/dtheta_f)^T r_v
-    theta_f, _ = train.gradients(first.learner.model, below(weights, FEATURE), inputs, loss=loss.loss, dropout=dropout)
-    residuals = inputs.split(inputs.unpad(loss.residual))  # r_v = yhat_v - y_v
-    theta_s, nsf_grad = structure.gradients(residuals, shares, nsf=config.learns_nsf)  # Props. 3 and 2
-    return named(theta_f, FEATURE), named(theta_s, STRUCTURE), nsf_grad
+    z = [client.z for client in structure.clients]  # E2: z_v = sum_u Abar_vu g(s_u)
+    theta_f, residuals = own_loss(first, inputs, weights, z, streams)  # E1, E3
+    theta_s, nsf_grad = structure.gradients(inputs.split(residuals), shares, nsf=config.learns_nsf)  # Props. 3 and 2
+    return theta_f, named(theta_s, STRUCTURE), nsf_grad
 
 
 def step_theta(
-    config: FedStructConfig, weights: Weights, grads: Weights, state: OptimizerState, round: int
+    config: StructureConfig, weights: Weights, grads: Weights, state: OptimizerState, round: int
 ) -> tuple[dict[str, Tensor], OptimizerState]:
     """theta <- theta - lr dL/dtheta.
 
@@ -210,7 +212,7 @@ def step_theta(
 
 
 def step_nsf(
-    config: FedStructConfig, nsf: Tensor, grad: Tensor, state: OptimizerState, round: int
+    config: StructureConfig, nsf: Tensor, grad: Tensor, state: OptimizerState, round: int
 ) -> tuple[Tensor, OptimizerState]:
     """S <- S - lr_s G_S.
 
@@ -392,10 +394,8 @@ def scored(client: StructureClient, weights: Weights, embedded: Tensor) -> Evalu
 
 def classify(client: StructureClient, weights: Weights, embedded: Tensor) -> None:
     """What the model says of own nodes, into the client's state."""
-    q = combined([power.times(embedded) for power in client.abar], weights.get(BETAS))  # E2: z
-    if client.config.inference == "both":
-        q = client.learner.logits(below(weights, FEATURE)) + q  # E1: h + z
-    client.state = replace(client.state, weights=weights, scored=q)
+    z = combined([power.times(embedded) for power in client.abar], weights.get(BETAS))  # E2
+    client.state = replace(client.state, weights=weights, scored=logits_of(client, weights, z))
 
 
 # -- prediction after training ---------------------------------------------------------------------

@@ -5,7 +5,7 @@ scores; and the same for all clients of a process.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
@@ -21,7 +21,10 @@ from isthmus.methods.fedstruct.features import NSF, FeatureClient, Fingerprint, 
 from isthmus.methods.fedstruct.powers_hardened import HardenedPowers
 from isthmus.methods.fedstruct.powers_published import PublishedPowers
 from isthmus.methods.fedstruct.state import NO_STEPS, FedStructState, block_of
+from isthmus.methods.learners import Streams, dropout_source
+from isthmus.nn import train
 from isthmus.nn.inputs import Inputs, stack_inputs
+from isthmus.nn.loss import Shifted, get_loss
 from isthmus.nn.optim import fresh_state
 from isthmus.nn.structure import Group, Matrix, Reach, StructureNet
 from isthmus.seeds import Stream
@@ -152,6 +155,30 @@ def first_weights(config: FedStructConfig, feature: Weights, num_classes: int, c
     if config.train_betas:
         structure[StructureNet.BETAS] = torch.tensor([config.beta0, *config.power_weights], dtype=config.dtype)
     return {**named(feature, FEATURE), **named(structure, STRUCTURE)}
+
+
+def own_loss(
+    client: Any, inputs: Inputs, weights: Weights, z: Sequence[Tensor], streams: Collection[Streams]
+) -> tuple[dict[str, Tensor], Tensor]:
+    """The mean loss of q_v = h_v + z_v (E1, E3) of every client by itself, differentiated.
+
+    Args:
+        client: One of them, for the settings and the model.
+        z: Of the training nodes of each client.
+
+    Returns:
+        dL_i/dtheta_f = sum_v (dh_v/dtheta_f)^T r_v, stacked for many; r_v = yhat_v - y_v of all training nodes.
+    """
+    config, loss = client.config, Shifted(get_loss(client.config.loss), padded(z, inputs))
+    dropout = dropout_source(config, streams)
+    model, theta_f = client.learner.model, below(weights, FEATURE)
+    theta_f, _ = train.gradients(model, theta_f, inputs, loss=loss.loss, dropout=dropout)
+    return named(theta_f, FEATURE), inputs.unpad(loss.residual)
+
+
+def logits_of(client: Any, weights: Weights, z: Tensor) -> Tensor:
+    """E1 of own nodes: h + z, or z alone with ``inference=structure``."""
+    return z if client.config.inference == "structure" else client.learner.logits(below(weights, FEATURE)) + z
 
 
 def named(weights: Weights, prefix: str) -> dict[str, Tensor]:

@@ -16,13 +16,81 @@ DIRECT_LR = 0.5
 
 
 @dataclass(frozen=True)
-class FedStructConfig(WeightedConfig):
-    """Settings of FedStruct; those of the feature branch are `TrainConfig`'s.
+class StructureConfig(WeightedConfig):
+    """Settings of the structure branch that all of FedStruct's methods have; those of the feature branch are
+    `TrainConfig`'s.
 
     Args:
         structure_hops: L_s, the highest power.
         betas: Weight of each power 1 ... L_s; not given = only the last (the paper's experiments).
         beta0: Weight of the identity.
+        nsf: Structure feature.
+        nsf_dim: d_s.
+        walk_steps: r, return probabilities of nsf=walk (FED*); not given = L_s.
+        structure_hidden: Hidden widths of g.
+        nsf_lr, nsf_weight_decay: Of a learned S; not given = those of theta.
+    """
+
+    backbone: str = "dgcn"
+    structure_hops: int = 2
+    betas: tuple[float, ...] = ()
+    beta0: float = 0.0
+    nsf: str = "hop2vec"
+    nsf_dim: int = 256
+    walk_steps: int | None = None
+    structure_hidden: tuple[int, ...] = (256,)
+    nsf_lr: float | None = None
+    nsf_weight_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.structure_hops < 1:
+            raise ConfigError(f"structure_hops must be at least 1, got {self.structure_hops}")
+        if self.nsf_dim < 1 or any(width < 1 for width in self.structure_hidden):
+            raise ConfigError(
+                f"nsf_dim and structure_hidden are widths of at least 1, got {self.nsf_dim} and {self.structure_hidden}"
+            )
+        if self.betas and len(self.betas) != self.structure_hops:
+            raise ConfigError(
+                f"betas must name one weight per power: structure_hops={self.structure_hops}, got {len(self.betas)}"
+            )
+        if self.walk_steps is not None and self.walk_steps < 1:
+            raise ConfigError(f"walk_steps must be at least 1, got {self.walk_steps}")
+        if self.nsf == "walk" and self.nsf_dim <= self.steps:
+            raise ConfigError(f"nsf=walk has {self.steps} walk values and the degree: nsf_dim must be above that")
+        if self.nsf_lr is not None and self.nsf_lr <= 0.0:
+            raise ConfigError(f"nsf_lr must be above 0, got {self.nsf_lr}")
+        if self.nsf_weight_decay is not None and self.nsf_weight_decay < 0.0:
+            raise ConfigError(f"nsf_weight_decay must be at least 0, got {self.nsf_weight_decay}")
+        if self.dp_clip:
+            raise ConfigError("FedStruct has no differential privacy: leave dp_clip out, or use fedsgd")
+
+    @property
+    def power_weights(self) -> tuple[float, ...]:
+        """beta_1 ... beta_Ls."""
+        return self.betas or (0.0,) * (self.structure_hops - 1) + (1.0,)
+
+    @property
+    def steps(self) -> int:
+        """r, return probabilities of nsf=walk."""
+        return self.structure_hops if self.walk_steps is None else self.walk_steps
+
+    @property
+    def learns_nsf(self) -> bool:
+        return self.nsf == "hop2vec"
+
+    @property
+    def nsf_rates(self) -> tuple[float, float]:
+        """Learning rate and weight decay of S."""
+        decay = self.weight_decay if self.nsf_weight_decay is None else self.nsf_weight_decay
+        return self.lr if self.nsf_lr is None else self.nsf_lr, decay
+
+
+@dataclass(frozen=True)
+class FedStructConfig(StructureConfig):
+    """Settings of FedStruct; those of the feature branch are `TrainConfig`'s.
+
+    Args:
         train_betas: Learn beta0 and betas with the rest, from these values.
         prune: p, entries kept per row on average; 0 keeps all.
         prune_mode: ``block``, ``row`` or ``global``, see `powers.py`.
@@ -35,12 +103,10 @@ class FedStructConfig(WeightedConfig):
         withhold_exposed: Of ``streamed``: where a client could work out the values of single training nodes from the
             sums it is given, and so their labels, the edges between it and those nodes are left out.
         nsf: Structure feature: ``degree``, ``walk`` or ``hop2vec``.
-        nsf_dim: d_s.
         walk_steps: r, return probabilities of nsf=walk (FED*); not given = L_s, what the powers give anyway. More steps
             need more powers (the paper's code has 50).
         form: HOP2VEC with the MLP g on top (``headed``, what the published numbers come from) or without (``direct``,
             the paper's Eq. 15).
-        structure_hidden: Hidden widths of g.
         nsf_at: Where HOP2VEC's S is kept: at the ``server``, or as a replica at all ``clients``.
         nsf_lr, nsf_weight_decay: Of S; not given = those of theta, and in the direct form 0.5 and 0
             (docs/methods/fedstruct.md).
@@ -48,9 +114,6 @@ class FedStructConfig(WeightedConfig):
         inference: ``structure`` predicts with z alone.
     """
 
-    structure_hops: int = 2
-    betas: tuple[float, ...] = ()
-    beta0: float = 0.0
     train_betas: bool = False
     prune: int = 30
     prune_mode: Literal["block", "row", "global"] = "row"
@@ -58,44 +121,18 @@ class FedStructConfig(WeightedConfig):
     protocol: Literal["streamed", "published", "hardened"] = "streamed"
     forward_noise: float = 0.0
     withhold_exposed: bool = False
-    backbone: str = "dgcn"
     nsf: Literal["degree", "walk", "hop2vec"] = "hop2vec"
-    nsf_dim: int = 256
-    walk_steps: int | None = None
     form: Literal["headed", "direct"] = "headed"
-    structure_hidden: tuple[int, ...] = (256,)
     nsf_at: Literal["server", "clients"] = "server"
-    nsf_lr: float | None = None
-    nsf_weight_decay: float | None = None
     algorithm: Literal["fedsgd", "fedavg"] = "fedsgd"
     inference: Literal["both", "structure"] = "both"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.structure_hops < 1:
-            raise ConfigError(f"structure_hops must be at least 1, got {self.structure_hops}")
-        if self.nsf_dim < 1 or any(width < 1 for width in self.structure_hidden):
-            raise ConfigError(
-                f"nsf_dim and structure_hidden are widths of at least 1, got {self.nsf_dim} and {self.structure_hidden}"
-            )
         if self.prune < 0:
             raise ConfigError(f"prune must be at least 0 (0 keeps everything), got {self.prune}")
-        if self.betas and len(self.betas) != self.structure_hops:
-            raise ConfigError(
-                f"betas must name one weight per power: structure_hops={self.structure_hops}, got {len(self.betas)}"
-            )
-        if self.dp_clip:
-            raise ConfigError("fedstruct has no differential privacy: leave dp_clip out, or use fedsgd")
         if self.form == "direct" and self.nsf != "hop2vec":
             raise ConfigError(f"form=direct has no head to read nsf={self.nsf} with: use nsf=hop2vec, or form=headed")
-        if self.walk_steps is not None and self.walk_steps < 1:
-            raise ConfigError(f"walk_steps must be at least 1, got {self.walk_steps}")
-        if self.nsf == "walk" and self.nsf_dim <= self.steps:
-            raise ConfigError(f"nsf=walk has {self.steps} walk values and the degree: nsf_dim must be above that")
-        if self.nsf_lr is not None and self.nsf_lr <= 0.0:
-            raise ConfigError(f"nsf_lr must be above 0, got {self.nsf_lr}")
-        if self.nsf_weight_decay is not None and self.nsf_weight_decay < 0.0:
-            raise ConfigError(f"nsf_weight_decay must be at least 0, got {self.nsf_weight_decay}")
         if self.algorithm == "fedavg" and self.nsf_at == "clients":
             raise ConfigError("algorithm=fedavg averages S with the rest, at the server: use nsf_at=server")
         self._check_streamed()
@@ -153,16 +190,6 @@ class FedStructConfig(WeightedConfig):
         return np.float64 if self.precision == "float64" else np.float32
 
     @property
-    def power_weights(self) -> tuple[float, ...]:
-        """beta_1 ... beta_Ls."""
-        return self.betas or (0.0,) * (self.structure_hops - 1) + (1.0,)
-
-    @property
-    def steps(self) -> int:
-        """r, return probabilities of nsf=walk."""
-        return self.structure_hops if self.walk_steps is None else self.walk_steps
-
-    @property
     def powers(self) -> int:
         """Powers that are exchanged: L_s, or r where nsf=walk needs more."""
         return max(self.structure_hops, self.steps) if self.nsf == "walk" else self.structure_hops
@@ -182,17 +209,14 @@ class FedStructConfig(WeightedConfig):
         )
 
     @property
-    def learns_nsf(self) -> bool:
-        return self.nsf == "hop2vec"
-
-    @property
     def replicated(self) -> bool:
         return self.learns_nsf and self.nsf_at == "clients"
 
     @property
     def nsf_rates(self) -> tuple[float, float]:
         """Learning rate and weight decay of S."""
-        direct = self.form == "direct"
-        lr = self.nsf_lr if self.nsf_lr is not None else DIRECT_LR if direct else self.lr
-        decay = self.nsf_weight_decay if self.nsf_weight_decay is not None else 0.0 if direct else self.weight_decay
+        lr, decay = super().nsf_rates
+        if self.form == "direct":
+            lr = DIRECT_LR if self.nsf_lr is None else lr
+            decay = 0.0 if self.nsf_weight_decay is None else decay
         return lr, decay

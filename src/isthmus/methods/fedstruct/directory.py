@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from isthmus.data.node_data import CrossEdges
+from isthmus.data.node_data import CrossEdges, NodeData
 from isthmus.errors import DataError
 from isthmus.federation.interface import Federation
 from isthmus.federation.messages import Count, Identifier, Message, PartyId, Structure
@@ -93,15 +93,11 @@ class EdgeClient(WeightedClient[FedStructConfig]):
     def setup(self) -> None:
         super().setup()
         data = self.data
-        if data.cross is None:
-            raise DataError("fedstruct needs the cross edges of every client: give them, or use fedsgd")
-        self.cross: CrossEdges = data.cross
+        self.cross = cross_edges_of(data, self.party)
         self.out = np.flatnonzero(self.cross.outgoing.numpy())
         loops = sp.identity(data.num_nodes, format="csr")
         self.inner = as_csr(adjacency(data.edge_index, data.num_nodes) + loops)  # At_i^[i]
         weight = self.cross.weight.numpy().astype(np.float64)
-        if (weight < 0).any():
-            raise DataError(f"{self.party} has cross edges of negative weight; random walks need weights of at least 0")
         crossing = np.bincount(self.cross.own.numpy()[self.out], weights=weight[self.out], minlength=data.num_nodes)
         self.degree = row_mass(self.inner) + crossing  # Dt^[i], self-loop included
         self.boundary = np.unique(self.cross.own.numpy()[self.out])  # row of each slot
@@ -127,14 +123,14 @@ class EdgeClient(WeightedClient[FedStructConfig]):
     def disagreement(self, client: str, edges: ListedEdges) -> tuple[int, int]:
         """How many edges only the other end lists, and how many only this one."""
         arcs = self.shared_with(client)
-        mine = _sorted_arcs(
+        mine = sorted_arcs(
             self.data.node_id[self.cross.own[arcs]],
             self.cross.other[arcs],
             self.cross.outgoing[arcs],
             self.cross.weight[arcs],
         )
-        theirs = _sorted_arcs(edges.other, edges.own, 1 - edges.outgoing, edges.weight)
-        return _surplus(theirs, mine), _surplus(mine, theirs)
+        theirs = sorted_arcs(edges.other, edges.own, 1 - edges.outgoing, edges.weight)
+        return surplus(theirs, mine), surplus(mine, theirs)
 
 
 class DirectoryClient(EdgeClient):
@@ -214,6 +210,15 @@ def check_agreement(checks: Mapping[PartyId, EdgeCheck]) -> None:
             )
 
 
+def cross_edges_of(data: NodeData, party: PartyId) -> CrossEdges:
+    """The edges a client has to nodes of others, which every FedStruct needs."""
+    if data.cross is None:
+        raise DataError("fedstruct needs the cross edges of every client: give them, or use fedsgd")
+    if bool((data.cross.weight < 0).any()):
+        raise DataError(f"{party} has cross edges of negative weight; random walks need weights of at least 0")
+    return data.cross
+
+
 def rows_of(wanted: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int64]:
     """Position in ``ids`` of each wanted id; -1 where it is not there."""
     if not len(ids):
@@ -223,14 +228,14 @@ def rows_of(wanted: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int
     return np.where(ids[found] == wanted, found, -1)
 
 
-def _sorted_arcs(own: Tensor, other: Tensor, outgoing: Tensor, weight: Tensor) -> NDArray[np.int64]:
+def sorted_arcs(own: Tensor, other: Tensor, outgoing: Tensor, weight: Tensor) -> NDArray[np.int64]:
     """Rows (own, other, direction, bits of the weight), sorted. Ids need all 63 bits: as floats, two could be one."""
     bits = (weight.numpy().astype(np.float64) + 0.0).view(np.int64)  # + 0.0: no negative zero
     rows = np.stack([own.numpy(), other.numpy(), outgoing.numpy().astype(np.int64), bits], axis=1)
     return rows[np.lexsort(rows.T[::-1])]
 
 
-def _surplus(a: NDArray[np.int64], b: NDArray[np.int64]) -> int:
+def surplus(a: NDArray[np.int64], b: NDArray[np.int64]) -> int:
     """Rows of a that are not in b."""
     if np.array_equal(a, b):
         return 0

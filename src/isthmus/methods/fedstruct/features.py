@@ -63,16 +63,25 @@ class Fingerprint(Message):
 class FeatureClient(PowerClient):
     """A client that gives its part of S, and takes everybody's."""
 
+    def own_features(self) -> Tensor:
+        """S_i (n_i, d_s), of HOP2VEC as it starts."""
+        config, data = self.config, self.data
+        if config.learns_nsf:
+            # Whoever could repeat the draws would know whose row is whose, whatever the columns are called.
+            draws = self.secret_generator("nsf") if self.state.secret else self.stream("nsf")
+            values = random_feature(data.num_nodes, config.net(data.num_classes).width, draws)
+        elif config.nsf == "degree":
+            values = degree_feature(degrees(data), config.nsf_dim)
+        else:
+            values = walk_feature(self.state.diagonal[:, : config.steps], degrees(data), config.nsf_dim)
+        return values.to(config.dtype)
+
     @handler
     def give_start(self) -> NsfStart:
         """The first S_i of HOP2VEC, to the server where it holds S."""
-        config, data = self.config, self.data
-        if not config.learns_nsf:
-            raise ProtocolError(f"nsf={config.nsf} is fixed and has no random start")
-        # Whoever could repeat the draws would know whose row is whose, whatever the columns are called.
-        draws = self.secret_generator("nsf") if self.state.secret else self.stream("nsf")
-        values = random_feature(data.num_nodes, config.net(data.num_classes).width, draws)
-        return NsfStart(self.state.columns, values.to(config.dtype))
+        if not self.config.learns_nsf:
+            raise ProtocolError(f"nsf={self.config.nsf} is fixed and has no random start")
+        return NsfStart(self.state.columns, self.own_features())
 
     @handler
     def share_start(self) -> Mapping[PartyId, NsfStart]:
@@ -89,12 +98,7 @@ class FeatureClient(PowerClient):
     @handler
     def share_nsf(self) -> Mapping[PartyId, NsfBlock]:
         """S_i of degrees or walks to all others."""
-        config, data = self.config, self.data
-        if config.nsf == "degree":
-            values = degree_feature(degrees(data), config.nsf_dim)
-        else:
-            values = walk_feature(self.state.diagonal[:, : config.steps], degrees(data), config.nsf_dim)
-        return dict.fromkeys(self._everybody, NsfBlock(self.state.columns, values.to(config.dtype)))
+        return dict.fromkeys(self._everybody, NsfBlock(self.state.columns, self.own_features()))
 
     @handler
     def take_nsf(self, mail: Mapping[PartyId, NsfBlock]) -> Fingerprint:

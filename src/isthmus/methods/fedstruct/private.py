@@ -45,25 +45,30 @@ from isthmus.federation.messages import (
 )
 from isthmus.federation.roles import Role, handler
 from isthmus.federation.script import Script, ask, mail, total
+from isthmus.graph.powers import Block
 from isthmus.methods.evaluation import Evaluation, scores_of
 from isthmus.methods.fedstruct import algorithm, powers
-from isthmus.methods.fedstruct.algorithm import PROTOCOLS, power_round, setup_round, step_nsf, step_theta
-from isthmus.methods.fedstruct.client import FEATURE, STRUCTURE, StructureClient, below, named, padded
+from isthmus.methods.fedstruct.algorithm import (
+    PROTOCOLS,
+    ModelTask,
+    Step,
+    power_round,
+    setup_round,
+    step_nsf,
+    step_theta,
+)
+from isthmus.methods.fedstruct.client import STRUCTURE, StructureClient, below, logits_of, named, own_loss
 from isthmus.methods.fedstruct.config import FedStructConfig
-from isthmus.methods.fedstruct.features import NSF, degree_feature, degrees, random_feature, walk_feature
+from isthmus.methods.fedstruct.features import NSF
+from isthmus.methods.fedstruct.jacobian import check_size, jacobian, pulled_back
 from isthmus.methods.fedstruct.query_guard import QueryGuard, Rule
 from isthmus.methods.fedstruct.state import NO_COLUMNS, FedStructState, block_of, tensor_of
-from isthmus.methods.learners import dropout_source
 from isthmus.methods.registry import Log, Method, Phase, register
-from isthmus.nn import train
 from isthmus.nn.graph_structure import GraphStructureNet
-from isthmus.nn.loss import Shifted, get_loss
 from isthmus.nn.optim import fresh_state
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights, num_values, scaled
 
-LARGEST_JACOBIAN = 2**26
-"""Numbers of one client's answers to another that a round may send."""
 NO_GRAPH: Any = None
 
 
@@ -198,20 +203,6 @@ class Pulled(Message):
 
 
 @dataclass(frozen=True)
-class PrivateTask(Message):
-    weights: Model[Weights]
-    total: Count[float]
-
-
-@dataclass(frozen=True)
-class PrivateStep(Message):
-    """1/|Vt| dL_i/dtheta, and of HOP2VEC dL_i/dS of all nodes."""
-
-    gradients: Gradient[Weights]
-    nsf: Gradient[Tensor | None]
-
-
-@dataclass(frozen=True)
 class OwnRows(Message):
     """Phase 3: rows of 1/|Vt| sum_i dL_i/dS that belong to the receiver's nodes."""
 
@@ -224,7 +215,7 @@ def train_round(
     """Phases 1 to 3."""
     theta_s = below(state.weights, STRUCTURE)
     federation.exchange(PrivateClient.answer, PrivateClient.take_sums, Turn(theta_s, True))
-    federation.call(PrivateClient.differentiate, PrivateTask(state.weights, state.total))
+    federation.call(PrivateClient.differentiate, ModelTask(state.weights, state.total))
     if not config.learns_nsf and config.gradients == "residuals":
         federation.exchange(PrivateClient.send_residuals, PrivateClient.take_residuals)
     average = federation.sum(PrivateClient.upload)
@@ -238,7 +229,7 @@ def train_round(
 def evaluate(state: PrivateServerState, federation: Federation, config: PrivateConfig) -> Mapping[PartyId, Evaluation]:
     """Sums for all rows, then every client scores its own nodes."""
     federation.exchange(PrivateClient.answer, PrivateClient.take_sums, Turn(below(state.weights, STRUCTURE), False))
-    return scores_of(federation, PrivateClient.deploy_private, PrivateTask(state.weights, state.total))
+    return scores_of(federation, PrivateClient.deploy_private, ModelTask(state.weights, state.total))
 
 
 class PrivateClient(StructureClient):
@@ -279,14 +270,7 @@ class PrivateClient(StructureClient):
     def take_queries(self, mail: Mapping[PartyId, Queries]) -> Place:
         """Draw or compute S_i; decide which queries are answered: all others count as one, labelled rows first."""
         config, data = self.config, self.data
-        classes = data.num_classes
-        if config.learns_nsf:
-            draws = self.secret_generator("nsf") if self.state.secret else self.stream("nsf")
-            own = random_feature(data.num_nodes, classes, draws)
-        elif config.nsf == "degree":
-            own = degree_feature(degrees(data), config.nsf_dim)
-        else:
-            own = walk_feature(self.state.diagonal[:, : config.steps], degrees(data), config.nsf_dim)
+        classes, own = data.num_classes, self.own_features()
         place = torch.argsort(self.state.columns)  # rows of S in the order others address them
         guard = QueryGuard(config.queries, data.num_nodes, own.shape[1])
         sent = num_values(below(self.state.weights, STRUCTURE)) if config.sends_jacobians else 0
@@ -300,8 +284,8 @@ class PrivateClient(StructureClient):
                 answered[client][rows_of] = guard.answered(rows[rows_of], numbers)
         self.state = replace(
             self.state,
-            own_s=own[place].to(config.dtype),
-            nsf_optimizer=fresh_state(config.optimizer, {NSF: own.to(config.dtype)}),
+            own_s=own[place],
+            nsf_optimizer=fresh_state(config.optimizer, {NSF: own}),
             asked={client: queries.rows for client, queries in mail.items()},
             labelled={client: queries.labelled for client, queries in mail.items()},
             answered={client: torch.from_numpy(kept) for client, kept in answered.items()},
@@ -311,17 +295,15 @@ class PrivateClient(StructureClient):
         return Place(columns, total_rows, total_rows - sum(int(kept.sum()) for kept in answered.values()))
 
     def coefficients(self, client: PartyId, training: bool) -> Tensor:
-        """Rows that are answered, the others zero."""
+        """Rows that are answered, the others zero; in training the labelled ones alone."""
         if client == self.party:
-            block = self.block(client)
-            return torch.from_numpy(block[: int(self.data.train.sum())].toarray() if training else block.toarray()).to(
-                self.config.dtype
-            )
-        count = self.state.labelled[client] if training else self.state.answered[client].numel()
-        rows = torch.from_numpy(sp.csr_matrix(block_of(self.state.asked[client]))[:count].toarray()).to(
-            self.config.dtype
-        )
-        return rows * self.state.answered[client][:count].unsqueeze(1)
+            return self._dense(self.block(client), int(self.data.train.sum()) if training else None)
+        rows = self._dense(block_of(self.state.asked[client]), self.state.labelled[client] if training else None)
+        return rows * self.state.answered[client][: len(rows)].unsqueeze(1)
+
+    def _dense(self, block: Block, count: int | None) -> Tensor:
+        """The first rows of a block."""
+        return torch.from_numpy(sp.csr_matrix(block)[:count].toarray()).to(self.config.dtype)
 
     @handler
     def answer(self, turn: Turn) -> Mapping[PartyId, Sums]:
@@ -343,25 +325,10 @@ class PrivateClient(StructureClient):
             answered = torch.ones(len(sums), dtype=torch.bool)
             if client != self.party:
                 answered = self.state.answered[client][: len(sums)]
-            found[client] = Sums(sums.detach(), answered, self._jacobian(sums, theta) if wanted else {})
+            if wanted:
+                check_size(sums.numel(), theta)
+            found[client] = Sums(sums.detach(), answered, jacobian(sums, theta) if wanted else {})
         return found
-
-    def _jacobian(self, sums: Tensor, theta: Weights) -> dict[str, Tensor]:
-        """stil, value by value."""
-        size = sums.numel() * num_values(theta)
-        if size > LARGEST_JACOBIAN:
-            raise ConfigError(
-                f"gradients=jacobian would send {size:,} numbers to one client in a round, more than "
-                f"{LARGEST_JACOBIAN:,}: use gradients=residuals, or a smaller graph and model"
-            )
-        parts = {name: tensor.new_zeros(*sums.shape, *tensor.shape) for name, tensor in theta.items()}
-        for v in range(sums.shape[0]):
-            for c in range(sums.shape[1]):
-                for name, grad in zip(
-                    theta, torch.autograd.grad(sums[v, c], list(theta.values()), retain_graph=True), strict=True
-                ):
-                    parts[name][v, c] = grad
-        return parts
 
     @handler
     def take_sums(self, mail: Mapping[PartyId, Sums]) -> None:
@@ -371,17 +338,12 @@ class PrivateClient(StructureClient):
         self.scratch.jacobians = [mail[client].jacobian for client in sorted(mail)]
 
     @handler
-    def differentiate(self, task: PrivateTask) -> None:
+    def differentiate(self, task: ModelTask) -> None:
         """The loss of own training nodes: gradients of theta_f, residuals."""
-        config, share = self.config, self.samples() / task.total
-        z = padded([self.scratch.z], self.inputs)
-        loss = Shifted(get_loss(config.loss), z)
-        dropout = dropout_source(config, [self.stream])
-        theta_f, _ = train.gradients(
-            self.learner.model, below(task.weights, FEATURE), self.inputs, loss=loss.loss, dropout=dropout
-        )
-        self.scratch.theta_f = scaled(named(theta_f, FEATURE), share)
-        self.scratch.residual = self.inputs.unpad(loss.residual) * share  # R_i
+        share = self.samples() / task.total
+        theta_f, residual = own_loss(self, self.inputs, task.weights, [self.scratch.z], [self.stream])
+        self.scratch.theta_f, self.scratch.share = scaled(theta_f, share), share
+        self.scratch.residual = residual * share  # R_i
         self.scratch.pulled = self.coefficients(self.party, True).mT @ self.scratch.residual
         self.scratch.names = tuple(task.weights)
 
@@ -391,8 +353,7 @@ class PrivateClient(StructureClient):
         count = int(self.data.train.sum())
         found = {}
         for client in self.state.asked:
-            block = torch.from_numpy(self.block(client)[:count].toarray()).to(self.config.dtype)
-            found[client] = Pulled(block.mT @ self._answered_residual(client))
+            found[client] = Pulled(self._dense(self.block(client), count).mT @ self._answered_residual(client))
         return found
 
     def _answered_residual(self, client: PartyId) -> Tensor:
@@ -407,7 +368,7 @@ class PrivateClient(StructureClient):
             self.scratch.pulled = self.scratch.pulled + mail[client].residuals
 
     @handler
-    def upload(self) -> PrivateStep:
+    def upload(self) -> Step:
         """Phase 2."""
         config, grads = self.config, dict(self.scratch.theta_f)
         nsf = None
@@ -424,12 +385,10 @@ class PrivateClient(StructureClient):
                 found = torch.autograd.grad(self.scratch.embedded, values, self.scratch.pulled)
                 theta_s = dict(zip(theta, found, strict=True))
             else:
-                theta_s = {name: torch.zeros_like(tensor) for name, tensor in theta.items()}
-                for jacobian in self.scratch.jacobians:
-                    for name, part in jacobian.items():
-                        theta_s[name] += torch.tensordot(self.scratch.residual, part, dims=2)
+                every = [pulled_back(self.scratch.residual, part) for part in self.scratch.jacobians]
+                theta_s = {name: torch.stack([part[name] for part in every]).sum(0) for name in theta}
             grads |= named(theta_s, STRUCTURE)
-        return PrivateStep({name: grads[name] for name in self.scratch.names}, nsf)
+        return Step({name: grads[name] for name in self.scratch.names}, nsf, self.scratch.share)
 
     @handler
     def step_own(self, rows: OwnRows) -> None:
@@ -438,12 +397,11 @@ class PrivateClient(StructureClient):
         self.state = replace(self.state, own_s=own, nsf_optimizer=optimizer)
 
     @handler
-    def deploy_private(self, ready: PrivateTask) -> Evaluation:
+    def deploy_private(self, ready: ModelTask) -> Evaluation:
         """h + z of own nodes."""
         z = torch.empty_like(self.scratch.z)
         z[self.order] = self.scratch.z
-        q = z if self.config.inference == "structure" else self.learner.logits(below(ready.weights, FEATURE)) + z
-        self.state = replace(self.state, weights=ready.weights, scored=q)
+        self.state = replace(self.state, weights=ready.weights, scored=logits_of(self, ready.weights, z))
         return self.evaluate()
 
     def logits(self) -> Tensor:

@@ -28,17 +28,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isthmus.data.node_data import CrossEdges
 from isthmus.errors import ConfigError, DataError, RunError
 from isthmus.federation.interface import Federation, PerClient, View
 from isthmus.federation.messages import (
-    Count,
     Embedding,
     Gradient,
     Identifier,
     LabelStatistic,
     Message,
-    Model,
     PartyId,
     Structure,
 )
@@ -47,28 +44,27 @@ from isthmus.federation.script import Script, ScriptLine, ask, total
 from isthmus.graph.graphlets import graphlet_degrees, standardised
 from isthmus.graph.powers import walk_diagonals
 from isthmus.methods.evaluation import Evaluation, scores_of
+from isthmus.methods.fedstruct.algorithm import ModelTask, Step, step_nsf, step_theta
 from isthmus.methods.fedstruct.client import FEATURE, STRUCTURE, below, named, padded
-from isthmus.methods.fedstruct.directory import _sorted_arcs, _surplus
+from isthmus.methods.fedstruct.directory import cross_edges_of, sorted_arcs, surplus
 from isthmus.methods.fedstruct.features import NSF, SPREAD, degree_feature, walk_feature
+from isthmus.methods.fedstruct.jacobian import check_size, jacobian, pulled_back
 from isthmus.methods.fedstruct.server_config import ServerGraphConfig
 from isthmus.methods.fedstruct.state import NO_COLUMNS, NO_STEPS
 from isthmus.methods.learners import dropout_source
 from isthmus.methods.registry import Log, Method, Phase, register
-from isthmus.methods.schedule import rate_factor
 from isthmus.methods.training import ModelState, WeightedClient, all_familiar, total_samples
 from isthmus.nn import train
 from isthmus.nn.graph_structure import WholeGraph, propagated
 from isthmus.nn.inputs import Inputs
 from isthmus.nn.loss import Loss, get_loss
-from isthmus.nn.optim import OptimizerState, fresh_state, stepped
+from isthmus.nn.optim import OptimizerState, fresh_state
 from isthmus.records import Record
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights, get_weights, num_values, scaled
 
 HEAD = "head."
 HEAD_Z, HEAD_H = HEAD + "structure", HEAD + "feature"
-LARGEST_JACOBIAN = 2**26
-"""Numbers of all clients' Jacobians together that a round may send."""
 
 
 @dataclass(frozen=True)
@@ -160,11 +156,11 @@ def with_graph(state: ServerGraphState, parts: Mapping[PartyId, Subgraph]) -> Se
     def crossing(arcs: str, weight: str) -> np.ndarray[Any, np.dtype[np.int64]]:
         ends = torch.cat([getattr(part, arcs) for part in parts.values()], dim=1)
         values = torch.cat([getattr(part, weight) for part in parts.values()])
-        return _sorted_arcs(ends[0], ends[1], torch.ones_like(ends[0]), values)
+        return sorted_arcs(ends[0], ends[1], torch.ones_like(ends[0]), values)
 
     out, entering = crossing("out", "out_weight"), crossing("entering", "entering_weight")
     unknown = ~np.isin(np.append(out[:, :2], entering[:, :2]), ids.numpy())
-    differ = _surplus(out, entering) + _surplus(entering, out)
+    differ = surplus(out, entering) + surplus(entering, out)
     if differ or unknown.any():
         raise DataError(
             f"cross edges of the clients do not match: {differ} are listed by one end only, {int(unknown.sum())} ends "
@@ -233,23 +229,6 @@ class Rows(Message):
 
 
 @dataclass(frozen=True)
-class HeadTask(Message):
-    """theta_f, Theta_c and |Vt|."""
-
-    weights: Model[Weights]
-    total: Count[float]
-
-
-@dataclass(frozen=True)
-class HeadStep(Message):
-    """Client i's part of the averaged gradient: theta_f, Theta_c; with Jacobians theta_s and S, too."""
-
-    gradients: Gradient[Weights]
-    nsf: Gradient[Tensor | None]
-    share: Count[float]
-
-
-@dataclass(frozen=True)
 class Residuals(Message):
     """1/|Vt| dL_i/dz_v of a client's training nodes (t, C): its signs tell their labels."""
 
@@ -269,8 +248,7 @@ def train_round(
         learned = [*theta_s.values(), *([nsf] if config.learns_nsf else [])]
         jacobians = jacobians_of(z, theta_s, nsf, state, config) if config.gradients == "jacobian" else {}
         send_rows(state, federation, z.detach(), jacobians)
-        head = {name: tensor for name, tensor in state.weights.items() if not name.startswith(STRUCTURE)}
-        average = federation.sum(ServerGraphClient.gradient, HeadTask(head, state.total))
+        average = federation.sum(ServerGraphClient.gradient, ModelTask(for_clients(state.weights), state.total))
         grads, nsf_grad = dict(average.gradients), average.nsf
         if config.gradients == "residuals":
             z_grad = torch.zeros_like(z)
@@ -283,6 +261,11 @@ def train_round(
             nsf_grad = found[-1] if config.learns_nsf else None
         state = stepped_on(state, grads, nsf_grad, config, federation.round)
     return state, {}
+
+
+def for_clients(weights: Weights) -> dict[str, Tensor]:
+    """theta_f and Theta_c; theta_s stays at the server."""
+    return {name: tensor for name, tensor in weights.items() if not name.startswith(STRUCTURE)}
 
 
 def net_of(state: ServerGraphState, config: ServerGraphConfig) -> Any:
@@ -300,26 +283,12 @@ def send_rows(
 def jacobians_of(
     z: Tensor, theta_s: Weights, nsf: Tensor, state: ServerGraphState, config: ServerGraphConfig
 ) -> dict[PartyId, Jacobian]:
-    """dz_v/dtheta_s of every training node, value by value."""
+    """dz_v/dtheta_s and dz_v/ds_q of every training node."""
     learned = {**theta_s, **({NSF: nsf} if config.learns_nsf else {})}
-    count = sum(labelled.numel() for labelled in state.labelled.values())
-    size = count * z.shape[1] * sum(tensor.numel() for tensor in learned.values())
-    if size > LARGEST_JACOBIAN:
-        raise ConfigError(
-            f"gradients=jacobian would send {size:,} numbers a round ({count} training nodes x {z.shape[1]} classes x "
-            f"parameters), more than {LARGEST_JACOBIAN:,}: use gradients=residuals, or a smaller graph and model"
-        )
+    check_size(sum(labelled.numel() for labelled in state.labelled.values()) * z.shape[1], learned)
     found = {}
     for client, places in state.rows.items():
-        nodes = places[state.labelled[client]]
-        parts: dict[str, Tensor] = {
-            name: tensor.new_zeros(len(nodes), z.shape[1], *tensor.shape) for name, tensor in learned.items()
-        }
-        for i, node in enumerate(nodes.tolist()):
-            for c in range(z.shape[1]):
-                grads = torch.autograd.grad(z[node, c], list(learned.values()), retain_graph=True)
-                for name, grad in zip(learned, grads, strict=True):
-                    parts[name][i, c] = grad
+        parts = jacobian(z[places[state.labelled[client]]], learned)
         of_nsf = parts.pop(NSF, None)
         found[client] = Jacobian(parts, of_nsf)
     return found
@@ -330,27 +299,12 @@ def stepped_on(
 ) -> ServerGraphState:
     """theta <- theta - lr dL/dtheta, S <- S - lr_s dL/dS, by Adam as everywhere (12.2)."""
     ordered = {name: grads[name] for name in state.weights}
-    weights, optimizer = stepped(
-        state.weights,
-        ordered,
-        state.optimizer,
-        optimizer=config.optimizer,
-        lr=config.rate(round),
-        weight_decay=config.weight_decay,
-    )
+    weights, optimizer = step_theta(config, state.weights, ordered, state.optimizer, round)
     state = replace(state, weights=weights, optimizer=optimizer)
     if nsf_grad is None:
         return state
-    lr, decay = config.nsf_rates
-    nsf, nsf_optimizer = stepped(
-        {NSF: state.nsf},
-        {NSF: nsf_grad},
-        state.nsf_optimizer,
-        optimizer=config.optimizer,
-        lr=lr * rate_factor(config, round),
-        weight_decay=decay,
-    )
-    return replace(state, nsf=nsf[NSF], nsf_optimizer=nsf_optimizer)
+    nsf, nsf_optimizer = step_nsf(config, state.nsf, nsf_grad, state.nsf_optimizer, round)
+    return replace(state, nsf=nsf, nsf_optimizer=nsf_optimizer)
 
 
 class JoinedLoss:
@@ -403,19 +357,14 @@ class ServerGraphClient(WeightedClient[ServerGraphConfig]):
 
     def setup(self) -> None:
         super().setup()
-        if self.data.cross is None:
-            raise DataError("fedstruct-server needs the cross edges of every client: give them, or use fedsgd")
-        self.cross: CrossEdges = self.data.cross
-        if bool((self.cross.weight < 0).any()):
-            raise DataError(f"{self.party} has cross edges of negative weight; random walks need weights of at least 0")
+        self.cross = cross_edges_of(self.data, self.party)
         self.inputs: Inputs = self.learner.inputs  # type: ignore[attr-defined]
 
     def initial_state(self) -> ServerGraphClientState:
         classes = self.data.num_classes
         weights = first_weights(self.config, get_weights(self.learner.model), classes, self.common)
-        kept = {name: tensor for name, tensor in weights.items() if not name.startswith(STRUCTURE)}
         z = torch.zeros(self.data.num_nodes, classes, dtype=self.config.dtype)
-        return ServerGraphClientState(kept, NO_STEPS, z)
+        return ServerGraphClientState(for_clients(weights), NO_STEPS, z)
 
     @handler
     def give_subgraph(self) -> Subgraph:
@@ -439,7 +388,7 @@ class ServerGraphClient(WeightedClient[ServerGraphConfig]):
         self.scratch.jacobian = rows.jacobian
 
     @handler
-    def gradient(self, task: HeadTask) -> HeadStep:
+    def gradient(self, task: ModelTask) -> Step:
         """1/|Vt| dL_i/dtheta; exact zeros at a client without training nodes."""
         config, share = self.config, self.samples() / task.total
         z = padded([self.state.z[self.data.train]], self.inputs)
@@ -452,13 +401,13 @@ class ServerGraphClient(WeightedClient[ServerGraphConfig]):
         z_grad = self.inputs.unpad(loss.z_grad) * share
         self.scratch.z_grad = z_grad
         grads = scaled({**named(theta_f, FEATURE), **loss.head_grads}, share)
-        jacobian: Jacobian | None = getattr(self.scratch, "jacobian", None)
-        if jacobian is None:
-            return HeadStep(grads, None, share)
+        given: Jacobian | None = getattr(self.scratch, "jacobian", None)
+        if given is None:
+            return Step(grads, None, share)
         # dL_i/dtheta_s,j = sum_v (dz_v/dtheta_s,j)^T Theta_cs r_v  (Prop. 4)
-        theta_s = {name: torch.tensordot(z_grad, part, dims=2) for name, part in jacobian.weights.items()}
-        nsf = None if jacobian.nsf is None else torch.tensordot(z_grad, jacobian.nsf, dims=2)
-        return HeadStep({**grads, **named(theta_s, STRUCTURE)}, nsf, share)
+        theta_s = named(pulled_back(z_grad, given.weights), STRUCTURE)
+        nsf = None if given.nsf is None else torch.tensordot(z_grad, given.nsf, dims=2)
+        return Step({**grads, **theta_s}, nsf, share)
 
     @handler
     def residuals(self) -> Residuals:
@@ -468,7 +417,7 @@ class ServerGraphClient(WeightedClient[ServerGraphConfig]):
         return Residuals(self.scratch.z_grad)
 
     @handler
-    def deploy_head(self, ready: HeadTask) -> Evaluation:
+    def deploy_head(self, ready: ModelTask) -> Evaluation:
         """Take the trained model and score it, with the z sent just before."""
         self.state = replace(self.state, weights=ready.weights)
         return self.evaluate()
@@ -487,8 +436,7 @@ def evaluate(
 ) -> Mapping[PartyId, Evaluation]:
     """z anew, without dropout; every client scores its own nodes."""
     send_rows(state, federation, embedded(state, config), {})
-    head = {name: tensor for name, tensor in state.weights.items() if not name.startswith(STRUCTURE)}
-    return scores_of(federation, ServerGraphClient.deploy_head, HeadTask(head, state.total))
+    return scores_of(federation, ServerGraphClient.deploy_head, ModelTask(for_clients(state.weights), state.total))
 
 
 def embedded(state: ServerGraphState, config: ServerGraphConfig) -> Tensor:

@@ -19,7 +19,7 @@ from isthmus.federation.roles import Cohort, handler
 from isthmus.graph.powers import as_csr
 from isthmus.methods.evaluation import Evaluation
 from isthmus.methods.fedstruct.algorithm import step_nsf, step_theta
-from isthmus.methods.fedstruct.client import BETAS, FEATURE, STRUCTURE, below, first_weights, named, padded
+from isthmus.methods.fedstruct.client import BETAS, STRUCTURE, first_weights, logits_of, named, own_loss
 from isthmus.methods.fedstruct.closed_edges import closed_arcs, told_apart
 from isthmus.methods.fedstruct.directory import EdgeCheck, EdgeClient, rows_of
 from isthmus.methods.fedstruct.features import NSF, degree_feature, degrees, random_feature
@@ -42,12 +42,9 @@ from isthmus.methods.fedstruct.streamed_hops import (
     betas_of,
     structure_of,
 )
-from isthmus.methods.learners import dropout_source
 from isthmus.methods.training import ModelState
-from isthmus.nn import train
 from isthmus.nn.inputs import Inputs
 from isthmus.nn.kernels import spmm
-from isthmus.nn.loss import Shifted, get_loss
 from isthmus.nn.optim import OptimizerState, fresh_state
 from isthmus.nn.sparse import Sparse, canonical
 from isthmus.nn.structure import Group, Pass, Reach
@@ -308,16 +305,8 @@ class StreamedClient(EdgeClient):
     def differentiate(self) -> None:
         """Own loss (E1, E3): the gradient of theta_f, and R, in units of 1/n_t."""
         weights, hops = self.scratch.weights, self.scratch.hops
-        loss = Shifted(get_loss(self.config.loss), padded([hops.z], self.inputs))  # E1: q_v = h_v + z_v
-        dropout = dropout_source(self.config, [self.stream])
-        self.scratch.theta_f, _ = train.gradients(
-            self.learner.model,
-            below(weights, FEATURE),
-            self.inputs,
-            loss=loss.loss,
-            dropout=dropout,
-        )
-        hops.turn(self.inputs.unpad(loss.residual) * self.samples())
+        self.scratch.theta_f, residual = own_loss(self, self.inputs, weights, [hops.z], [self.stream])
+        hops.turn(residual * self.samples())
 
     @handler
     def send_backward(self, hop: Hop) -> Mapping[PartyId, Backward]:
@@ -341,7 +330,7 @@ class StreamedClient(EdgeClient):
         grads, share = self.finished(self.scratch.hops.grad)
         if self.config.train_betas:
             grads[BETAS] = self.scratch.hops.beta_gradients() / self.scratch.total
-        theta = {**named(scaled(self.scratch.theta_f, share), FEATURE), **grads}
+        theta = {**scaled(self.scratch.theta_f, share), **grads}
         return ThetaStep({name: theta[name] for name in self.scratch.weights}, share)
 
     def finished(self, grad: Tensor) -> tuple[dict[str, Tensor], float]:
@@ -392,8 +381,7 @@ class StreamedClient(EdgeClient):
         self.keep_scores(self.scratch.weights, self.scratch.hops.z)
 
     def keep_scores(self, weights: Weights, z: Tensor) -> None:
-        q = z if self.config.inference == "structure" else self.learner.logits(below(weights, FEATURE)) + z  # E1
-        self.state = replace(self.state, weights=weights, scored=q)
+        self.state = replace(self.state, weights=weights, scored=logits_of(self, weights, z))
 
     @handler
     def begin_known(self) -> None:

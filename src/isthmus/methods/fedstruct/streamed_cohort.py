@@ -20,13 +20,10 @@ from isthmus.federation.roles import Cohort
 from isthmus.federation.schema import OnlyTotal, ScaledRows
 from isthmus.methods.cohort_training import ModelCohort
 from isthmus.methods.evaluation import Evaluation
-from isthmus.methods.fedstruct.client import BETAS, FEATURE, below, named, padded, stack_evaluations
+from isthmus.methods.fedstruct.client import BETAS, own_loss, stack_evaluations
 from isthmus.methods.fedstruct.streamed_hops import Backward, Forward, Hop, Hops, Start, ThetaStep, betas_of
-from isthmus.methods.learners import dropout_source
-from isthmus.nn import train
 from isthmus.nn.inputs import stack_inputs
 from isthmus.nn.kernels import spmm
-from isthmus.nn.loss import Shifted, get_loss
 from isthmus.nn.sparse import Sparse, canonical
 from isthmus.tensors import Weights
 
@@ -115,18 +112,9 @@ class StreamedCohort(Cohort[Any]):
     def differentiate(self) -> None:
         streams = [client.stream for client in self.clients]
         counts = [len(client.train_rows) for client in self.clients]
-        z = padded(torch.split(self.hops.z, counts), self.inputs)
-        loss = Shifted(get_loss(self.config.loss), z)  # E1
-        theta_f, _ = train.gradients(
-            self.clients[0].learner.model,
-            below(self.weights, FEATURE),
-            self.inputs,
-            loss=loss.loss,
-            dropout=dropout_source(self.config, streams),
-        )
-        self.theta_f = named(theta_f, FEATURE)
-        residuals = self.inputs.split(self.inputs.unpad(loss.residual))
-        pairs = zip(self.clients, residuals, strict=True)
+        z = torch.split(self.hops.z, counts)
+        self.theta_f, residual = own_loss(self.clients[0], self.inputs, self.weights, z, streams)
+        pairs = zip(self.clients, self.inputs.split(residual), strict=True)
         self.hops.turn(torch.cat([part * client.samples() for client, part in pairs]))
 
     def send_backward(self, hop: Hop) -> Exchanged[Backward]:
