@@ -160,4 +160,4 @@ def _bytes(reply: bytes | Failure) -> bytes:
 
 
 def hostile_settings(method: str = "fedavg", **more: object) -> Settings:
-    return settings_of(method, clients=CLIENTS, **{"secure_sum": True, "rounds": 3, **more})
+    return settings_of(method, **{"clients": CLIENTS, "secure_sum": True, "rounds": 3, **more})

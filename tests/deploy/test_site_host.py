@@ -22,10 +22,13 @@ from isthmus.federation.interface import Failure, QuorumError
 from isthmus.federation.messages import SERVER, Embedding, Message, PartyId
 from isthmus.federation.party import Invocation, Parcel, Turn
 from isthmus.federation.roles import Client, Role, RoleTable, handler
-from isthmus.federation.secure import Sealed
+from isthmus.federation.secure import MaskOrder, Sealed
 from isthmus.federation.session import Session
 from isthmus.federation.wire import Frame, decode_calls, decode_outcomes, encode_calls
 from isthmus.privacy.keys import Identity
+from isthmus.privacy.mask_graph import choices_for
+from isthmus.privacy.masks import SumParty, SumRoster, SumTag
+from isthmus.privacy.sealed_message import Mailbox
 from isthmus.records import Record
 from isthmus.seeds import Stream
 
@@ -325,3 +328,30 @@ def test_outcomes_report_their_size(scenario: Scenario) -> None:
     measured(sealed)
     with pytest.raises(ProtocolError, match="another size"):
         measured(replace(sealed, size=1))
+
+
+def test_a_site_masks_with_all_its_neighbours_whatever_keys_it_is_given(scenario: Scenario) -> None:
+    """Who chose a party, a server could keep from it, and leave it with its own choice alone: of 1,000 parties that all
+    of one's choice work with the server has a probability of 2^-25, and that all its neighbours do one of 2^-40.
+    """
+    parts = {"client-0": scenario.parts["client-0"]}
+    given: Any = {"run": "r", "identity": None, "organisations": None, "write_model": lambda name, weights: None}
+    host = SiteHost(parts, TABLE, None, Stream(0, ("party",)), **given)
+    others = {f"client-{k}": SumParty(f"client-{k}").public_key for k in range(1, 24)}
+    mail = Mailbox("client-1", "r").announce().key
+    host.accept_keys(PeerKeys({party: SessionKeys(mail, b"", key, b"") for party, key in others.items()}))
+    whole = SumRoster({**others, "client-0": host.sum_keys("client")["client-0"]}, choices_for(24))
+    own = whole.holders("client-0")
+    assert own - {"client-0"} < set(whole.neighbours("client-0"))
+    few = SumRoster({party: whole.keys[party] for party in own}, whole.chosen, whole.parties)
+    assert set(few.neighbours("client-0")) == own - {"client-0"}, "without the host it would mask with these"
+    call = Invocation(
+        "client-0", "client", "write", Turn(0, "train", 1), 1, mask=MaskOrder(few, SumTag("r", "t", 1, 1))
+    )
+    [admitted] = host.admit([call])
+    assert admitted.mask is not None
+    assert admitted.mask.roster.neighbours("client-0") == whole.neighbours("client-0")
+    assert admitted.mask.roster.fingerprint == whole.fingerprint
+    twice = SumRoster({**whole.keys, "client-3": b"3" * 32}, whole.chosen)
+    with pytest.raises(ProtocolError, match="the key of client-3 for this sum is not the one its organisation signed"):
+        host.admit([replace(call, mask=MaskOrder(twice, SumTag("r", "t", 1, 1)))])

@@ -5,6 +5,7 @@ server can gather, whatever it tells whom, is never one party's numbers.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,13 +13,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from lossy_sums import STEPS, lossy_sum, named
+from scipy.stats import hypergeom
 
 from isthmus.errors import ProtocolError, RunError
 from isthmus.privacy import shamir
 from isthmus.privacy.field import P61
 from isthmus.privacy.flatten import FRACTION_BITS, Leaf, decode_leaves, template_of_leaves
 from isthmus.privacy.guard import RosterGuard, Row, _with_row
-from isthmus.privacy.mask_graph import COLLUDING, choices_for, lost_share, sharing_for
+from isthmus.privacy.mask_graph import (
+    COLLUDING,
+    LEAST_READ,
+    SECURITY_BITS,
+    Sharing,
+    choices_for,
+    least_left,
+    log2_closed,
+    sharing_for,
+)
 from isthmus.privacy.masks import SumParty, SumRoster, SumTag
 from isthmus.privacy.prg import add_streams
 from isthmus.privacy.survivors import SurvivorServer, _code, confirm, meet, release, share_secrets
@@ -43,7 +54,7 @@ def _check(server: SurvivorServer, words: np.ndarray, values: Mapping[str, list[
 @pytest.mark.parametrize("count", (4, 5))
 def test_as_many_as_allowed_lost_in_any_step(count: int) -> None:
     """Every choice of who is lost in which step, as long as enough are left to the end."""
-    least = sharing_for(count, 0.0).threshold
+    least = least_left(count)
     for group in itertools.combinations(range(count), count - least):
         for steps in itertools.product(STEPS, repeat=len(group)):
             parties, roster = named(count, least)
@@ -75,14 +86,13 @@ def test_one_more_loses_the_sum(step: str) -> None:
 
 def test_losses_in_different_steps_with_few_holders() -> None:
     """A sparse graph, and fewer holders than parties."""
-    count, least = 60, 54
-    chosen = choices_for(count, lost_share(count, least))
-    assert chosen and sharing_for(count, lost_share(count, least)).holders
-    parties, roster = named(count, least, chosen)
+    count, least = 80, 76
+    parties, roster = named(count, least, choices_for(count, least))
+    assert len(roster.holders("client-0000")) == 29
     names, values = sorted(parties), _values(sorted(parties))
-    lost = {"share": names[:2], "mask": names[10:12], "confirm": names[20:21], "release": names[30:31]}
+    lost = {"share": names[:1], "mask": names[10:11], "confirm": names[20:21], "release": names[30:31]}
     server, words = lossy_sum(parties, roster, TAG, values, lost)
-    assert len(server.survivors) == 56
+    assert len(server.survivors) == 78
     _check(server, words, values)
 
 
@@ -149,18 +159,20 @@ def _knowledge(
 @pytest.mark.parametrize("count", (4, 5))
 def test_no_single_value_whatever_the_server_tells_whom(count: int) -> None:
     """Every way to tell each honest party its own group, with one party working for the server, which confirms
-    everything and hands over all its shares. Which secrets come together is what the protocol's own code gives out;
-    what follows from them is linear algebra over a prime field.
+    everything and hands over all its shares. Of four parties each is told by itself who is present, who is left, or
+    nothing any more. Which secrets come together is what the protocol's own code gives out; what follows from them is
+    linear algebra over a prime field.
     """
-    least = sharing_for(count, 0.0).threshold
+    least = least_left(count)
     parties, roster = named(count, least)
     names = sorted(parties)
     traitor, honest = names[-1], names[:-1]
     groups = [set(g) for size in range(least, count + 1) for g in itertools.combinations(names, size)]
     told = [[group for group in groups if name in group] for name in honest]
     opened_somewhere = 0
-    for number, (presents, survivors) in enumerate(_stories(told)):
-        tag, story = replace(TAG, sequence=number + 1), list(zip(presents, survivors, strict=True))
+    for number, story in enumerate(_stories(told)):
+        presents, survivors = zip(*story, strict=True)
+        tag = replace(TAG, sequence=number + 1)
         for party in parties.values():
             party.guard = RosterGuard()
         secrets = {name: share_secrets(parties[name], roster, tag) for name in names}
@@ -169,7 +181,7 @@ def test_no_single_value_whatever_the_server_tells_whom(count: int) -> None:
         for k, name in enumerate(honest):
             meet(parties[name], tag, presents[k])
             parties[name].mask([1], roster, tag)
-            codes[name] = confirm(parties[name], tag, survivors[k]) if survivors[k] <= presents[k] else {}
+            codes[name] = confirm(parties[name], tag, survivors[k]) if survivors[k] else {}
         got: Counter[tuple[str, int]] = Counter()
         for k, name in enumerate(honest):
             if not codes[name]:
@@ -199,14 +211,25 @@ def test_no_single_value_whatever_the_server_tells_whom(count: int) -> None:
     assert opened_somewhere  # the server does learn totals: the search is no search of nothing
 
 
-def _stories(told: Sequence[Sequence[set[str]]]) -> Iterator[tuple[list[set[str]], list[set[str]]]]:
-    """Who is present and who is left, by honest party: all groups for what is left; what is present is the same for
-    all, or all that is left.
+Story = Sequence[tuple[set[str], set[str]]]
+"""By honest party, who is said to be present and who to be left; the second empty where it is told no more."""
+
+
+def _stories(told: Sequence[Sequence[set[str]]]) -> Iterator[Story]:
+    """Of four parties, everything; of five, all groups for what is left, and who is present the same for all, or all
+    that is left.
     """
+    if len(told) < 4:
+        options = [
+            [(present, left) for present in its for left in [*(group for group in its if group <= present), set()]]
+            for its in told
+        ]
+        yield from itertools.product(*options)
+        return
     everybody = set().union(*itertools.chain(*told))
     for survivors in itertools.product(*told):
-        yield [everybody] * len(survivors), list(survivors)
-        yield list(survivors), list(survivors)
+        yield [(everybody, left) for left in survivors]
+        yield [(left, left) for left in survivors]
 
 
 def _traitors_code(traitor: SumParty, tag: SumTag, name: str, present: set[str], survivors: set[str]) -> bytes:
@@ -235,20 +258,67 @@ def test_fewer_shares_than_the_threshold_say_nothing(monkeypatch: pytest.MonkeyP
     shamir._factors.cache_clear()
 
 
-@pytest.mark.parametrize("count", (10, 50, 200))
-def test_coalition_at_the_stated_rate_holds_too_few_shares(count: int) -> None:
+@pytest.mark.parametrize(("count", "least"), [(10, 9), (50, 45), (200, 180), (500, 450)])
+def test_coalition_at_the_stated_rate_holds_too_few_shares(count: int, least: int) -> None:
     """A fifth of the parties work with the server: of nobody do they hold a secret, and even if every honest holder
-    gave the share that helps them more, of nobody could both secrets be put together.
+    gave the share that helps them more, of nobody could both secrets be put together. Whoever is said to be present and
+    left, a party whose own mask is opened has masked with an honest party that opened it.
     """
-    least = count - count // 10
     names = [f"client-{i}" for i in range(count)]
     rng = np.random.default_rng(count)
-    roster = SumRoster({name: rng.bytes(32) for name in names}, choices_for(count, 0.1), (), least)
+    roster = SumRoster({name: rng.bytes(32) for name in names}, choices_for(count, least), (), least)
     bad = set(rng.choice(names, int(np.ceil(COLLUDING * count)), replace=False).tolist())
+    threshold = roster.sharing.threshold
     for name in set(names) - bad:
         holders = roster.holders(name)
-        assert len(holders & bad) < roster.sharing.threshold
-        assert len(holders) + len(holders & bad) < 2 * roster.sharing.threshold
+        assert len(holders & bad) < threshold
+        assert len(holders) + len(holders & bad) < 2 * threshold
+        assert holders - {name} <= set(roster.neighbours(name))
+        if roster.chosen:  # with all as holders one group wins: the search above
+            assert 2 * threshold - len(holders) - len(bad & holders) > 1
+
+
+def test_the_neighbours_of_a_party_cannot_be_said_to_be_lost() -> None:
+    """Masks with the lost are opened. Where masks were thin and shares with everybody, a server read one of 150 parties
+    by saying that its 34 neighbours were lost; 45 were allowed to be.
+    """
+    names = [f"client-{i:04d}" for i in range(500)]
+    with pytest.raises(ProtocolError, match="mask with those that hold their shares"):
+        SumRoster({name: bytes([k]) * 32 for k, name in enumerate(names[:150])}, 25, (), 105)
+    assert choices_for(150, 105) == 0
+    party = SumParty(names[0])
+    keys = {name: np.random.default_rng(k).bytes(32) for k, name in enumerate(names)} | {names[0]: party.public_key}
+    roster = SumRoster(keys, choices_for(500, 450), (), 450).seen_by(names[0])
+    share_secrets(party, roster, TAG)
+    holders = sorted(roster.holders(names[0]) - {names[0]})
+    without = set(names) - set(holders[:50])
+    with pytest.raises(ProtocolError, match=r"71 of those that hold its shares are present, 90 must be"):
+        meet(party, TAG, without)
+    others = [name for name in names[1:] if name not in holders]
+    meet(party, TAG, set(names) - {*holders[:30], *others[:20]})
+
+
+def test_the_bound_on_small_totals_holds_where_graphs_can_be_drawn() -> None:
+    """Ten parties, two of them bad, five holders each, of which three must be bad or in the same total."""
+    sharing, bad, rng = Sharing(holders=5, threshold=5), {8, 9}, np.random.default_rng(0)
+    sets = [set(group) for size in (1, 2) for group in itertools.combinations(range(8), size)]
+    found = 0
+    for _ in range(1000):
+        chosen = [{*rng.choice([k for k in range(10) if k != u], 5, replace=False).tolist()} for u in range(8)]
+        found += any(all(len(chosen[u] & (group | bad)) >= 3 for u in group) for group in sets)
+    assert 0.5 * 2 ** log2_closed(10, sharing, 2) < found / 1000 < 2 ** log2_closed(10, sharing, 2)
+
+
+@pytest.mark.parametrize(("count", "least"), [(60, 57), (100, 95), (200, 190), (1000, 900)])
+def test_no_more_holders_than_the_bounds_ask_for(count: int, least: int) -> None:
+    sharing, honest = sharing_for(count, least), count - math.ceil(COLLUDING * count)
+    assert choices_for(count, least) == sharing.holders > 0
+    assert log2_closed(count, sharing, int(LEAST_READ * honest)) <= -SECURITY_BITS
+    fewer = Sharing(sharing.holders - 10, sharing.threshold - 10)
+    gone = [hypergeom(count - 1, count - least, its.holders) for its in (sharing, fewer)]
+    left = [float(each.sf(its.holders - its.threshold)) for each, its in zip(gone, (sharing, fewer), strict=True)]
+    assert left[0] * count <= 2.0**-20
+    assert log2_closed(count, fewer, honest // 4) > -SECURITY_BITS or left[1] * count > 2.0**-20
 
 
 def test_without_the_rule_of_one_group_a_value_comes_out() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from isthmus.deploy.audit_chain import RunLog
 from isthmus.deploy.handshake import PeerKeys, SessionKeys
 from isthmus.deploy.roster import OrganisationKeys
-from isthmus.errors import ProtocolError
+from isthmus.errors import ProtocolError, unknown
 from isthmus.federation import codec
 from isthmus.federation.codec import LIMITS, Limits
 from isthmus.federation.contract import Contract
@@ -30,6 +30,7 @@ from isthmus.federation.secure import Masked, MaskOrder, Sealed
 from isthmus.federation.watch import AdmittedCall, RolledBack, Told, Watch, WatchRules
 from isthmus.federation.wire import Frame
 from isthmus.privacy.keys import Identity, Roster, SignedKey, signed_by
+from isthmus.privacy.masks import SumRoster
 from isthmus.privacy.sealed_message import Envelope, Header, Mailbox
 from isthmus.seeds import Stream
 
@@ -84,6 +85,7 @@ class SiteHost(PartyHost):
         self._run, self._identity, self._organisations = run, identity, organisations
         self._write_model = write_model
         self._sum_keys: dict[PartyId, bytes] = {}
+        self._rosters: dict[tuple[tuple[PartyId, ...], int, int], SumRoster] = {}
         self._mailboxes: dict[PartyId, Mailbox] = {}
         self._turn: Turn | None = None
         self._opened_mail: dict[tuple[PartyId, int], tuple[tuple[Parcel, ...], tuple[Parcel, ...]]] = {}
@@ -193,10 +195,11 @@ class SiteHost(PartyHost):
         return opened
 
     def _opened_call(self, call: Invocation) -> Invocation:
-        orders = [call.mask, *(call.mail.orders or {}).values()] if call.mail is not None else [call.mask]
-        for order in orders:
-            if order is not None:
-                self._check_order(order)
+        if call.mask is not None:
+            call = replace(call, mask=self._own_order(call.mask))
+        if call.mail is not None and call.mail.orders is not None:
+            orders = {receiver: self._own_order(order) for receiver, order in call.mail.orders.items()}
+            call = replace(call, mail=replace(call.mail, orders=orders))
         if call.parcels is None:
             return call
         watch = self._parties[call.role][call.party].watch
@@ -221,10 +224,22 @@ class SiteHost(PartyHost):
         by_party = {call.party: call for call in calls}
         return {party: self._seal_all(by_party[party], outcome) for party, outcome in outcomes.items()}
 
-    def _check_order(self, order: MaskOrder) -> None:
+    def _own_order(self, order: MaskOrder) -> MaskOrder:
+        """The order with all keys of its parties, as their organisations signed them. A server that gives keys of some
+        could keep from a party those that chose it, and leave it with fewer masks than the graph has.
+        """
         for party, key in order.roster.keys.items():
             if self._sum_keys.get(party) != key:
                 raise ProtocolError(f"the key of {party} for this sum is not the one its organisation signed")
+        roster = order.roster
+        place = roster.parties, roster.chosen, roster.at_least
+        if place not in self._rosters:
+            for party in roster.parties:
+                if party not in self._sum_keys:
+                    raise unknown("party", party, self._sum_keys, error=ProtocolError)
+            keys = {party: self._sum_keys[party] for party in roster.parties}
+            self._rosters[place] = SumRoster(keys, roster.chosen, (), roster.at_least)
+        return replace(order, roster=self._rosters[place])
 
     def _seal_all(self, call: Invocation, outcome: Outcome) -> Outcome:
         if not isinstance(outcome, tuple):

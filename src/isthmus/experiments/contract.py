@@ -75,6 +75,11 @@ def at_least_of(settings: Settings, view: View, script: Script) -> int:
                 f"{method} needs every client in every round ({why or f'{line.handler.__name__} is of all of them'}): "
                 "leave least_clients out, or use fedavg with reset_optimizer=true, fedprox or fedsgd"
             )
+        if line.survivors and line.most > 1 and settings.secure:
+            raise ConfigError(
+                f"{method} sums {line.most} times in a round, behind masks all over one group, so nobody may be lost "
+                "in between: set local_epochs=1, or leave least_clients out"
+            )
     return least
 
 

@@ -234,6 +234,8 @@ def _masked_words(
     """
     try:
         return party.mask([*leaves, 0], order.roster, order.tag, context=context, rows=rows)
+    except ProtocolError:  # the order is refused, whatever the numbers are
+        raise
     except RunError as error:
         logger.warning("%s takes part in a sum with zeros: %s", party.name, error)
         zeros: list[Leaf] = [torch.zeros_like(leaf) if isinstance(leaf, Tensor) else type(leaf)(0) for leaf in leaves]

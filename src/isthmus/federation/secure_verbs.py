@@ -34,7 +34,7 @@ from isthmus.federation.secure import (
     unmask,
 )
 from isthmus.federation.watch import SessionWatch
-from isthmus.privacy.mask_graph import choices_for, lost_share
+from isthmus.privacy.mask_graph import choices_for
 from isthmus.privacy.masks import SumRoster, SumTag
 from isthmus.privacy.survivors import SharedSecrets as SecretsOfSum
 from isthmus.privacy.survivors import SurvivorServer
@@ -173,7 +173,7 @@ def _chosen(caller: Caller, name: str, parties: Sequence[PartyId], receiver: Par
     if not fixed and isinstance(caller.clock.watch, SessionWatch):
         line = caller.clock.watch.contract.by_place.get((caller.clock.turn.phase, caller.role, name))
         fixed = line is not None and line.groups > 0
-    return choices_for(len(parties), lost_share(len(parties), at_least)) if fixed else 0
+    return choices_for(len(parties), at_least) if fixed else 0
 
 
 def _roster(caller: Caller, parties: tuple[PartyId, ...], chosen: int, at_least: int = 0) -> SumRoster:

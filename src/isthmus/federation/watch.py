@@ -29,7 +29,7 @@ from isthmus.federation.script import EVALUATION
 from isthmus.federation.secure import MailOrder, MaskOrder
 from isthmus.privacy.guard import RosterGuard, fixed_groups
 from isthmus.privacy.keys import frame
-from isthmus.privacy.mask_graph import choices_for, lost_share
+from isthmus.privacy.mask_graph import choices_for
 from isthmus.privacy.masks import SumTag, series_of
 
 logger = logging.getLogger(__name__)
@@ -311,10 +311,7 @@ class Watch:
             return self._check_orders(call, line, seen, call.mail)
         if call.mail is not None and call.parcels is None and call.mail.held != call.sequence:
             raise ProtocolError(f"{self.party}: mail of {line.name} would be held under another sequence than its call")
-        if self.full and not 0 < call.sequence <= self.contract.calls[turn.phase]:
-            raise ProtocolError(
-                f"{self.party}: sequence {call.sequence} of {line.name} is none that a round of {turn.phase!r} has"
-            )
+        self._check_sequence(call, line)
         request = codec.digest(call.argument) if self.full and call.argument is not None else ""
         rosters = self._rosters(call, line, request)
         if call.sequence in seen:
@@ -329,6 +326,13 @@ class Watch:
                 f"{self.party}: {line.name} may be called {line.most} times in a round of {turn.phase!r}, not {count}"
             )
         return Admission(line, count, request, rosters, False, self.full and self._changed(call, line, count, request))
+
+    def _check_sequence(self, call: Invocation, line: Line) -> None:
+        phase = call.turn.phase
+        if self.full and not 0 < call.sequence <= self.contract.calls[phase]:
+            raise ProtocolError(
+                f"{self.party}: sequence {call.sequence} of {line.name} is none that a round of {phase!r} has"
+            )
 
     def _check_turn(self, turn: Turn, place: _Place) -> None:
         self.contract.check_turn(turn.phase, turn.round, turn.step)
@@ -346,6 +350,7 @@ class Watch:
         """A step around a masked message where parties may be lost; the group that is confirmed is what is summed."""
         if call.argument is not None or not self._at_least(line):
             raise ProtocolError(f"{self.party}: {line.name} is not summed over those who are left in this run")
+        self._check_sequence(call, line)
         # The request is not known before the call that brings it, which must be of this tag.
         self._check_tag(call, line, order, line.handler, call.sequence, SERVER, order.tag.request)
         self._check_roster(line, order, self.contract.parties[line.role], SERVER, mine=True)
@@ -516,8 +521,7 @@ class Watch:
                 f"{self.party}: a sum of {line.name} goes on with {at_least or 'no fewer than all'} parties in this "
                 f"run, not with {order.roster.at_least or 'all'}"
             )
-        lost = lost_share(len(parties), at_least)
-        if chosen and (chosen != choices_for(len(parties), lost) or not (line.groups or parties == others)):
+        if chosen and (chosen != choices_for(len(parties), at_least) or not (line.groups or parties == others)):
             # Whoever chooses a roster, or how many neighbours there are, could leave a party with bad ones only.
             raise ProtocolError(
                 f"{self.party}: a sum of {line.name} over {len(parties)} parties would be masked with the wrong number "

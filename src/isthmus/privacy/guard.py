@@ -54,7 +54,8 @@ class RosterGuard:
 
         Args:
             series: What the content is one of, e.g. all rounds of a handler: then the roster must be that of the first.
-            changing: Parties of the series may be lost and come back, ``changes`` times.
+            changing: Parties of the series may be lost and come back, ``changes`` times. One content has one group
+                all the same: two that differ by a party and one that tells the server its own part give the party away.
         """
         parties = frozenset(roster)
         groups = [] if series is None else self._series.get(series, [])
@@ -78,7 +79,7 @@ class RosterGuard:
                 f"a secure sum over {len(parties)} parties is refused: at least {self.minimum} must take part"
             )
         for other in earlier:
-            if len(parties ^ other) < self.minimum:
+            if changing or len(parties ^ other) < self.minimum:
                 raise ProtocolError(
                     f"two sums of {content!r} whose rosters differ by {', '.join(sorted(parties ^ other))} would "
                     "reveal their part: "

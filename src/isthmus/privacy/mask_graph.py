@@ -30,6 +30,11 @@ ones. ``h`` is the smallest number that brings it below 2^-:data:`SECURITY_BITS`
 What remains: whoever can take over parties *after* the keys are published can pick all neighbours of a victim (about 2
 h instead of K - 1 of them). A run that is begun again has new keys, hence a new graph: n beginnings have n times the
 probability. Where the server chooses the roster itself (``some`` in a script), the graph is complete.
+
+**Sums that may lose parties** (`survivors`). Masks with a lost party are opened, and the server says who is lost,
+*after* it has seen the graph: of a graph as thin as above it would declare all neighbours of a victim lost. So there a
+party masks with those that hold shares of its secrets, as in SecAgg+, and refuses to mask if too few of its holders are
+present (:func:`sharing_for`). With few parties, and where many may be lost, the graph is complete.
 """
 
 from __future__ import annotations
@@ -50,6 +55,8 @@ SECURITY_BITS = 40
 """The graph of the others is connected but for a probability of 2^-40."""
 LEAST_PARTIES = 20
 """Below this everybody masks with everybody."""
+LEAST_READ = 0.25
+"""Of a sum that may lose parties, share of the honest ones that is in every total the server can read."""
 
 
 def log2_disconnected(parties: int, chosen: int, bad: int) -> float:
@@ -71,15 +78,17 @@ def log2_disconnected(parties: int, chosen: int, bad: int) -> float:
 
 
 @lru_cache(maxsize=256)
-def choices_for(parties: int, lost: float = 0.0) -> int:
+def choices_for(parties: int, at_least: int = 0) -> int:
     """How many others each party of a sum chooses; 0: everybody masks with everybody.
 
     Args:
-        lost: Share of the parties that may be lost without losing the sum: masks with them are opened, and hide nobody.
+        at_least: Parties without which the sum is lost; 0: everybody is needed.
     """
+    if at_least:
+        return sharing_for(parties, at_least).holders
     if parties < LEAST_PARTIES:
         return 0
-    bad = math.ceil(COLLUDING * parties) + math.ceil(lost * parties)
+    bad = math.ceil(COLLUDING * parties)
     for chosen in range(1, parties - 1):
         if 2 * chosen - chosen**2 / (parties - 1) > 0.8 * (parties - 1):
             return 0  # so dense that a complete graph costs little more
@@ -93,17 +102,12 @@ class Sharing:
     """How the secrets of one sum are shared, so that lost parties do not lose it.
 
     Args:
-        holders: Others that each party gives shares to, beside itself; 0: all of them.
+        holders: Others that each party gives shares to, beside itself, and masks with; 0: all of them.
         threshold: Shares that give a secret back.
     """
 
     holders: int
     threshold: int
-
-
-def lost_share(parties: int, at_least: int) -> float:
-    """Share of the parties that a sum may lose."""
-    return 1.0 - at_least / parties if at_least else 0.0
 
 
 def least_left(parties: int) -> int:
@@ -112,43 +116,79 @@ def least_left(parties: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def sharing_for(parties: int, lost: float) -> Sharing:
-    """Shares for a sum of which a share ``lost`` of the parties may be lost.
+def sharing_for(parties: int, at_least: int) -> Sharing:
+    """Shares for a sum that goes on with ``at_least`` of the parties.
 
-    A party gives away a share of one of two secrets of every other party and never of both, so that the two need
-    ``2 threshold`` shares of ``holders`` parties, where those that work with the server count twice: more than
-    there are, with ``2 threshold > n + bad`` (n with the party itself). With all parties as holders that holds for a
-    share `COLLUDING` of bad ones. Where holders are chosen, as neighbours are, ``bad`` among them is exceeded, at any
-    party, with probability at most 2^-:data:`SECURITY_BITS`; and enough of them are left but for 2^-20.
+        n            a party and its holders
+        t            threshold
+        beta         those of the n that work with the server
+
+    A holder gives away its share of one of two secrets of every other party and never of both, so for both it takes
+    ``2t`` shares of ``n + beta`` there are: ``2t > n + beta`` keeps one of them. And a party masks only if t of its n
+    are present. Its own mask is opened by t of the n, and of those it masks with at least ``2t - n`` opened it, itself
+    perhaps among them. More than beta of the others are too many to be all bad: an honest one that opened it took part
+    in the sum by itself, so its masks stay closed, and the party's numbers are never read without that one's.
+
+    With all parties as holders (n = K) only one group can win, and t = :func:`least_left` is enough. Where holders are
+    chosen, as few as possible such that beta is exceeded, at any party, with probability at most
+    2^-:data:`SECURITY_BITS`; that what is read are totals of a share :data:`LEAST_READ` of the honest parties or more
+    (:func:`log2_closed`); and that enough holders are left but for 2^-20, if who is lost has nothing to do with keys.
     """
-    everybody = Sharing(0, least_left(parties))
-    colluding, gone = math.ceil(COLLUDING * parties), math.ceil(lost * parties)
-    for holders in range(20, int(0.6 * parties), 4):
-        bad = _tail(parties - 1, colluding, holders, 2.0**-SECURITY_BITS / parties)
-        threshold = (holders + 1 + bad) // 2 + 1
-        if _tail(parties - 1, gone, holders, 2.0**-20 / parties) <= holders - threshold:
-            return Sharing(holders, threshold)
-    return everybody
+    colluding, gone = math.ceil(COLLUDING * parties), parties - at_least
+    small = int(LEAST_READ * (parties - colluding))
+    for holders in range(20, int(0.4 * parties) + 1, max(4, parties // 100)):
+        bad = _exceeded(parties - 1, colluding, holders, 2.0 ** -(SECURITY_BITS + 1) / parties)
+        sharing = Sharing(holders, (holders + bad) // 2 + 2)
+        enough = _exceeded(parties - 1, gone, holders, 2.0**-20 / parties) <= holders - sharing.threshold
+        if enough and log2_closed(parties, sharing, small) <= -SECURITY_BITS:
+            return sharing
+    return Sharing(0, least_left(parties))
 
 
-def _tail(others: int, marked: int, drawn: int, probability: float) -> int:
+def log2_closed(parties: int, sharing: Sharing, size: int) -> float:
+    """Base-2 logarithm of a bound on the probability that a total of ``size`` honest parties or fewer can be read,
+    whoever the server declares lost and whomever it tells what.
+
+    Numbers that are read together are closed: of each party's holders ``2t - n - 1`` or more are bad or in the same
+    total (:func:`sharing_for`). Holders are chosen by each party's own key, so a set of s is closed with the s-th power
+    of the probability for one, and there are C(H, s) sets.
+    """
+    bad, inside = math.ceil(COLLUDING * parties), 2 * sharing.threshold - sharing.holders - 2
+    terms = [
+        _log_choose(parties - bad, s) + s * _log_tails(parties - 1, s - 1 + bad, sharing.holders)[inside]
+        for s in range(1, size + 1)
+    ]
+    return float(np.logaddexp.reduce(terms) / math.log(2))
+
+
+def _exceeded(others: int, marked: int, drawn: int, probability: float) -> int:
     """The smallest number that the marked ones among ``drawn`` of the ``others`` exceed with no more than this
     probability.
     """
-    total, whole = 0.0, _log_choose(others, drawn)
-    for found in range(min(marked, drawn), 0, -1):
-        total += math.exp(_log_choose(marked, found) + _log_choose(others - marked, drawn - found) - whole)
-        if total > probability:
-            return found
-    return 0
+    return int(np.argmax(_log_tails(others, marked, drawn) <= math.log(probability))) - 1
 
 
-def choices(key: bytes, own: str, parties: Sequence[str], chosen: int, purpose: bytes = b"") -> frozenset[str]:
+def _log_tails(others: int, marked: int, drawn: int) -> NDArray[np.float64]:
+    """Logarithms of the probabilities that of ``drawn`` of the ``others`` at least 0, 1, ... drawn + 1 are marked."""
+    factorial, plain = _log_factorials(others), others - marked
+    found = np.arange(max(0, drawn - plain), min(marked, drawn) + 1)
+    logs = np.full(drawn + 2, -math.inf)
+    logs[found] = factorial[marked] - factorial[found] - factorial[marked - found] - _log_choose(others, drawn)
+    logs[found] += factorial[plain] - factorial[drawn - found] - factorial[plain - drawn + found]
+    return np.logaddexp.accumulate(logs[::-1])[::-1]
+
+
+@lru_cache(maxsize=8)
+def _log_factorials(most: int) -> NDArray[np.float64]:
+    return np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, most + 1)))])
+
+
+def choices(key: bytes, own: str, parties: Sequence[str], chosen: int) -> frozenset[str]:
     """Whom the party with this session key chooses among the others: the first by a pseudorandom order of their
     names.
     """
     names = tuple(parties)
-    order = _order(key + purpose, names)
+    order = _order(key, names)
     order[names.index(own)] = np.iinfo(np.uint64).max
     if chosen >= len(names) - 1:
         return frozenset(names) - {own}

@@ -42,7 +42,7 @@ from isthmus.privacy.flatten import (
 from isthmus.privacy.guard import RosterGuard
 from isthmus.privacy.kernels import odd_multiples
 from isthmus.privacy.keys import PUBLIC_BYTES, Roster, SessionKey, SignedKey, frame
-from isthmus.privacy.mask_graph import Sharing, choices, least_left, lost_share, neighbours, sharing_for
+from isthmus.privacy.mask_graph import Sharing, choices, least_left, neighbours, sharing_for
 from isthmus.privacy.prg import SHORT_KEY_BYTES, Words, add_streams
 
 CHECK_WORDS = 2
@@ -150,11 +150,16 @@ class SumRoster:
                 f"a sum of {len(self.parties)} parties cannot do with {self.at_least}: it needs at least "
                 f"{least_left(len(self.parties))}, or those who work with the server could open more than the sum"
             )
+        if self.at_least and self.chosen != self.sharing.holders:
+            raise ProtocolError(
+                f"parties of a sum that may lose some mask with those that hold their shares: each chooses "
+                f"{self.sharing.holders or 'all'} of the others, not {self.chosen or 'all'}"
+            )
 
     @cached_property
     def sharing(self) -> Sharing:
         """How secrets of a sum that may lose parties are shared."""
-        return sharing_for(len(self.parties), lost_share(len(self.parties), self.at_least))
+        return sharing_for(len(self.parties), self.at_least)
 
     @cached_property
     def parties(self) -> tuple[str, ...]:
@@ -166,12 +171,10 @@ class SumRoster:
 
     def seen_by(self, party: str) -> SumRoster:
         """The same roster with no other keys than this party needs: its own and its neighbours'."""
-        if not self.chosen or (self.at_least and not self.sharing.holders):
+        if not self.chosen:
             return self
         if party not in self._views:
             needed = {party, *self.neighbours(party)} if party in self.members else set[str]()
-            if self.at_least and needed:
-                needed |= self.holders(party) | self.held_by(party)
             keys = {name: self.keys[name] for name in self.parties if name in needed}
             self._views[party] = SumRoster(keys, self.chosen, self.parties, self.at_least)
         return self._views[party]
@@ -182,17 +185,17 @@ class SumRoster:
         return {party: number for number, party in enumerate(self.parties, 1)}
 
     def holders(self, party: str) -> frozenset[str]:
-        """Who holds shares of a party's secrets: itself, and others that its key chooses."""
+        """Who holds shares of a party's secrets: itself, and those it chooses to mask with."""
         if party not in self._holders:
-            others = self.sharing.holders
-            chosen = choices(self.keys[party], party, self.parties, others, b"shares") if others else self.members
+            chosen = choices(self.keys[party], party, self.parties, self.chosen) if self.chosen else self.members
             self._holders[party] = chosen | {party}
         return self._holders[party]
 
     def held_by(self, party: str) -> frozenset[str]:
-        """Whose secrets a party holds shares of: as far as their keys are known here, itself among them."""
+        """Whose secrets a party holds shares of: its own, and those of its neighbours that chose it."""
         if party not in self._held:
-            self._held[party] = frozenset(name for name in self.keys if party in self.holders(name))
+            some = (name for name in self.neighbours(party) if party in self.holders(name))
+            self._held[party] = frozenset({party, *some})
         return self._held[party]
 
     def neighbours(self, party: str) -> tuple[str, ...]:
@@ -207,18 +210,12 @@ class SumRoster:
 
     def _check_neighbours(self, party: str) -> tuple[str, ...]:
         others = self.keys.keys() - {party}
-        own = (
-            choices(self.keys[party], party, self.parties, self.chosen) if self.chosen and party in self.keys else None
-        )
-        if own is None or not own <= others or (self.at_least and not self.holders(party) <= self.keys.keys()):
+        if not self.chosen or party not in self.keys or not self.holders(party) <= self.keys.keys():
             raise ProtocolError(f"{party} has no keys of the parties it has to mask with: exchange keys again")
-        found, shares = set(own), self.holders(party) | self.held_by(party) if self.at_least else frozenset[str]()
-        for other in others - own:
-            if party in choices(self.keys[other], other, self.parties, self.chosen):
-                found.add(other)
-            elif other not in shares:
+        for other in others - self.holders(party):
+            if party not in self.holders(other):
                 raise ProtocolError(f"{other} is no neighbour of {party} in this sum: repeat it with the right ones")
-        return tuple(sorted(found))
+        return tuple(sorted(others))
 
     @cached_property
     def _graph(self) -> dict[str, tuple[str, ...]]:
@@ -274,6 +271,8 @@ class SumParty:
         self._key = key or SessionKey()
         self._pairs: dict[bytes, bytes] = {}
         self._used: set[bytes] = set()
+        self.shared: set[bytes] = set()
+        """Tags that secrets were shared for, in all of this session: those of one tag open the same masks."""
         self.open: dict[bytes, OpenSum] = {}
         """Sums that may lose parties, by tag: what this party shared, masked and confirmed (`survivors`)."""
 

@@ -15,11 +15,13 @@ list of the keys of u's masks with its neighbours *in this sum*. No key of the s
 The server takes PRG(b_v) of survivors away, and the masks that survivors have with the others. Parties may be lost
 before, in and after every step: a vector counts once its sender is a survivor, even if that is lost right after.
 
-Why nobody's own numbers can be computed (2 threshold > holders + those of them who work with the server):
-two pairs cannot both be confirmed to honest parties, as each confirms one; so for every v either b_v or d_v can be put
-together, never both. A vector whose b_v is unknown is uniform. Those with known b_v are hidden by masks between honest
-survivors, whose d is unknown: the server reads their total. At least ``at_least`` parties are in it. The guard admits
-the group before it is confirmed: the same numbers, asked for again, are never summed over a group that differs by one.
+Why nobody's own numbers can be computed (`mask_graph.sharing_for` has the numbers): two pairs cannot both be confirmed
+to honest parties, as each confirms one; so for every v either b_v or d_v can be put together, never both. A vector
+whose b_v is unknown is uniform. One whose b_v is known is masked with an honest holder that took part in opening it,
+whose d is unknown: what the server reads is a total of both, and so on to all that such masks connect. With all parties
+as holders that is the total over the survivors; with chosen holders it is a quarter of the honest ones at least
+(`mask_graph.log2_closed`), whatever the server tells whom. The guard admits the group before it is confirmed: the same
+numbers, asked for again, are summed over that group or not at all.
 
 What remains: the server says who is lost. In different rounds groups may differ by one party (see ``guard``), and
 from means over many rounds that party's own mean can be estimated; how often groups change is for a site to bound.
@@ -68,11 +70,12 @@ def share_secrets(party: SumParty, roster: SumRoster, tag: SumTag, context: byte
     """Step 1. Once per tag."""
     if not roster.at_least or roster.keys.get(party.name) != party.public_key:
         raise ProtocolError(f"{party.name} is not on the roster of this sum with its present key: exchange keys again")
-    if tag.encoded in party.open:
+    if tag.encoded in party.shared:
         raise ProtocolError(
             f"{party.name} has already shared secrets for {tag}: they are never used twice; ask under a new attempt"
         )
     neighbours, holders = roster.neighbours(party.name), sorted(roster.holders(party.name))
+    party.shared.add(tag.encoded)
     points, threshold = [roster.points[holder] for holder in holders], roster.sharing.threshold
     own_mask, opening = fresh_secret(), fresh_secret()
     shares = dict(
@@ -103,6 +106,12 @@ def meet(party: SumParty, tag: SumTag, present: Collection[str]) -> None:
         raise ProtocolError(
             f"{party.name}: {len(group)} parties are too few for this sum, not on its roster, or without this party; "
             f"at least {known.roster.at_least} must take part"
+        )
+    holders, threshold = known.roster.holders(party.name) & set(group), known.roster.sharing.threshold
+    if len(holders) < threshold:  # or those it masks with could be those that the server declares lost, and no others
+        raise ProtocolError(
+            f"{party.name}: {len(holders)} of those that hold its shares are present, {threshold} must be: repeat the "
+            "round when more of them are back"
         )
     known.present = group
 

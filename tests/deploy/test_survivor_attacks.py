@@ -1,0 +1,172 @@
+"""A malicious server against sites whose sums go on without lost clients: what it could read if a site forgot what it
+shared, or confirmed a second group for numbers that it has given before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from hostile_server import HostileServer, hostile_settings
+
+from isthmus.federation.interface import Failure
+from isthmus.federation.messages import Message, PartyId
+from isthmus.federation.party import Invocation, Turn
+from isthmus.federation.secure import (
+    ConfirmedGroup,
+    Masked,
+    ReleasedShares,
+    SharedSecrets,
+    StepName,
+    SumStep,
+    SumStepRequest,
+    add_masked,
+    as_if_unmasked,
+    read_shares,
+    total_of_survivors,
+)
+from isthmus.methods.fedavg import Broadcast, FedAvgClient, Update
+from isthmus.privacy.masks import SumRoster
+from isthmus.privacy.prg import add_streams
+from isthmus.privacy.survivors import SharedSecrets as Secrets
+from isthmus.privacy.survivors import SurvivorServer, _mask_key
+
+POLICY = "\n[policy]\nsurvivors = 100\n"
+TRAIN = Turn(0, "train", 1, 2)
+NAMES = tuple(f"client-{k}" for k in range(5))
+VICTIM, ALLY, LEAST = "client-0", "client-4", 4
+
+
+class Asked:
+    """One sum at all sites, step by step, as a server may ask for it."""
+
+    def __init__(self, server: HostileServer, turn: Turn = TRAIN) -> None:
+        self.server, self.turn = server, turn
+        self.request = Broadcast(server.party(VICTIM).client.state.weights, 96.0)
+        self.calls = {
+            call.party: call for call in server.calls("local_update", turn, dict.fromkeys(NAMES, self.request))
+        }
+        order = self.calls[VICTIM].mask
+        assert order is not None
+        self.roster = SumRoster(order.roster.keys, 0, (), LEAST)
+        self.order = replace(order, roster=self.roster)
+        self.sum = SurvivorServer(self.roster, order.tag)
+        self.refused: dict[PartyId, Failure] = {}
+
+    def ask(self, name: StepName, told: Mapping[PartyId, SumStepRequest]) -> dict[PartyId, Message]:
+        asked: list[Invocation] = []
+        for party, request in told.items():
+            order = replace(self.order, step=SumStep(name, request))
+            asked.append(replace(self.calls[party], mask=order, argument=self.request if name == "mask" else None))
+        outcome = self.server.ask(asked)
+        self.refused = {party: one for party, one in outcome.items() if isinstance(one, Failure)}
+        return {party: one for party, one in outcome.items() if isinstance(one, Message)}
+
+    def share(self, parties: Collection[PartyId] = NAMES) -> None:
+        for party, one in self.ask("share", dict.fromkeys(parties, SumStepRequest((), {}, {}))).items():
+            assert isinstance(one, SharedSecrets)
+            self.sum.take_secrets(party, Secrets(one.boxes, one.sealed, one.digests))
+
+    def mask(self, present: Collection[PartyId]) -> dict[PartyId, Masked]:
+        group = SumStepRequest(tuple(sorted(present)), {}, {})
+        replies = self.ask("mask", dict.fromkeys(present, group))
+        return {party: one for party, one in replies.items() if isinstance(one, Masked)}
+
+    def total(self, survivors: Collection[PartyId]) -> Update | None:
+        """Of a group; None where its parties do not open it."""
+        masked = self.mask(self.sum.present)
+        layout = add_masked(self.sum, {party: one for party, one in masked.items() if party in survivors})
+        if not self.open(survivors):
+            return None
+        total = total_of_survivors(self.sum, layout, Update)
+        assert isinstance(total, Update)
+        return total
+
+    def open(self, survivors: Collection[PartyId]) -> bool:
+        """Confirm and release: whether enough shares came."""
+        self.sum.survivors = tuple(sorted(survivors))
+        group = SumStepRequest(self.sum.survivors, {}, {})
+        for party, one in self.ask("confirm", dict.fromkeys(survivors, group)).items():
+            assert isinstance(one, ConfirmedGroup)
+            self.sum.take_codes(party, one.codes)
+        told = {p: SumStepRequest((), self.sum.codes_for(p), self.sum.boxes_for(p)) for p in self.sum.survivors}
+        for party, one in self.ask("release", told).items():
+            assert isinstance(one, ReleasedShares)
+            self.sum.take_shares(party, read_shares(party, one))
+        return len(self.sum._shares) >= self.roster.sharing.threshold
+
+
+def started(folder: Path) -> HostileServer:
+    given = {"clients": 5, "least_clients": LEAST, "reset_optimizer": True}
+    server = HostileServer(folder, hostile_settings(**given), POLICY)
+    server.engine.commit(0)
+    server.session.clock.begin("setup", 1, 1)
+    server.session.sum(FedAvgClient.size)
+    server.engine.commit(1)
+    return server
+
+
+def true_update(server: HostileServer, client: PartyId = VICTIM) -> Update:
+    party = server.party(client)
+    before = party.client.state
+    party.client.enter(TRAIN.phase, TRAIN.round, 1)
+    update = party.client.local_update(Broadcast(before.weights, 96.0))
+    party.client.state = before
+    return update
+
+
+def same(found: Message | None, true: Update) -> bool:
+    return isinstance(found, Update) and all(
+        bool((found.weights[name] - tensor).abs().max() < 1e-5) for name, tensor in true.weights.items()
+    )
+
+
+def test_secrets_are_not_shared_again_after_a_rollback(tmp_path: Path) -> None:
+    """A sum is opened, all go back to their checkpoint, and share secrets under the same tag: of the first the server
+    has the victim's own mask, of the second, over a group without it, the keys of the very masks of the first.
+    """
+    server = started(tmp_path)
+    true, first = true_update(server), Asked(server)
+    first.share()
+    masked = first.mask(NAMES)[VICTIM]
+    assert first.open([name for name in NAMES if name != "client-1"])
+    server.engine.rollback(1)
+    second = Asked(server)
+    second.share()
+    refused = set(second.refused)
+    second.mask(second.sum.present)
+    if second.sum.present and second.open([name for name in NAMES if name != VICTIM]):
+        words = masked.words.numpy().view("u8").copy()
+        keys = second.sum._opened(VICTIM, second.sum._recovered(VICTIM))
+        subtract = [key for other, key in keys.items() if other > VICTIM]
+        add_streams(words, [key for other, key in keys.items() if other < VICTIM], subtract)
+        add_streams(words, [], [_mask_key(first.sum._recovered(VICTIM), first.order.tag)])
+        masked.words.numpy().view("u8")[:] = words
+        assert not same(as_if_unmasked(masked, Update), true), "the victim's update, exactly"
+    assert refused == set(NAMES)
+
+
+def test_a_replay_over_a_group_that_differs_by_the_victim_and_an_ally_is_refused(tmp_path: Path) -> None:
+    """The same numbers over all but the ally, and after a crash over all but the victim: what the ally tells of its own
+    part makes the difference the victim's. Two groups of one sum may differ in nobody at all.
+    """
+    server = started(tmp_path)
+    true, allys = true_update(server), true_update(server, ALLY)
+    first = Asked(server)
+    first.share()
+    whole = first.total([name for name in NAMES if name != ALLY])
+    assert whole is not None
+    server.engine.rollback(1)
+    second = Asked(server, replace(TRAIN, incarnation=1))
+    second.share()
+    rest = second.total([name for name in NAMES if name != VICTIM])
+    if rest is not None:
+        found = {name: tensor - rest.weights[name] + allys.weights[name] for name, tensor in whole.weights.items()}
+        assert not same(Update(found, true.share), true), "the victim's update, exactly"
+    assert rest is None and second.refused
+    server.engine.rollback(1)
+    third = Asked(server, replace(TRAIN, incarnation=2))
+    third.share()
+    again = third.total([name for name in NAMES if name != ALLY])
+    assert again is not None and same(again, whole), "the same group once more is no new knowledge"
