@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -204,6 +205,10 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", *scenario]) == 0
     out = capsys.readouterr().out
     assert "1. " in out and "a plain model" in out and "--set preset=general" in out
+    # What is printed can be typed as it stands.
+    (first, *_) = [line.strip() for line in out.splitlines() if line.startswith("   isthmus run ")]
+    assert main([*shlex.split(first)[1:], "--rounds", "1", "--quiet", "--out", str(tmp_path / "advised")]) == 0
+    assert "csbm:nodes=120 (generated), 3 clients" in capsys.readouterr().out
     assert main(["advise", *scenario, "--json"]) == 0
     plain = json.loads(capsys.readouterr().out)
     assert plain["choices"][0]["settings"]["preset"] == "general" and plain["facts"]["clients"] == 3

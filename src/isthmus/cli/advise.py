@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import textwrap
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -48,11 +48,20 @@ def command(
     if json_:
         print(json.dumps(_plain(advice)))
     else:
-        print_advice(advice)
+        options = {"dataset": dataset, "partition": partition, "clients": clients, "split": split, "seed": seed}
+        scored_by = None if advice.facts.metric == "accuracy" else advice.facts.metric
+        given = [f"--{name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None]
+        given += [
+            f"--{name} {value}"
+            for name, value in (("metric", metric or scored_by), ("config", config))
+            if value is not None
+        ]
+        given += [f"--set {shlex.quote(text)}" for text in set_ or ()]
+        print_advice(advice, " ".join(given))
 
 
-def print_advice(advice: Advice) -> None:
-    """Facts, the first methods with reason and settings, the others, and remarks."""
+def print_advice(advice: Advice, options: str) -> None:
+    """Facts, the first methods with reason and command, the others, and remarks. ``options``: what names the data."""
     facts, reach = advice.facts, advice.facts.reach
     things = "nodes" if facts.task == "node" else "graphs"
     rows = [
@@ -82,7 +91,7 @@ def print_advice(advice: Advice) -> None:
     for number, choice in enumerate(advice.choices[:NAMED], 1):
         expected = "" if choice.expected is None else f" (about {choice.expected:.2f})"
         print(f"{number}. {choice.plan.name}{expected}: {choice.reason}.")
-        print(textwrap.indent(textwrap.fill(f"isthmus run {choice.plan.method} {choice.plan.words()}", 110), "   "))
+        print(f"   isthmus run {choice.plan.method} {options} {choice.plan.words()}")
     others = [
         f"{c.plan.name} {c.expected:.2f}" if c.expected is not None else c.plan.name for c in advice.choices[NAMED:]
     ]
@@ -92,7 +101,7 @@ def print_advice(advice: Advice) -> None:
         print(f"not {name}: {why}")
     for remark in advice.remarks:
         print(f"note: {remark}")
-    print("\n`isthmus run auto` with the same options runs the first three and keeps the best on validation.")
+    print(f"\nTo run the first three and keep the best on validation: isthmus run auto {options}")
 
 
 def _plain(advice: Advice) -> dict[str, Any]:
