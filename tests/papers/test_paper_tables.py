@@ -206,6 +206,7 @@ def test_tables_by_key_alias_and_section() -> None:
     assert [t.key for t in find_tables("fedstar/8")[1]] == ["8.1", "8.2", "8.3", "8.4", "8.10"]
     assert [t.key for t in find_tables("fedstruct/6.4")[1]] == ["6.4a", "6.4b", "6.4c", "6.4d", "6.4e", "6.4f"]
     assert [t.key for t in find_tables("fedstar/8.1")[1]] == ["8.1"]
+    assert table("fedstruct/fig4a") is table("fedstruct/figure4a") is table("fedstruct/6.4a")
 
 
 def test_unknown_paper_and_table_list_what_there_is() -> None:

@@ -118,10 +118,11 @@ def load_paper(name: str) -> Paper:
 
 
 def find_tables(target: str) -> tuple[Paper, list[Table]]:
-    """``PAPER`` or ``PAPER/TABLE``; a table by its key, an alias, or the section several tables stand in
-    (``fedstar/8``).
+    """``PAPER`` or ``PAPER/TABLE``; a table by its key, an alias (``table2``, ``fig4a``), or the section several tables
+    stand in (``fedstar/8``).
     """
     name, slash, wanted = target.strip().strip("/").lower().partition("/")
+    wanted = re.sub(r"^fig(?=\d)", "figure", wanted)
     paper = load_paper(name)
     if not slash:
         return paper, list(paper.tables)
