@@ -160,25 +160,53 @@ def distilled(targets: Tensor, weight: Tensor, inputs: Inputs, labels: str = "ce
     """
     entropy = (torch.xlogy(targets, targets).sum(dim=-1) * weight).view(inputs.clients, -1).sum(1)
     mixed = targets * weight.unsqueeze(1)
-    total, beside = weight.unsqueeze(1), None if labels == "ce" else get_loss(labels)
+    total, beside = weight, None if labels == "ce" else get_loss(labels)
     if beside is None:
         mixed[torch.arange(len(inputs.y)), inputs.y] += inputs.weight
-        total = total + inputs.weight.unsqueeze(1)
+        total = total + inputs.weight
 
     def value(logits: Tensor, inputs: Inputs) -> Tensor:
         loss = entropy - (mixed * torch.log_softmax(logits, dim=-1)).view(inputs.clients, -1).sum(1)
         return loss if beside is None else loss + beside.value(logits, inputs)
 
     def value_and_grad(logits: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        log_p = torch.log_softmax(logits, dim=-1)
-        loss = entropy - (mixed * log_p).view(inputs.clients, -1).sum(1)
-        grad = log_p.exp_().mul_(total).sub_(mixed)
+        loss, grad = cross_entropies(logits, mixed, total, inputs.clients)
+        loss += entropy
         if beside is None:
             return loss, grad
         other, other_grad = beside.value_and_grad(logits, inputs)
         return loss + other, grad.add_(other_grad)
 
     return Loss(value, value_and_grad)
+
+
+def cross_entropies(logits: Tensor, targets: Tensor, total: Tensor, clients: int) -> tuple[Tensor, Tensor]:
+    r""":math:`-\sum_i t_i^\top \log \mathrm{softmax}(q_i)` over each client's rows (K,), and its gradient (K p, C).
+
+    Args:
+        targets: t (K p, C), constants.
+        total: The sum of each row of t (K p,); rows with 0 are left out.
+    """
+    loss, grad = torch.zeros(clients, dtype=logits.dtype), torch.empty_like(logits)
+    arrays = (tensor.numpy() for tensor in (logits, targets, total, loss, grad))
+    _soft_rows(len(logits) // clients, *arrays)
+    return loss, grad
+
+
+@compiled
+def _soft_rows(padded: int, logits: Array, targets: Array, total: Array, loss: Array, grad: Array) -> None:
+    classes = logits.shape[1]
+    p = np.zeros(classes, dtype=logits.dtype)
+    for row in range(len(logits)):
+        g, t = grad[row], targets[row]
+        if total[row] == 0:
+            for c in range(classes):
+                g[c] = 0
+            continue
+        at_first = _softmax(classes, logits[row], 0, p)
+        for c in range(classes):
+            loss[row // padded] -= t[c] * (at_first + logits[row, c] - logits[row, 0])
+            g[c] = total[row] * p[c] - t[c]
 
 
 def class_weights(counts: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

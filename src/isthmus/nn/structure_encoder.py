@@ -34,6 +34,7 @@ from isthmus.nn.first_layer_input import Operand, build_operand, stack_operands
 from isthmus.nn.fused_optimizer import StepPlan, StepTensors, step_dense
 from isthmus.nn.inputs import Nodes
 from isthmus.nn.kernels import activate, activate_grad
+from isthmus.nn.loss import cross_entropies
 from isthmus.nn.optim import OptimizerState, Stepper, step_plan
 from isthmus.nn.sparse import as_csr
 from isthmus.nn.train import local_epochs
@@ -249,27 +250,21 @@ def gradients(
         (K,). The projector learns from the labels only, the classifier from the predictions only.
     """
     e = embed(weights, inputs.labelled)
-    log_q = torch.log_softmax(head(weights, "project", e), dim=-1)
-    truth, weight = inputs.truth(log_q.shape[-1]), inputs.weight.unsqueeze(1)
-    loss = -(truth * log_q).view(inputs.clients, -1).sum(1)
-    q_grad = log_q.exp_().mul_(weight).sub_(truth)
+    q = head(weights, "project", e)
+    loss, q_grad = cross_entropies(q, inputs.truth(q.shape[-1]), inputs.weight, inputs.clients)
     e_grad, weight_grad = matmul_grads(e, weights["project.weight"], q_grad)
     grads = {"project.weight": weight_grad, "project.bias": bias_grad(q_grad, weights["project.bias"])}
     node_grad: Tensor | None = None
     if lambda2 and "classify.weight" in weights:
-        combined = e + proxies
-        log_p = torch.log_softmax(head(weights, "classify", combined), dim=-1)
-        loss = loss + lambda2 * (inputs.weight * divergence(predicted, log_p)).view(inputs.clients, -1).sum(1)
-        p_grad = log_p.exp_().sub_(predicted).mul_(lambda2 * weight)
+        combined, share = e + proxies, lambda2 * inputs.weight
+        targets = predicted * share.unsqueeze(1)
+        entropy = torch.xlogy(targets, predicted).view(inputs.clients, -1).sum(1)
+        second, p_grad = cross_entropies(head(weights, "classify", combined), targets, share, inputs.clients)
+        loss = loss + entropy + second
         node_grad, weight_grad = matmul_grads(combined, weights["classify.weight"], p_grad)
         grads |= {"classify.weight": weight_grad, "classify.bias": bias_grad(p_grad, weights["classify.bias"])}
         e_grad = e_grad + node_grad
     return e, grads, e_grad, node_grad, loss
-
-
-def divergence(targets: Tensor, log_predicted: Tensor) -> Tensor:
-    """``KL(targets || predicted)`` of each row (R,), the second given as logarithms."""
-    return (torch.xlogy(targets, targets) - targets * log_predicted).sum(dim=-1)
 
 
 def class_means(proxies: Tensor, inputs: EncoderInputs, num_classes: int) -> Tensor:
