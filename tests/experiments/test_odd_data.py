@@ -91,3 +91,34 @@ def test_what_has_no_effect_or_no_score_is_said(
         isthmus.run("fedavg", dataset=graph(**changes), rounds=1, **settings, out=tmp_path / "run")
     heard = [record.getMessage() for record in caplog.records]
     assert any(text.startswith(said) for text in heard) if said else not heard
+
+
+def test_tables_of_owners_without_labels_or_edges(tmp_path: Path) -> None:
+    """One bank has no label, one no transfer: they take part, and who has neither label nor score is named."""
+    pytest.importorskip("polars", reason="needs the extra tables")
+    schema = """
+[nodes]
+file = "accounts.*"
+id = "id"
+label = "kind"
+classes = ["a", "b"]
+[features]
+age = { type = "number", scale = "standard" }
+[edges]
+file = "transfers.*"
+source = "from"
+target = "to"
+[edges.features]
+in_count = true
+out_mean = "sum"
+"""
+    for bank, kinds in {"one": "ab", "two": "ab", "three": [""]}.items():
+        folder = tmp_path / "banks" / bank
+        folder.mkdir(parents=True)
+        rows = [f"{bank}{i},{kinds[i % len(kinds)]},{20 + 7 * i % 40}" for i in range(20)]
+        transfers = [] if bank == "two" else [f"{bank}{i},{bank}{3 * i + 1},{i}" for i in range(6)]
+        (folder / "schema.toml").write_text(schema)
+        (folder / "accounts.csv").write_text("\n".join(["id,kind,age", *rows]) + "\n")
+        (folder / "transfers.csv").write_text("\n".join(["from,to,sum", *transfers]) + "\n")
+    result = isthmus.run("fedavg", dataset=str(tmp_path / "banks"), rounds=2, out=tmp_path / "run", quiet=True)
+    assert math.isfinite(result["test"]) and result["clients"] == 3

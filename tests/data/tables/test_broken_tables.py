@@ -92,17 +92,9 @@ BROKEN = {
         accounts("a5,yes", "a5,perhaps"),
         "accounts.csv, line 6, column fraud: is none of no, yes",
     ),
-    "no labels": (
-        lambda folder: write_owner(folder, accounts=re.sub(r"(?m)^(a\d),(no|yes),", r"\1,,", ACCOUNTS)),
-        "accounts.csv, column fraud: no row has a label",
-    ),
     "wrong part": (
         accounts("FR,yes,test", "FR,yes,tset"),
         "accounts.csv, line 6, column part: is none of train, val, test",
-    ),
-    "no training rows": (
-        lambda folder: write_owner(folder, accounts=ACCOUNTS.replace("train", "test")),
-        "accounts.csv, column fraud: the split (column part) leaves no training rows",
     ),
     "row too short": (accounts("a3,no,5.5,,no,val", "a3,no,5.5,,no"), "accounts.csv, line 4: has 5 cells"),
     "row too long": (accounts("a3,no,5.5,,no,val", "a3,no,5.5,,no,val,x"), "accounts.csv, line 4: has 7 cells"),
@@ -159,6 +151,27 @@ def test_one_clear_line(kind: str, tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
     assert error.value.exit_code == 3
     assert sorted(path.name for path in (tmp_path / "bank").iterdir()) == before  # nothing half-written
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"accounts": re.sub(r"(?m)^(a\d),(no|yes),", r"\1,,", ACCOUNTS)},
+            "accounts.csv, column fraud: no row has a label",
+        ),
+        (
+            {"accounts": ACCOUNTS.replace("train", "test")},
+            "column fraud: the split (column part) leaves no training rows",
+        ),
+        ({"transfers": "from,to,amount,day\n"}, "transfers.csv: has no rows: this owner has no edges"),
+    ],
+)
+def test_an_owner_who_lacks_something_takes_part(changes: dict[str, str], said: str, tmp_path: Path) -> None:
+    write_owner(tmp_path / "bank", **changes)
+    (checked,) = check_folder(tmp_path / "bank")
+    assert checked.problems.errors == []
+    assert said in " ".join(map(str, checked.problems.warnings))
 
 
 def test_check_lists_every_problem_and_says_how_many_more(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from isthmus.data.tables.frames import pl
 from isthmus.data.tables.ids import check_filled, normalised
-from isthmus.data.tables.reader import Problems, Table, find_file
+from isthmus.data.tables.reader import Problem, Problems, Table, find_file, has_rows
 from isthmus.data.tables.schema import EdgeFeature, EdgeTable, Schema
 
 Ints = NDArray[np.int64]
@@ -50,11 +50,14 @@ def read_edges(
     """Read the edges of one owner whose nodes have these ids."""
     edges = schema.edges
     if edges is None:
-        none, zero = np.zeros(0, dtype=np.int64), np.zeros(0)
-        return OwnerEdges(none, none, zero, none, pl.Series("id", [], pl.String), none.astype(bool), zero, {}, 0)
+        return _no_edges((), len(ids))
     values = sorted({one.column for one in edges.features if one.column is not None})
+    path = find_file(folder, edges.file)
+    if not has_rows(path):
+        problems.warnings.append(Problem(path.name, "has no rows: this owner has no edges"))
+        return _no_edges(edges.features, len(ids))
     table = Table(
-        find_file(folder, edges.file),
+        path,
         [edges.source, edges.target, edges.weight, edges.time, edges.graph, *values],
         schema.missing_values,
         problems,
@@ -94,6 +97,13 @@ def read_edges(
         features,
         len(table),
     )
+
+
+def _no_edges(wanted: tuple[EdgeFeature, ...], nodes: int) -> OwnerEdges:
+    none, zero = np.zeros(0, dtype=np.int64), np.zeros(0)
+    columns = {one.column: zero for one in wanted if one.column is not None}
+    features = _features(wanted, {"source": none, "target": none}, columns, none.astype(bool), nodes)
+    return OwnerEdges(none, none, zero, none, pl.Series("id", [], pl.String), none.astype(bool), zero, features, 0)
 
 
 def _rows(ids: Any, ends: Any) -> Ints:

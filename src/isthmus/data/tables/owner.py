@@ -196,9 +196,11 @@ def _labels(
 def _check_parts(table: Table, labels: Labels, y: NDArray[np.int64], part: NDArray[np.int64]) -> None:
     problems, name = table.problems, table.path.name
     if not (y >= 0).any():
-        problems.errors.append(Problem(name, "no row has a label", labels.column))
+        text = "no row has a label: this owner trains on nothing and scores nothing; models of others serve it"
+        problems.warnings.append(Problem(name, text, labels.column))
     elif not (part == 0).any():
-        problems.errors.append(Problem(name, f"the split ({labels.split}) leaves no training rows", labels.column))
+        text = f"the split ({labels.split}) leaves no training rows: models of others serve this owner"
+        problems.warnings.append(Problem(name, text, labels.column))
     elif len(np.unique(y[part == 0])) == 1:
         problems.warnings.append(
             Problem(name, f"all training rows are of class {labels.classes[int(y[part == 0][0])]}", labels.column)
