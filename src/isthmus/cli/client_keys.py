@@ -14,7 +14,7 @@ from isthmus.errors import ConfigError
 __all__ = ["NAME", "app"]
 
 if TYPE_CHECKING:
-    from isthmus.deploy.roster_change import Line
+    from isthmus.deploy.roster_change import Line, Roster
 
 Kit = Annotated[Path, typer.Option(help="This organisation's kit; the key is made in it and stays there.")]
 Out = Annotated[Path, typer.Option(help="Where the file for the others is written.")]
@@ -120,20 +120,18 @@ def add(
 ) -> None:
     """Propose to take an organisation in, or to give one that is on the roster a new key."""
     from isthmus.deploy.join_files import JoinRequest
-    from isthmus.deploy.roster_change import Line, propose, read_lines
+    from isthmus.deploy.roster_change import Line, Roster
     from isthmus.experiments.config_values import read_toml
 
     if "csr" in read_toml(lines):
         asked = JoinRequest.read(lines)
         name, line = asked.organisation, Line(asked.client, asked.key)
     else:
-        given = read_lines(lines)
+        given = Roster.read(lines).lines
         if len(given) != 1:
             raise ConfigError(f"{lines} names {len(given)} organisations: give the lines of one")
         ((name, line),) = given.items()
-    change = propose(_own_lines(config), name, line)
-    change.write(out)
-    print(f"{change.words}; {', '.join(change.stay(_own_lines(config)))} must sign {out}")
+    _propose(config, name, line, out)
 
 
 @roster.command("remove")
@@ -141,11 +139,16 @@ def remove(
     organisation: Annotated[str, typer.Argument(help="Who leaves.")], config: Config = CLIENT_TOML, out: Out = CHANGE
 ) -> None:
     """Propose to take an organisation off the roster."""
+    _propose(config, organisation, None, out)
+
+
+def _propose(config: Path, organisation: str, line: Line | None, out: Path) -> None:
     from isthmus.deploy.roster_change import propose
 
-    change = propose(_own_lines(config), organisation, None)
+    own = _own_roster(config)
+    change = propose(own, organisation, line)
     change.write(out)
-    print(f"{change.words}; {', '.join(change.stay(_own_lines(config)))} must sign {out}")
+    print(f"{change.words}; {', '.join(change.stay(own))} must sign {out}")
 
 
 @roster.command("sign")
@@ -158,12 +161,12 @@ def sign(
     from isthmus.deploy.roster_change import RosterChange
     from isthmus.deploy.site_settings import SiteSettings
 
-    settings, lines = SiteSettings.read(config), _own_lines(config)
-    names = [name for name, line in lines.items() if line.client == settings.client]
+    settings, own = SiteSettings.read(config), _own_roster(config)
+    names = [name for name, line in own.lines.items() if line.client == settings.client]
     if not names or settings.identity is None:
         raise ConfigError(f"{settings.client} of {config} is not on the roster: only those who are sign")
-    signed = RosterChange.read(change).sign(lines, names[0], read_identity(settings.identity))
-    missing = signed.missing(lines)
+    signed = RosterChange.read(change).sign(own, names[0], read_identity(settings.identity))
+    missing = signed.missing(own)
     signed.write(change)
     rest = f"still missing: {', '.join(missing)}" if missing else "all who stay have signed: apply it everywhere"
     print(f"signed: {signed.words}; {rest}")
@@ -176,23 +179,23 @@ def apply(
 ) -> None:
     """Change this organisation's roster, if everybody who stays has signed. It holds from the next run on."""
     from isthmus.deploy.audit_chain import ORDER, AuditChain
-    from isthmus.deploy.roster_change import RosterChange, roster_hash, write_roster
+    from isthmus.deploy.roster_change import RosterChange
     from isthmus.deploy.site_settings import SiteSettings
 
-    settings, lines = SiteSettings.read(config), _own_lines(config)
+    settings, own = SiteSettings.read(config), _own_roster(config)
     asked = RosterChange.read(change)
-    changed = asked.apply(lines)
+    changed = asked.apply(own)
     assert settings.roster is not None
-    AuditChain(settings.state).open().append(ORDER, name="roster", contract=roster_hash(changed), by=asked.words[:200])
-    kept = write_roster(settings.roster, changed)
+    AuditChain(settings.state).open().append(ORDER, name="roster", contract=changed.hash, by=asked.words[:200])
+    kept = changed.write(settings.roster)
     print(f"{asked.words}; the roster before is kept as {kept.name}")
 
 
-def _own_lines(config: Path) -> dict[str, Line]:
-    from isthmus.deploy.roster_change import read_lines
+def _own_roster(config: Path) -> Roster:
+    from isthmus.deploy.roster_change import Roster
     from isthmus.deploy.site_settings import SiteSettings
 
     settings = SiteSettings.read(config)
     if settings.roster is None:
         raise ConfigError(f'{config} names no roster: add roster = "roster.toml"')
-    return read_lines(settings.roster)
+    return Roster.read(settings.roster)

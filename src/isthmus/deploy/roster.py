@@ -25,6 +25,7 @@ from isthmus.federation.messages import SERVER, client_of
 from isthmus.privacy.keys import PUBLIC_BYTES, Identity
 
 _MOST_NAME = 100
+CHANGES = "changes"
 ANY_CLIENT = "*"
 """Stands for all clients that are not listed. For simulations, where all share one key."""
 
@@ -56,7 +57,7 @@ def read_identity(path: Path) -> Identity:
         raise ConfigError(f"{path} is not an identity: make one with `isthmus client identity`") from None
 
 
-def check_client_name(client: object, file: str) -> str:
+def check_client_name(client: object, file: str, what: str = "a client") -> str:
     """The name of a client, if it is one that is also a folder and an address, and looks like no other."""
     if (
         not isinstance(client, str)
@@ -67,25 +68,30 @@ def check_client_name(client: object, file: str) -> str:
         or client != unicodedata.normalize("NFKC", client).strip()
     ):
         raise ConfigError(
-            f"a client cannot be called {str(client)[:_MOST_NAME]!r} ({file}): use letters, digits and - as in "
-            f"bank-a, at most {_MOST_NAME}"
+            f"{what} cannot be called {str(client)[:_MOST_NAME]!r} ({file}): use letters, digits and - as in bank-a, "
+            f"at most {_MOST_NAME}"
         )
     return client
 
 
 @dataclass(frozen=True)
 class OrganisationKeys:
-    """The roster: public key and organisation of every client."""
+    """The roster: public key and organisation of every client; ``changes``: how often it was changed
+    (``roster_change``).
+    """
 
     keys: Mapping[str, bytes]
     organisations: Mapping[str, str]
+    changes: int = 0
 
     @classmethod
     def read(cls, path: Path) -> OrganisationKeys:
         raw = read_toml(path, "the roster ")
         keys: dict[str, bytes] = {}
         organisations: dict[str, str] = {}
+        changes = raw.pop(CHANGES) if type(raw.get(CHANGES)) is int else 0
         for organisation, entry in raw.items():
+            check_client_name(organisation, path.name, "an organisation")
             try:
                 key = bytes.fromhex(entry["key"])
                 clients = [entry["client"]] if "client" in entry else list(entry["clients"])
@@ -106,7 +112,7 @@ class OrganisationKeys:
                         "agree on one"
                     )
                 keys[client], organisations[client] = key, organisation
-        return cls(keys, organisations)
+        return cls(keys, organisations, changes)
 
     def key_of(self, party: str) -> bytes:
         """The long-term key of a party's organisation; a device belongs to that of its client."""
