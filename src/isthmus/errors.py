@@ -16,6 +16,12 @@ class IsthmusError(Exception):
 
     exit_code = 1
 
+    def __str__(self) -> str:
+        """One line of printable characters: parts of it may be another party's, and it is shown in terminals and logs,
+        where control characters would make lines that nobody wrote.
+        """
+        return "".join(one if one.isprintable() else " " for one in super().__str__())
+
 
 class ConfigError(IsthmusError):
     """A flag, key, name or value that cannot be used."""

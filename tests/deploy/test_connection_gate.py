@@ -11,8 +11,9 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generat
 
 pytest.importorskip("nvflare", reason="the engine nvflare is an extra")
 
+from isthmus.deploy import connection_gate
 from isthmus.deploy.certificates import Root, organisation_subject, pem
-from isthmus.deploy.connection_gate import ConnectionGate
+from isthmus.deploy.connection_gate import SAID_EVERY, ConnectionGate
 from isthmus.deploy.members import Members
 
 
@@ -61,6 +62,7 @@ def test_only_registered_certificates_enter_even_of_the_right_root(root: Root, t
     made = gate(tmp_path, registered)
     assert made.enter(Context(registered)) == ""
     assert "not in the register" in made.enter(Context(forged))
+    made.check()
     assert made.refused == 1 and (tmp_path / "refused-connections").read_text() == "1\n"
 
 
@@ -123,3 +125,18 @@ def test_without_a_register_nobody_enters(root: Root, tmp_path: Path, content: s
     made = gate(tmp_path, a)
     made.register.unlink() if content is None else made.register.write_text(content)
     assert made.enter(Context(a)) != ""
+
+
+def test_who_is_refused_a_thousand_times_does_not_fill_the_disk(
+    root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, stranger, clock = gate(tmp_path), issue(root), [100.0]
+    monkeypatch.setattr(connection_gate.time, "monotonic", lambda: clock[0])
+    for _ in range(1000):
+        assert made.enter(Context(stranger))
+    assert [line.getMessage() for line in caplog.records] == [
+        "refused: a certificate of 'bank-a' that is not in the register"
+    ]
+    clock[0] += SAID_EVERY
+    made.enter(Context(stranger))
+    assert caplog.records[-1].getMessage().endswith("(999 times more since it was last said)") and made.refused == 1001

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -16,7 +17,8 @@ import pytest
 pytest.importorskip("nvflare", reason="the engine nvflare is an extra")
 
 from isthmus.cli import status as status_command
-from isthmus.deploy import keeper, measurements
+from isthmus.deploy import admin_session, keeper, measurements
+from isthmus.deploy.admin_session import AdminSession
 from isthmus.deploy.audit_chain import ORDER, AuditChain
 from isthmus.deploy.connection_gate import REFUSALS_FILE, SEEN_FILE
 from isthmus.deploy.federation_folder import FederationFolder
@@ -30,9 +32,10 @@ from isthmus.errors import ConfigError
 from isthmus.privacy.keys import Identity
 
 
-def ask(port: int, path: str) -> tuple[int, str]:
+def ask(port: int, path: str, host: str = "localhost") -> tuple[int, str]:
+    question = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"Host": host})
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as answer:
+        with urllib.request.urlopen(question) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -60,10 +63,23 @@ def test_served_on_loopback_only() -> None:
         assert (code, json.loads(text)["problems"]) == (503, ["disk full"])
         assert "isthmus_healthy 0\n" in ask(server.port, "/metrics")[1]
         assert ask(server.port, "/etc/passwd")[0] == 404
+        assert ask(server.port, "/metrics", "127.0.0.1:9400")[0] == 200
+        for page in ("evil.example.org", f"evil.example.org:{server.port}", "127.0.0.1.example.org"):
+            assert ask(server.port, "/metrics", page) == (403, "ask for localhost\n"), "a name made to mean 127.0.0.1"
         health.clear()  # measuring fails
         assert ask(server.port, "/healthz")[0] == 503
         with pytest.raises(ConfigError, match="choose a free port"):
             HealthServer(server.port, lambda: health[-1])
+    finally:
+        server.close()
+
+
+def test_a_question_that_never_comes_holds_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("isthmus.deploy.health.ASKED_WITHIN", 0.1)
+    server = HealthServer(0, Health)
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10.0) as silent:
+            assert silent.recv(1) == b"", "it is closed"
     finally:
         server.close()
 
@@ -150,3 +166,18 @@ def test_the_keeper_says_why_it_ends(kits: dict[str, StartupKit], monkeypatch: p
     monkeypatch.setattr(keeper.ProcessSupervisor, "start", lambda self: self)
     monkeypatch.setattr(keeper.ProcessSupervisor, "run_until_stopped", interrupted)
     assert keeper.keep(order) == 130
+
+
+def test_seconds_since_a_site_was_seen_are_counted_after_the_server_answered(
+    kits: dict[str, StartupKit], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logging in takes seconds, in which the site gives signs of life."""
+    clock = [100.0]
+    monkeypatch.setattr(admin_session.time, "time", lambda: clock[0])
+
+    def answer(self: AdminSession, name: str) -> list[Any]:
+        clock[0] += 15.0
+        return [SimpleNamespace(name="bank-a", last_connect_time=114.0)]
+
+    monkeypatch.setattr(AdminSession, "call", answer)
+    assert AdminSession(kits["coordinator"]).last_seen() == {"bank-a": 1.0}

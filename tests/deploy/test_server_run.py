@@ -212,3 +212,21 @@ def test_of_an_error_in_a_sites_code_only_the_type_is_sent(tmp_path: Path, monke
     monkeypatch.setattr("isthmus.deploy.site_runtime.unpack", lambda data, limits: 1 / 0 if data else None)
     text = _text(runtime.handle("r", BEGIN, b"secret"))
     assert text == "a site failed (ZeroDivisionError): see its log"
+
+
+def test_words_of_another_party_are_one_printable_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They are shown in terminals and logs, where control characters make lines that nobody wrote."""
+
+    class Refusing(InProcessTransport):
+        def request(self, *_: Any) -> dict[str, bytes]:
+            said = "no\x1b[2K\rall is well\n2026-11-19 - INFO - approved"
+            return {"bank-a": pack((codec.encode(JoinReply(error="ConfigError", text=said)),))}
+
+    begin = BeginRun("r", NO_RUN, 0, settings_of().to_toml(), versions())
+    with pytest.raises(ConfigError) as refused:
+        server_run._begin(begin, Refusing({}))
+    assert str(refused.value) == "bank-a: no [2K all is well 2026-11-19 - INFO - approved"
+    runtime = SiteRuntime(organisation(tmp_path, 0, tmp_path / "roster.toml"))
+    hostile = replace(begin, versions={**versions(), "python": "3.1\nrefused: nobody\x1b[8m"})
+    runtime.handle("r", BEGIN, pack((codec.encode(hostile),)))
+    assert caplog.messages and all(line.isprintable() for line in caplog.messages)

@@ -60,8 +60,9 @@ class AdminSession:
 
     def last_seen(self) -> dict[str, float]:
         """Seconds since the last sign of life of each site that the server lists; the server is on this machine."""
-        now = time.time()
-        return {info.name: now - info.last_connect_time for info in self.call("get_connected_client_list")}
+        found = self.call("get_connected_client_list")
+        now = time.time()  # the call may have taken seconds to log in
+        return {info.name: now - info.last_connect_time for info in found}
 
     def close(self) -> None:
         if self._session is not None:

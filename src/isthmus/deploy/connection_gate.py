@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 CHECK_EVERY = 2.0
 MAX_CONNECTIONS = 12
 """Of one certificate's owner at a time. A site needs one, and one more for every job."""
+SAID_EVERY = 60.0
+"""Seconds between two lines of the log on one refusal: who tries a hundred times a second does not fill the disk."""
 MEMBERS_FILE = "ISTHMUS_MEMBERS"
 """Environment variable of the server's parent process: the register. Without it (one machine) nobody is refused."""
 REFUSALS_FILE, SEEN_FILE = "refused-connections", "last-seen.json"
@@ -40,6 +42,7 @@ class ConnectionGate:
     def __init__(self, register: Path, most: int = MAX_CONNECTIONS) -> None:
         self.register, self.most = register, most
         self.refused = 0
+        self._said: dict[str, tuple[float, int]] = {}  # when a reason was last written, and how often it came since
         self._open: dict[Any, x509.Certificate] = {}
         self._seen: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -89,15 +92,26 @@ class ConnectionGate:
                 context.cancel()
                 self.leave(context)
                 cut += 1
-        temporary = self.register.with_name(f".{SEEN_FILE}.tmp")
-        temporary.write_text(json.dumps(self._seen))
-        temporary.rename(self.register.with_name(SEEN_FILE))
+        self._write(SEEN_FILE, json.dumps(self._seen))
+        self._write(REFUSALS_FILE, f"{self.refused}\n")
         return cut
 
+    def _write(self, name: str, text: str) -> None:
+        temporary = self.register.with_name(f".{name}.tmp")
+        temporary.write_text(text)
+        temporary.rename(self.register.with_name(name))
+
     def _note(self, reason: str) -> None:
-        self.refused += 1
-        logger.warning("refused: %s", reason)
-        (self.register.with_name(REFUSALS_FILE)).write_text(f"{self.refused}\n")
+        with self._lock:
+            self.refused += 1
+            now = time.monotonic()
+            last, unsaid = self._said.get(reason, (-SAID_EVERY, 0))
+            if now - last < SAID_EVERY:
+                self._said[reason] = (last, unsaid + 1)
+                return
+            self._said = {one: said for one, said in self._said.items() if now - said[0] < SAID_EVERY}
+            self._said[reason] = (now, 0)
+        logger.warning("refused: %s%s", reason, f" ({unsaid} times more since it was last said)" if unsaid else "")
 
     def watch(self) -> None:
         """Check for ever, in a thread."""

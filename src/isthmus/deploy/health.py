@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,12 @@ from isthmus.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
+HOSTS = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])?(:[0-9]{1,5})?")
+"""Names by which a question may call this server: a page in a browser of this machine calls it by another, which it has
+made to mean 127.0.0.1, and would read the answer.
+"""
+ASKED_WITHIN = 10.0
+"""Seconds until a connection that asks nothing is closed: each holds a thread of the keeper."""
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -70,9 +77,11 @@ class HealthServer:
 
     def __init__(self, port: int, measure: Callable[[], Health]) -> None:
         class Handler(BaseHTTPRequestHandler):
+            timeout = ASKED_WITHIN
+
             def do_GET(self) -> None:
                 try:
-                    code, kind, text = _answer(self.path, measure)
+                    code, kind, text = _answer(self.path, self.headers.get("Host", ""), measure)
                 except Exception as error:  # a file that is being replaced, say: the next question is answered
                     logger.warning("health: %s", error)
                     code, kind, text = 503, "application/json", json.dumps({"healthy": False, "problems": ["see log"]})
@@ -98,7 +107,9 @@ class HealthServer:
         self._server.server_close()
 
 
-def _answer(path: str, measure: Callable[[], Health]) -> tuple[int, str, str]:
+def _answer(path: str, host: str, measure: Callable[[], Health]) -> tuple[int, str, str]:
+    if not HOSTS.fullmatch(host):
+        return 403, "text/plain", "ask for localhost\n"
     if path not in ("/healthz", "/metrics"):
         return 404, "text/plain", "ask for /healthz or /metrics\n"
     found = measure()
