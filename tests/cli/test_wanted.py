@@ -1,4 +1,4 @@
-"""The table "Wanted, and how" of docs/faq.md: every command and call in it is typed, in an empty folder."""
+"""The table "How to do it" of docs/faq.md: every command and call in it is typed, in an empty folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CALLS = [
 ]
 
 
-def test_the_table_has_the_rows_of_the_review() -> None:
+def test_the_table_has_its_rows() -> None:
     assert len(ROWS) >= 24 and {possible for _, possible, _ in ROWS} == {"yes", "no"}
     typed = {wanted for wanted, _ in CALLS}
     assert {wanted for wanted, possible, how in ROWS if possible == "yes" and "](" not in how} <= typed | {
