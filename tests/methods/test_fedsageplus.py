@@ -160,6 +160,16 @@ def test_generated_nodes_are_in_no_part_and_in_no_group() -> None:
     assert learner.masks == each.plain.masks
 
 
+def test_generated_neighbours_come_of_codes_with_noise() -> None:
+    each = clients_of(play(precision="float64"))[0]
+    weights, graph = each.state.generator, neighgen.Graph(each.x, each.data.edge_index, torch.float64)
+    codes = neighgen.encode(weights, graph)
+    slots = neighgen.used_slots(neighgen.missing_counts(weights, codes), 5)
+    found = torch.from_numpy(neighgen.as_csr(each.learner.data.x)[each.data.num_nodes :].toarray()).double()
+    quiet = neighgen.generated_rows(weights, each.sizes, codes[torch.unique(slots.node)], slots)
+    assert found.shape == quiet.shape and not torch.allclose(found, quiet, atol=1e-2)
+
+
 def test_one_client_has_no_cross_term() -> None:
     alone, none = play(clients=1), play(clients=1, cross="none")
     assert same(alone, none)
@@ -281,6 +291,39 @@ def test_only_fgen_learns_across_clients() -> None:
         patch.setattr(algorithm.FedSagePlusClient, "learn_rows", watched)
         loop.play()
     assert before
+
+
+@pytest.mark.parametrize("cross", ["gradients", "features"])
+def test_a_step_across_clients_by_loops(cross: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fGen's gradient is that of (L^f + CE + L^f with every other client's targets) / K."""
+    experiment = start(precision="float64", cross_rounds=1, cross=cross)
+    experiment.loop.play(until=1)
+    clients = clients_of(experiment)
+    taken: list[dict[str, Tensor]] = []
+    step, learn, compared = algorithm.take_step, algorithm.FedSagePlusClient.learn_rows, []
+
+    def watched(self: Any, away: Tensor, others: int) -> None:
+        leaves = {name: tensor for name, tensor in self.scratch.leaves.items() if tensor.requires_grad}
+        rows, known = self.scratch.rows, neighgen.fixed(self.impaired, self.settled().known.slots, self.x)
+        asked, asked_by = torch.unique(known.number, return_inverse=True)
+        loss = neighgen.row_loss({**self.state.generator, **leaves}, self.impaired, known, rows)
+        for other in clients:
+            if other is self:
+                continue
+            x = torch.from_numpy(other.x.toarray()).double()
+            targets = other.targets(self.party, self.impaired.missing[asked])[asked_by]
+            for row, line in zip(rows[known.which], targets.tolist(), strict=True):
+                nearest = min(((row - x[u]).square().mean() for u in line if u >= 0), key=lambda value: value.item())
+                loss = loss + nearest / len(self.impaired.train)
+        expected = torch.autograd.grad(loss / len(clients), list(leaves.values()), retain_graph=True)
+        learn(self, away, others)
+        compared.append(len(known.which))
+        assert all(torch.allclose(taken[-1][n], e, atol=1e-12) for n, e in zip(leaves, expected, strict=True))
+
+    monkeypatch.setattr(algorithm, "take_step", lambda w, g, *rest: taken.append(g) or step(w, g, *rest))
+    monkeypatch.setattr(algorithm.FedSagePlusClient, "learn_rows", watched)
+    experiment.loop.play(until=2)
+    assert len(compared) == len(clients) and min(compared) > 0
 
 
 def test_sheet_marks_features_where_they_are_read_and_nowhere_else() -> None:

@@ -78,7 +78,7 @@ def test_bytes_between_clients_of_fedsageplus_are_those_of_the_formula(
 
     def counted(self: FedSagePlusClient) -> None:
         original(self)
-        rows.append(len(self.scratch.which))
+        rows.append(len(self.settled().known.which))
 
     monkeypatch.setattr(FedSagePlusClient, "generate", counted)
     small = {"encoder_width": 8, "code_width": 8, "generator_widths": (16,), "generator_rank": 4, "cross_rounds": 2}

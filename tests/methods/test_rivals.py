@@ -54,6 +54,24 @@ def test_methods_that_read_single_models_refuse_secure_sums(method: str) -> None
         sheet_of_settings(resolve(method, {**SMALL, "secure_sum": True}))
 
 
+@pytest.mark.parametrize("method", ["ditto", "moon"])
+def test_a_clip_that_nothing_reaches_changes_nothing(method: str) -> None:
+    """Without noise no secret is kept, and none is asked for."""
+    plain, clipped = (play(method, **SGD, weighting="uniform", dp_clip=clip) for clip in (0.0, 1e6))
+    assert max_difference(clipped.loop.state.weights, plain.loop.state.weights) < 1e-9
+
+
+def test_adafgl_counts_the_noise_of_its_first_step() -> None:
+    noisy = {"dp_clip": 1.0, "dp_noise": 2.0, "weighting": "uniform"}
+    ours, theirs = start("adafgl", **noisy, extractor_rounds=3, rounds=7), start("fedavg", **noisy, rounds=3)
+    told = [
+        each.settings.method.privacy(each.loop.state, each.settings.method_config, rounds, 5, False)
+        for each, rounds in ((ours, 7), (theirs, 3))
+        if each.settings.method.privacy is not None
+    ]
+    assert len(told) == 2 and told[0] == told[1] is not None
+
+
 # -- SCAFFOLD --------------------------------------------------------------------------------------
 
 

@@ -338,6 +338,11 @@ def evaluate(state: ServerState, federation: Federation, config: AdaFGLConfig) -
     return scores_of(federation, AdaFGLClient.evaluate)
 
 
+def privacy(state: ServerState, config: AdaFGLConfig, rounds: int, clients: int, masked: bool) -> dict[str, Any] | None:
+    """That of FedAvg's rounds in step 1; in step 2 nothing leaves a client."""
+    return fedavg.privacy(state, config, config.extractor_rounds, clients, masked)
+
+
 def script(config: AdaFGLConfig, view: View) -> Script:
     """FedAvg's in step 1; in step 2 clients are told to go on, and nothing comes back."""
     drawn = fedavg.drawn(len(view.clients), config.fraction)
@@ -370,6 +375,6 @@ METHOD = register(
         evaluate=evaluate,
         script=script,
         roles={"client": Role(AdaFGLClient)},
-        privacy=None,
+        privacy=privacy,
     )
 )

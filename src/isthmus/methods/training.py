@@ -421,7 +421,9 @@ class WeightedClient(ModelClient[WeightedT], Generic[WeightedT]):
         """What may leave of an update or a gradient where ``dp_clip`` is set: clipped over all its tensors, with
         noise; with a share of it, in whole steps of a grid, where only the total is to have it in full.
         """
-        secret = self.state.secret if isinstance(self.state, NoisyState) else None
+        secret = (
+            (self.state.secret or None) if isinstance(self.state, NoisyState) else None
+        )  # b"" where no noise is asked
         purpose = self.stream("noise").path
         if self.config.shared_noise is not None:
             assert secret is not None

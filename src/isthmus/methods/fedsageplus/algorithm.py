@@ -62,7 +62,7 @@ from isthmus.methods import fedavg
 from isthmus.methods.averaging import update_line
 from isthmus.methods.fedavg import FedAvgClient, FedAvgConfig, ServerState
 from isthmus.methods.fedsageplus import generator as neighgen
-from isthmus.methods.fedsageplus.generator import Impaired, Sizes, Slots
+from isthmus.methods.fedsageplus.generator import Fixed, Impaired, Sizes, Slots
 from isthmus.methods.learners import NodeLearner
 from isthmus.methods.registry import Log, Phase, register
 from isthmus.methods.training import ModelState
@@ -236,6 +236,24 @@ class MendedLearner(NodeLearner):
         return super().logits(weights)[: self.num_samples]
 
 
+@dataclass(frozen=True)
+class Settled:
+    """What stays the same while only fGen learns: noiseless codes of nodes with generated neighbours, what the losses
+    read, the first products of the classifier, and what others are asked: which node every compared row is of, and how
+    many neighbours each misses.
+
+    Args:
+        of: The weights it follows from.
+    """
+
+    of: tuple[Tensor, ...]
+    codes: Tensor
+    known: Fixed
+    own: Tensor
+    asked_by: Tensor
+    missing: Tensor
+
+
 class FedSagePlusClient(FedAvgClient[FedSagePlusConfig]):
     """One client: its generator stays."""
 
@@ -251,6 +269,7 @@ class FedSagePlusClient(FedAvgClient[FedSagePlusConfig]):
         self._mended_by: Weights | None = None
         self.sizes = self.config.sizes(self.data.num_features, self.data.num_classes)
         self._impaired: Impaired | None = None
+        self._settled: Settled | None = None
         self._x: sp.csr_matrix | None = None
 
     def initial_state(self) -> SageState:
@@ -301,36 +320,45 @@ class FedSagePlusClient(FedAvgClient[FedSagePlusConfig]):
             moments = take_step(weights, dict(zip(leaves, found, strict=True)), moments, replace(plan, step=epoch))
         self.state = replace(state, generator=weights, generator_optimizer=moments)
 
-    def generate(self) -> None:
-        """This round's rows of all nodes the losses see, to differentiate; and which of them L^f compares."""
-        weights, impaired = self.state.generator, self.impaired
-        with torch.no_grad():
+    @torch.no_grad()
+    def settled(self) -> Settled:
+        """Computed once for all rounds of step 2."""
+        weights, impaired, most = self.state.generator, self.impaired, self.sizes.most
+        of = tuple(tensor for name, tensor in weights.items() if not name.startswith(neighgen.ROWS))
+        if self._settled is None or any(a is not b for a, b in zip(self._settled.of, of, strict=True)):
             codes = neighgen.encode(weights, impaired.graph)
-            slots = neighgen.used_slots(neighgen.missing_counts(weights, codes), self.sizes.most, impaired.near)
-            nodes = torch.unique(slots.node)
-        noise, drop = self.noise(self.stream("noise").torch(), len(nodes))
+            slots = neighgen.used_slots(neighgen.missing_counts(weights, codes), most, impaired.near)
+            known = neighgen.fixed(impaired, slots, self.x)
+            asked, asked_by = torch.unique(known.number, return_inverse=True)
+            missing = impaired.missing[asked].clamp(max=most)
+            own = neighgen.first_products(weights, impaired.graph)
+            self._settled = Settled(of, codes[torch.unique(slots.node)], known, own, asked_by, missing)
+        return self._settled
+
+    def generate(self) -> None:
+        """This round's rows of all nodes the losses see, to differentiate."""
+        settled = self.settled()
+        noise, drop = self.noise(self.stream("noise").torch(), len(settled.codes))
         leaves = {
-            name: tensor.detach().requires_grad_(name.startswith(neighgen.ROWS)) for name, tensor in weights.items()
+            name: tensor.detach().requires_grad_(name.startswith(neighgen.ROWS))
+            for name, tensor in self.state.generator.items()
         }
-        scratch = self.scratch
-        scratch.leaves, scratch.slots = leaves, slots
-        scratch.rows = neighgen.generated_rows(leaves, self.sizes, codes[nodes] + noise, slots, drop)
-        scratch.which, scratch.number = neighgen.compared(slots, impaired)
-        asked, scratch.asked_by = torch.unique(scratch.number, return_inverse=True)
-        scratch.missing = impaired.missing[asked].clamp(max=self.sizes.most)
+        slots = settled.known.slots
+        self.scratch.leaves = leaves
+        self.scratch.rows = neighgen.generated_rows(leaves, self.sizes, settled.codes + noise, slots, drop)
 
     def learn_rows(self, away: Tensor | None, others: int) -> None:
         """One step on fGen: (L^f + CE at home + L^f of the others) / K. ``away``: residuals, summed over the others."""
-        config, state, scratch = self.config, self.state, self.scratch
+        config, state, scratch, settled = self.config, self.state, self.scratch, self.settled()
         rows, leaves = scratch.rows, {name: w for name, w in scratch.leaves.items() if w.requires_grad}
         del scratch.rows, scratch.leaves
         if not len(rows) or not len(self.impaired.train):
             return
-        loss = neighgen.row_loss({**state.generator, **leaves}, self.impaired, self.x, scratch.slots, rows)
+        loss = neighgen.row_loss({**state.generator, **leaves}, self.impaired, settled.known, rows, settled.own)
         if away is not None:
             # sum_j |x^ - x_j|^2 has the gradient 2 sum_j (x^ - x_j): the sum of residuals is all that is needed.
             over = rows.shape[1] * len(self.impaired.train)
-            loss = loss + 2.0 * (rows[scratch.which] * away.to(rows.dtype)).sum() / over
+            loss = loss + 2.0 * (rows[settled.known.which] * away.to(rows.dtype)).sum() / over
         found = torch.autograd.grad(loss / (others + 1), list(leaves.values()))
         weights = {**state.generator, **{name: state.generator[name].clone() for name in leaves}}
         kept = state.generator_optimizer
@@ -354,9 +382,9 @@ class FedSagePlusClient(FedAvgClient[FedSagePlusConfig]):
         """This client's generated rows, to every other client."""
         self.generate()
         self.scratch.others = [party for party in everybody.clients if party != self.party]
-        scratch = self.scratch
-        message = Generated(scratch.rows[scratch.which].detach(), scratch.asked_by, scratch.missing)
-        return dict.fromkeys(scratch.others, message)
+        settled, rows = self.settled(), self.scratch.rows.detach()
+        message = Generated(rows[settled.known.which], settled.asked_by, settled.missing)
+        return dict.fromkeys(self.scratch.others, message)
 
     @handler
     def take_rows(self, mail: Mapping[PartyId, Generated]) -> None:
@@ -383,7 +411,7 @@ class FedSagePlusClient(FedAvgClient[FedSagePlusConfig]):
     def send_counts(self, everybody: Everybody) -> Mapping[PartyId, Missing]:
         self.generate()
         self.scratch.others = [party for party in everybody.clients if party != self.party]
-        return dict.fromkeys(self.scratch.others, Missing(self.scratch.missing))
+        return dict.fromkeys(self.scratch.others, Missing(self.settled().missing))
 
     @handler
     def take_counts(self, mail: Mapping[PartyId, Missing]) -> None:
@@ -402,14 +430,14 @@ class FedSagePlusClient(FedAvgClient[FedSagePlusConfig]):
 
     @handler
     def learn_from_features(self, mail: Mapping[PartyId, RawFeatures]) -> None:
-        scratch = self.scratch
-        rows = scratch.rows[scratch.which].detach()
+        settled = self.settled()
+        rows = self.scratch.rows[settled.known.which].detach()
         away = torch.zeros_like(rows)
         for sent in mail.values():
             x = from_torch_csr(sent.x)
             if x.shape[0]:
-                away += neighgen.residuals(rows, sent.targets[scratch.asked_by], x)
-        self.learn_rows(away, len(scratch.others))
+                away += neighgen.residuals(rows, sent.targets[settled.asked_by], x)
+        self.learn_rows(away, len(self.scratch.others))
 
     @handler
     def learn_alone(self) -> None:

@@ -14,7 +14,8 @@ r"""NeighGen, the generator of missing neighbours of FedSage+: its networks, its
 over training nodes T that were left in the graph; N_v are the hidden neighbours of v, at most P of them.
 
 What is not used is not computed: only nodes with a generated neighbour pass fGen, and of its last layer only the
-columns of the candidates they use; features stay sparse; nearest hidden neighbours are found for all rows at once.
+columns of the candidates they use; features stay sparse; nearest hidden neighbours are found for all rows at once; what
+does not change while fGen alone learns is computed once (`Fixed`).
 """
 
 from __future__ import annotations
@@ -204,25 +205,39 @@ def compared(slots: Slots, impaired: Impaired) -> tuple[Tensor, Tensor]:
     return which, number[slots.node[which]]
 
 
-def residuals(rows: Tensor, targets: Tensor, x: sp.csr_matrix) -> Tensor:
-    """x^ - x_u for the nearest of each row's targets, rows of ``x`` (S, P), -1 where there is none; a row without any
-    has 0. (S, F) A function of sparse rows: |x^ - x_u|^2 = |x^|^2 - 2 <x^, x_u> + |x_u|^2.
+class Targets:
+    """Nodes that generated rows are compared with.
+
+    Args:
+        nodes: Of every row up to P, as rows of ``x``; -1 where there is none (S, P).
     """
-    values = rows.detach().numpy()
-    count, most = targets.shape
-    if not count or not most:
-        return torch.zeros_like(rows)
-    wanted = targets.numpy().ravel()
-    chosen = x[np.maximum(wanted, 0)]
-    owner = np.repeat(np.arange(count * most), np.diff(chosen.indptr))
-    products = chosen.data * values[owner // most, chosen.indices]
-    together = np.bincount(owner, products, minlength=count * most)
-    length = np.bincount(owner, np.square(chosen.data, dtype=np.float64), minlength=count * most)
-    distance = np.where(wanted >= 0, length - 2.0 * together, np.inf).reshape(count, most)
-    nearest = distance.argmin(1)
-    there = np.isfinite(distance[np.arange(count), nearest])
-    found = values - chosen[np.arange(count) * most + nearest].toarray().astype(values.dtype, copy=False)
-    return torch.from_numpy(np.where(there[:, None], found, 0.0).astype(values.dtype, copy=False))
+
+    def __init__(self, nodes: Tensor, x: sp.csr_matrix) -> None:
+        self.count, self.most = nodes.shape
+        wanted = nodes.numpy().ravel()
+        self.there, self.x = wanted >= 0, x[np.maximum(wanted, 0)]
+        self.owner = np.repeat(np.arange(len(wanted)), np.diff(self.x.indptr))
+        self.length = np.bincount(self.owner, np.square(self.x.data, dtype=np.float64), minlength=len(wanted))
+
+    def residuals(self, rows: Tensor) -> Tensor:
+        """x^ - x_u for the nearest of each row's targets; a row without any has 0. (S, F) A function of sparse rows:
+        |x^ - x_u|^2 = |x^|^2 - 2 <x^, x_u> + |x_u|^2.
+        """
+        values, count, most = rows.detach().numpy(), self.count, self.most
+        if not count or not most:
+            return torch.zeros_like(rows)
+        products = self.x.data * values[self.owner // most, self.x.indices]
+        together = np.bincount(self.owner, products, minlength=count * most)
+        distance = np.where(self.there, self.length - 2.0 * together, np.inf).reshape(count, most)
+        nearest = np.arange(count) * most + distance.argmin(1)
+        found = values - self.x[nearest].toarray().astype(values.dtype, copy=False)
+        found[~self.there[nearest]] = 0.0
+        return torch.from_numpy(found)
+
+
+def residuals(rows: Tensor, targets: Tensor, x: sp.csr_matrix) -> Tensor:
+    """`Targets.residuals`, where the targets are needed once."""
+    return Targets(targets, x).residuals(rows)
 
 
 def square_loss(rows: Tensor, away: Tensor, over: int) -> Tensor:
@@ -231,14 +246,45 @@ def square_loss(rows: Tensor, away: Tensor, over: int) -> Tensor:
     return (rows - nearest).square().sum() / (rows.shape[1] * max(1, over))
 
 
-def classify(weights: Named, graph: Graph, slots: Slots, rows: Tensor) -> Tensor:
-    """Logits of a graph's own nodes with generated neighbours attached, arcs both ways. (n, C)"""
+class Fixed(NamedTuple):
+    """What the losses read besides weights and rows.
+
+    slots: Which rows there are. steps: D^-1 (A + I) with generated neighbours attached, arcs both ways. which, number:
+    The slots L^f compares, and the training node of each. near: The hidden neighbours they are compared with.
+    """
+
+    slots: Slots
+    steps: Sparse
+    which: Tensor
+    number: Tensor
+    near: Targets
+
+
+def fixed(impaired: Impaired, slots: Slots, x: sp.csr_matrix) -> Fixed:
+    """``x``: features of the whole graph."""
+    graph = impaired.graph
     arcs = attached(graph.edge_index, graph.count, slots)
-    steps = Sparse(canonical(row_norm(arcs.flip(0), graph.count + len(rows)), graph.dtype))
+    steps = Sparse(canonical(row_norm(arcs.flip(0), graph.count + len(slots.node)), graph.dtype))
+    which, number = compared(slots, impaired)
+    return Fixed(slots, steps, which, number, Targets(impaired.hidden_of[number], x))
+
+
+def classify(weights: Named, graph: Graph, steps: Sparse, rows: Tensor, own: Tensor | None = None) -> Tensor:
+    """Logits of a graph's own nodes with generated neighbours attached. (n, C)
+
+    Args:
+        own: `first_products`, where they are known.
+    """
     first = weights["classifier.0.weight"]
-    h = torch.relu(steps @ torch.cat([graph.x @ first, rows @ first]) + weights["classifier.0.bias"])
+    own = first_products(weights, graph) if own is None else own
+    h = torch.relu(steps @ torch.cat([own, rows @ first]) + weights["classifier.0.bias"])
     logits = steps @ (h @ weights["classifier.1.weight"]) + weights["classifier.1.bias"]
     return logits[: graph.count]
+
+
+def first_products(weights: Named, graph: Graph) -> Tensor:
+    """What the classifier's first layer makes of the own nodes' features. (n, hidden)"""
+    return graph.x @ weights["classifier.0.weight"]
 
 
 def attached(edge_index: Tensor, count: int, slots: Slots, *, both: bool = True) -> Tensor:
@@ -261,17 +307,16 @@ def local_loss(weights: Named, sizes: Sizes, impaired: Impaired, x: sp.csr_matri
     nodes = torch.unique(slots.node)
     noise, drop = draw(len(nodes))
     rows = generated_rows(weights, sizes, codes[nodes] + noise, slots, drop)
-    return wrong / max(1, len(impaired.train)) + row_loss(weights, impaired, x, slots, rows)
+    return wrong / max(1, len(impaired.train)) + row_loss(weights, impaired, fixed(impaired, slots, x), rows)
 
 
-def row_loss(weights: Named, impaired: Impaired, x: sp.csr_matrix, slots: Slots, rows: Tensor) -> Tensor:
+def row_loss(weights: Named, impaired: Impaired, known: Fixed, rows: Tensor, own: Tensor | None = None) -> Tensor:
     """L^f + CE: what fGen is trained by at home."""
-    which, number = compared(slots, impaired)
-    away = residuals(rows[which], impaired.hidden_of[number], x)
-    features = square_loss(rows[which], away, len(impaired.train))
-    logits = classify(weights, impaired.graph, slots, rows)[impaired.train]
-    right = torch.nn.functional.cross_entropy(logits, impaired.y[impaired.train], reduction="sum")
-    return features + right / max(1, len(impaired.train))
+    compared_rows, train = rows[known.which], impaired.train
+    features = square_loss(compared_rows, known.near.residuals(compared_rows), len(train))
+    logits = classify(weights, impaired.graph, known.steps, rows, own)[train]
+    right = torch.nn.functional.cross_entropy(logits, impaired.y[train], reduction="sum")
+    return features + right / max(1, len(train))
 
 
 def random_targets(edge_index: Tensor, count: int, missing: Tensor, most: int, stream: Stream) -> Tensor:
