@@ -2,13 +2,14 @@
 one run on one thread.
 
     python benchmarks/privacy.py [--numbers 100000,1000000,10000000] [--clients 3,10,100] [--budget SECONDS] [--skip
-    field,masks,...] [--runs cora:10,cora:50,pubmed:1000]
+    field,masks,...] [--runs cora:10,cora:50,cora:50:45,pubmed:1000]
 
 The runs are those of `isthmus run fedavg` with clients trained together, plain and secure rounds in turn, in CPU
 seconds: `masking` is all that a secure round does more at the clients (encoding, streams, check words), `streams` what
 the library's generator (AES-128 in counter mode) alone needs for as many words in as many streams, and `own loop` what
 the compiled loop needs that makes and adds them (`aes_blocks`; the library where the processor has no such
-instructions). `setup` is keys, the mask graph, key agreements, and the first sum. Keys are bytes per client.
+instructions). `setup` is keys, the mask graph, key agreements, and the first sum. Keys are bytes per client, `round`
+all bytes of a secure round per client, both ways. A third number is `least_clients`: sums go on when others are lost.
 
 Each protocol's sum is compared with the exact one. Times are wall seconds, the better of two where a run takes less
 than a second. `client` is what one client spends, `server` what the receiver spends on all clients' uploads; bytes are
@@ -144,11 +145,12 @@ def bench_masks(numbers: int, clients: int) -> None:
     )
 
 
-def bench_run(dataset: str, clients: int, rounds: int) -> None:
+def bench_run(dataset: str, clients: int, rounds: int, least: int = 0) -> None:
     """FedAvg, plain and secure rounds in turn."""
     loops, scenario = {}, None
     for secure in (False, True):
         flags = {"dataset": dataset, "clients": clients, "partition": "random", "secure_sum": secure}
+        flags |= {"least_clients": least, "reset_optimizer": True} if least else {}
         settings = resolve("fedavg", {**flags, "rounds": rounds})
         try:
             scenario = scenario or scenario_of(settings)
@@ -175,20 +177,23 @@ def bench_run(dataset: str, clients: int, rounds: int) -> None:
                 masked.append(0.0)
                 session = experiment.loop.session
                 session.clock.begin(name, max(1, step), step + 1)
+                session.ledger.take()
                 begin = time.process_time()
                 states[secure], _ = phases[name].run_round(states[secure], session, experiment.settings.method_config)
                 spent[secure].append(time.process_time() - begin)
     finally:
         Party.mask = genuine  # type: ignore[method-assign]
     numbers = sum(weight.numel() for weight in states[True].weights.values()) + 1 + CHECK_WORDS
-    [roster] = loops[True].loop.session.clock.rosters.values()
+    session = loops[True].loop.session
+    roster = next(one for one in session.clock.rosters.values() if one.at_least == least)
+    sent = sum(sum(entry.bytes) for entry in session.ledger.take()) / clients
     streams = sum(len(roster.neighbours(party)) for party in roster.parties)
     plain, secured = (statistics.median(spent[secure][1:]) for secure in (False, True))
     masking, generator = statistics.median(masked[3::2]), generator_seconds(streams, numbers)
     loop = loop_seconds(streams, numbers)
     keys = sum(codec.size(SumKeys(roster.seen_by(party).keys)) for party in roster.parties) / clients
     line(
-        f"fedavg {dataset}",
+        f"fedavg {dataset}" + (f", {least} left" if least else ""),
         numbers,
         clients,
         f"round: plain {1000 * plain:.1f} ms, secure {1000 * secured:.1f} ms  masking {1000 * masking:.1f} ms = "
@@ -196,7 +201,7 @@ def bench_run(dataset: str, clients: int, rounds: int) -> None:
         f"({8e-9 * streams * numbers / generator:.1f} GB/s), {masking / loop:.2f} x own loop {1000 * loop:.1f} ms "
         f"({8e-9 * streams * numbers / loop:.1f} GB/s)  "
         f"neighbours {streams / clients:.1f}  setup {spent[True][0]:.2f} s (plain {spent[False][0]:.2f} s)  keys "
-        f"{keys:,.0f} bytes",
+        f"{keys:,.0f} bytes, round {sent:,.0f} bytes",
     )
 
 
@@ -234,7 +239,7 @@ def main() -> None:
     parser.add_argument("--clients", default="3,10,100")
     parser.add_argument("--budget", type=float, default=120.0, help="seconds after which larger sizes are left out")
     parser.add_argument("--skip", default="", help="comma-separated: runs, field, lagrange, masks")
-    parser.add_argument("--runs", default="cora:10,cora:50,pubmed:1000", help="data sets with their number of clients")
+    parser.add_argument("--runs", default="cora:10,cora:50,cora:50:45,pubmed:1000", help="data set:clients[:least]")
     options = parser.parse_args()
     torch.set_num_threads(1)
     begin = time.perf_counter()
@@ -246,8 +251,8 @@ def main() -> None:
         LagrangeCode(Field(prime), 1).encode(Field(prime).random(2))
     print(f"{'part':<22} {'numbers':>10} {'clients':>8}")
     for text in options.runs.split(",") if "runs" not in options.skip.split(",") else ():
-        dataset, _, clients = text.partition(":")
-        bench_run(dataset, int(clients), rounds=3 if int(clients) > 100 else 12)
+        dataset, clients, *least = text.split(":")
+        bench_run(dataset, int(clients), 3 if int(clients) > 100 else 12, *map(int, least))
     for numbers in sizes:
         jobs: list[tuple[str, float, Callable[[], None]]] = [
             ("field", 3e-7 * numbers, lambda n=numbers: bench_field(n)),

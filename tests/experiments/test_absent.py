@@ -165,3 +165,29 @@ def test_methods_that_need_everyone_say_so() -> None:
         given = settings(**changes)
         with pytest.raises(ConfigError, match=why):
             SimulatedRun(given, scenario_of(given))
+
+
+@pytest.mark.parametrize(("step", "missed"), [("mask", [4, 5]), ("release", [4, 5])])
+def test_a_round_that_is_repeated_is_over_its_first_group(tmp_path: Path, step: str, missed: list[int]) -> None:
+    """Behind masks the same numbers are never summed over two groups: who was lost when the round was first run and is
+    back when it is run again is left out of it once more. Lost when its numbers were in the sum already, it is needed.
+    """
+    plan = [lost(step), Fault("client-1", "train", 5, "local_update", "crashed")]
+    given = settings(secure_sum=True, rounds=5, set={"checkpoint.every": 20})
+    simulated = run(tmp_path, given, *plan)
+    assert simulated.engine.rollbacks == 1  # type: ignore[attr-defined]
+    assert result(tmp_path / "run")["absent"] == {"client-3": [missed]}
+
+
+def test_another_server_process_knows_the_groups_of_the_first(tmp_path: Path) -> None:
+    given = settings(secure_sum=True, set={"checkpoint.every": 20})
+    first = SimulatedRun(given, scenario_of(given), engine=FaultyEngine, plan=[lost("mask")])
+    folder = RunFolder.create(tmp_path / "run", first.settings.to_toml(), {})
+    first.loop = first.new_loop(folder)
+    first.loop.play(5)
+    with (folder.path / "left_out.jsonl").open("a") as file:
+        file.write('\n{"sum": "train/9/loc')  # torn by a crash
+    folder.keep_left_out("train/9/x/server", ["client-1"])
+    found = first.new_loop(folder).session.clock.left_out
+    assert found["train/2/local_update/server"] == () and found["train/3/local_update/server"] == ("client-3",)
+    assert found["train/9/x/server"] == ("client-1",) and len([key for key in found if "/9/" in key]) == 1

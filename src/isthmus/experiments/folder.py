@@ -8,6 +8,7 @@ is a random number that every checkpoint contains: those of another run are refu
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -30,9 +31,11 @@ NO_RUN = bytes(_RUN_ID)
 CHECKPOINT_LIMITS = codec.Limits(max_bytes=2**40, max_tensors=10**7, max_header=2**30)
 TRIALS = "variants.json"
 """Validation scores of the variants of the method that were tried."""
+LEFT_OUT = "left_out.jsonl"
+"""Over whom sums that may lose clients were confirmed."""
 FILES = (
     *("result.json", "config.toml", "run-id", "scenario.json", "metrics.jsonl", "disclosure.json", "log.txt"),
-    TRIALS,
+    *(TRIALS, LEFT_OUT),
 )
 FOLDERS = ("ledger", "checkpoints", "models", "tensorboard", "transcript", "sites", "tracking")
 """What a run writes into its folder, and what is removed where it is overwritten; nothing else is touched."""
@@ -229,6 +232,23 @@ class RunFolder:
         if metrics is not None:
             with (self.path / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps(metrics) + "\n")
+
+    def keep_left_out(self, content: str, parties: Sequence[PartyId]) -> None:
+        """Who was not in a sum when it was first confirmed; not removed with rounds that will be repeated."""
+        line = json.dumps({"sum": content, "left_out": list(parties)})
+        with (self.path / LEFT_OUT).open("a") as file:
+            file.write(f"\n{line}")  # its own line, also after one that a crash has cut short
+            file.flush()
+            os.fsync(file.fileno())
+
+    def left_out(self) -> dict[str, tuple[PartyId, ...]]:
+        """What :meth:`keep_left_out` has kept."""
+        path, found = self.path / LEFT_OUT, dict[str, tuple[PartyId, ...]]()
+        for text in path.read_text(errors="replace").splitlines() if path.exists() else []:
+            with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):
+                line = json.loads(text)
+                found[line["sum"]] = tuple(line["left_out"])
+        return found
 
     def truncate(self, step: int) -> None:
         """Remove the rounds after a checkpoint: they will be repeated."""

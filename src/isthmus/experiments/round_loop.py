@@ -85,6 +85,7 @@ class RoundLoop:
         if isinstance(self.config, TrainConfig):
             self.config.check_clients(view)
         self.contract = contract
+        self._left_out = {} if folder is None else folder.left_out()
         self.session = self._open_session(incarnation)
         self.state: Record = self.method.init(view, self.config, Stream(settings.run.seed, ("common",)))
         self._saved_type = make_record(
@@ -135,6 +136,8 @@ class RoundLoop:
             contract=self.contract,
         )
         session.clock.deadline = run.deadline or None
+        session.clock.left_out = self._left_out
+        session.clock.keep_left_out = None if self.folder is None else self.folder.keep_left_out
         return session
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from isthmus.errors import ProtocolError, RunError
@@ -38,6 +38,9 @@ class Clock:
         self.rosters: dict[tuple[str, tuple[PartyId, ...], int, int], SumRoster] = {}
         self.absent: dict[ClientId, int] = {}
         """Clients that were lost, and the step in which."""
+        self.left_out: dict[str, tuple[PartyId, ...]] = {}
+        """Of each sum that may lose parties, by its content, who was not in it when it was first confirmed."""
+        self.keep_left_out: Callable[[str, Sequence[PartyId]], None] | None = None
         self.least: int | None = None
         self.deadline: float | None = None
         self.incarnation = incarnation
@@ -53,6 +56,15 @@ class Clock:
     def next(self) -> int:
         self.sequence += 1
         return self.sequence
+
+    def confirmed(self, content: str, left_out: Sequence[PartyId]) -> None:
+        """From now on this sum is over everybody but these, also when its round is run again. Kept before parties
+        confirm it: they never confirm another group.
+        """
+        if content not in self.left_out:
+            self.left_out[content] = tuple(left_out)
+            if self.keep_left_out is not None:
+                self.keep_left_out(content, left_out)
 
     def lose(self, parties: Iterable[PartyId]) -> None:
         """These did not answer: the round goes on without them."""

@@ -60,11 +60,19 @@ def masked_sum(caller: Caller, calls: Sequence[Invocation], name: str, *, each: 
 
 def sum_of_survivors(caller: Caller, calls: Sequence[Invocation], name: str, at_least: int) -> Message:
     """The sum of what at least so many parties answer; whoever is lost on the way is absent from then on. Below that
-    the round is lost, and nothing was revealed.
+    the round is lost, and nothing was revealed. In a round that is run again it is over the same parties, or lost.
     """
     everybody = caller.everybody
     order = _order(caller, name, everybody, caller.clock.sequence, _digest(calls), at_least=at_least)
     server, by_party = SurvivorServer(order.roster, order.tag), {call.party: call for call in calls}
+    content = order.tag.content
+    if content in caller.clock.left_out:
+        left_out = caller.clock.left_out[content]
+        caller.clock.lose(by_party.keys() & set(left_out))
+        by_party = {party: call for party, call in by_party.items() if party not in left_out}
+        needed = len(everybody) - len(left_out)
+    else:
+        needed = at_least
 
     sharing = order.roster.sharing
     to_open = at_least if sharing.holders else sharing.threshold
@@ -75,7 +83,7 @@ def sum_of_survivors(caller: Caller, calls: Sequence[Invocation], name: str, at_
         for party, request in requests.items():
             call, its = by_party[party], replace(order, step=made[id(request)]).seen_by(party)
             asked.append(replace(call, mask=its, argument=call.argument if its.runs_handler else None))
-        outcome, _ = caller.dispatch(asked, at_least=at_least if step in ("share", "mask") else to_open)
+        outcome, _ = caller.dispatch(asked, at_least=needed if step in ("share", "mask") else to_open)
         assert not isinstance(outcome, Stacked)
         replies = {party: reply for party, reply in outcome.items() if isinstance(reply, STEP_REPLIES[step])}
         caller.books.batch(name, "clear", [(SERVER, party, requests[party]) for party in requests])
@@ -91,6 +99,7 @@ def sum_of_survivors(caller: Caller, calls: Sequence[Invocation], name: str, at_
     caller.books.masked(name, reply, list(masked), [SERVER], list(masked.values()))
     layout = add_masked(server, masked)
     survivors = server.settle()
+    caller.clock.confirmed(content, sorted(set(everybody) - set(survivors)))
     group = SumStepRequest(survivors, {}, {})
     for party, confirmed in ask("confirm", dict.fromkeys(survivors, group)).items():
         server.take_codes(party, confirmed.codes)
