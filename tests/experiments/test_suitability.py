@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from dataclasses import fields
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from isthmus.errors import ConfigError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import SimulatedRun, scenario_of
 
@@ -35,6 +37,46 @@ def test_a_setting_that_cannot_act_is_named(
         resolve("fedavg", {**GRAPH, **changes})
     texts = [record.message for record in caplog.records if "changes nothing" in record.message]
     assert [text.partition(" here")[0] for text in texts] == ([said] if said else [])
+
+
+SETTINGS: dict[str, Any] = {**GRAPH, "rounds": 3, "split": "50/25/25", "hidden": "8", "lr_step": 1, "trim": 0.4}
+OTHER: dict[str, Any] = {
+    "hidden": (6,),
+    "max_step": 1e-3,
+    "fraction": 0.4,
+    "local_epochs": 2,
+    "fanout": (3,),
+    "hops": 3,
+}
+"""Values that must show, of settings for which twice the number or the other choice is none."""
+OTHER |= {"backbone": "gcn", "dp_clip": 1e-3}
+NEEDS = {"dp_noise": {"dp_clip": 1.0, "weighting": "uniform"}, "dp_clip": {"weighting": "uniform"}}
+
+
+def course(**changes: Any) -> list[tuple[Any, ...]]:
+    settings = resolve("fedavg", {**SETTINGS, "clients": 3, **changes})
+    with SimulatedRun(settings, scenario_of(settings)) as simulated:
+        simulated.loop.play()
+        return [(line["val_loss"], line["test_loss"], line["bytes"]) for line in simulated.loop.lines]
+
+
+def test_every_setting_of_fedavg_acts_or_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    config = resolve("fedavg", SETTINGS).method_config
+    plain, silent = course(), []
+    for field in fields(config):
+        value, hint = getattr(config, field.name), get_type_hints(type(config))[field.name]
+        others = [each for each in get_args(hint) if isinstance(each, str) and each != value]
+        other = OTHER.get(field.name, others[0] if others else not value if hint is bool else (value or 0.5) * 2)
+        changes = {**NEEDS.get(field.name, {}), field.name: other}
+        caplog.clear()
+        try:
+            before = course(**NEEDS[field.name]) if field.name in NEEDS else plain
+            after = course(**changes)
+        except ConfigError:
+            continue  # said as well
+        if before == after and not any(record.getMessage().startswith(field.name) for record in caplog.records):
+            silent.append(field.name)
+    assert not silent
 
 
 def notes(method: str, **changes: Any) -> list[str]:

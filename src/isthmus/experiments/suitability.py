@@ -34,6 +34,7 @@ def idle_settings(config: Any, given: Collection[str], task: str) -> list[str]:
         *((key, config.streamed, "protocol=streamed forms no powers and prunes nothing") for key in powers),
         ("dropout", task == "node" and drops_nothing(config), "the model has no hidden layer that is dropped"),
     ]
+    rules += [(key, True, why) for key, why in (config.idle() if hasattr(config, "idle") else {}).items()]
     found = [f"{key} changes nothing here: {why}" for key, idle, why in rules if key in given and idle]
     if isinstance(config, FedProxConfig) and config.local_epochs == 1 and task == "node":
         found.append(

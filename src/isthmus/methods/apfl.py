@@ -55,6 +55,7 @@ class APFLConfig(FedAvgConfig):
         alpha_lr: Step size of alpha; not given = ``lr``.
     """
 
+    own_start: ClassVar[bool] = True
     scores_after_local: ClassVar[bool] = False
     mixing: float = 0.5
     adaptive: bool = True

@@ -33,7 +33,7 @@ from isthmus.errors import ConfigError
 from isthmus.federation.interface import Federation, View
 from isthmus.federation.messages import Message, PartyId
 from isthmus.federation.script import ScriptLine, ask, total
-from isthmus.methods.training import WeightedConfig
+from isthmus.methods.training import WHOLE_MODEL, WeightedConfig
 from isthmus.privacy.guard import LEAST_IN_SUM, fixed_groups
 from isthmus.privacy.mask_graph import COLLUDING
 from isthmus.privacy.shared_noise import SharedNoise
@@ -71,6 +71,9 @@ class AveragingConfig(WeightedConfig):
     needs noise; a subclass says so for itself.
     """
 
+    own_start: ClassVar[bool] = False
+    """Whether a client keeps weights that it never receives: those start from its own `first_weights`."""
+
     mini_batches: ClassVar[bool] = True
     aggregation: Literal["mean", "median", "trimmed", "bounded"] = "mean"
     trim: float = 0.2
@@ -92,6 +95,11 @@ class AveragingConfig(WeightedConfig):
             raise ConfigError("groups without aggregation change nothing: set aggregation=median or bounded, too")
         if self.groups:
             self._check_trim(self.groups, "groups")
+
+    def idle(self) -> dict[str, str]:
+        found = super().idle() | ({} if self.own_start else {"first_weights": WHOLE_MODEL})
+        unless = {} if self.aggregation == "trimmed" else {"trim": "only aggregation=trimmed leaves updates out"}
+        return found | unless
 
     def _check_noise(self) -> None:
         if self.dp_noise_in == "update":

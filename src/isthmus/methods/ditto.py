@@ -49,6 +49,7 @@ class DittoConfig(FedAvgConfig):
         pull: Weight lambda of the distance between the personal and the received model; 0 is Local.
     """
 
+    own_start: ClassVar[bool] = True
     scores_after_local: ClassVar[bool] = False
     mini_batches: ClassVar[bool] = True
     pull: float = 1.0

@@ -84,6 +84,14 @@ class FedAvgConfig(AveragingConfig):
         if self.groups and self.fraction < 1.0:
             raise ConfigError("all groups take part in every round: leave fraction at 1, or groups out")
 
+    def idle(self) -> dict[str, str]:
+        found = super().idle()
+        if not self.input_norm:
+            return found | {"share_input_norm": "only input_norm=true has one"}
+        if not self.share_input_norm:
+            found.pop("first_weights", None)
+        return found
+
     def why_all_clients(self) -> str:
         if self.fraction < 1.0:
             return "with fraction below 1 a round is of one group"

@@ -73,6 +73,9 @@ class FedGTAConfig(SingleModelsConfig):
     mix: float = 0.5
     temperature: float = 20.0
 
+    def idle(self) -> dict[str, str]:
+        return super().idle() | {"weighting": "every client has an average of its own, weighted by confidence"}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.order < 1 or self.steps < 1:

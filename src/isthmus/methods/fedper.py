@@ -27,6 +27,7 @@ class FedPerConfig(FedAvgConfig):
         personal_layers: How many layers, from the output back, stay with the client (K_P).
     """
 
+    own_start: ClassVar[bool] = True
     mini_batches: ClassVar[bool] = True
     personal_layers: int = 1
 

@@ -68,6 +68,9 @@ class FedPerGNNConfig(FedAvgConfig):
     clip: float = 0.0
     epsilon: float = 0.0
 
+    def idle(self) -> dict[str, str]:
+        return super().idle() | {"reset_optimizer": "silos keep their optimiser"}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.backbone != "gcn" or len(self.hidden) != 1 or self.head or self.input_norm:

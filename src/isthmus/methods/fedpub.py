@@ -78,6 +78,12 @@ class FedPubConfig(SingleModelsConfig):
     proxy_nodes: int = 100
     proxy_degree: float = 10.0
 
+    def idle(self) -> dict[str, str]:
+        return super().idle() | {
+            "weighting": "every client has an average of its own, weighted by how alike models behave",
+            "reset_optimizer": "masks and weights keep their optimiser, as in the paper",
+        }
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("sharpness", "sparsity", "nearness"):

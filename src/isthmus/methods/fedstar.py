@@ -72,6 +72,7 @@ class FedStarConfig(FedAvgConfig):
             as published.
     """
 
+    own_start: ClassVar[bool] = True
     scores_after_local: ClassVar[bool] = False
     backbone: str = "gin"
     hidden: tuple[int, ...] = (64, 64, 64)

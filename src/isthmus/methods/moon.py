@@ -51,6 +51,7 @@ class MoonConfig(FedAvgConfig):
         contrast: Nodes the term is a mean over: all of the client's, or the ``train`` nodes.
     """
 
+    own_start: ClassVar[bool] = True
     mu: float = 1.0
     temperature: float = 0.5
     contrast: Literal["all", "train"] = "all"

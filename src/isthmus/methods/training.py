@@ -140,6 +140,10 @@ class TrainConfig:
     def check_clients(self, view: View) -> None:
         """Refuse settings that these clients cannot have."""
 
+    def idle(self) -> dict[str, str]:
+        """Settings that change nothing beside the others, and why; who gives one is told so."""
+        return {}
+
     @property
     def dtype(self) -> torch.dtype:
         return torch.float64 if self.precision == "float64" else torch.float32
@@ -198,6 +202,10 @@ class TrainConfig:
         return build(num_features=view.num_features, num_classes=view.num_classes, stream=common.child("init"))
 
 
+WHOLE_MODEL = "clients receive every weight before their first step"
+"""Why ``first_weights`` changes nothing."""
+
+
 @dataclass(frozen=True)
 class WeightedConfig(TrainConfig):
     """Training whose results are averaged over clients.
@@ -229,6 +237,9 @@ class WeightedConfig(TrainConfig):
             raise ConfigError(
                 f"dp_clip protects clients that count the same: set weighting=uniform, got {self.weighting}"
             )
+
+    def idle(self) -> dict[str, str]:
+        return super().idle() | ({} if self.dp_noise else {"dp_delta": "only dp_noise has an epsilon"})
 
     @property
     def one_by_one(self) -> bool:

@@ -162,3 +162,12 @@ def test_a_draft_never_takes_the_label_for_a_feature(values: list[str], label: s
     draft = draft_schema(tmp_path)
     assert f'label = "{label}"' in draft and said in draft
     assert "outcome = {" not in draft and "age = {" in draft
+
+
+def test_a_draft_finds_what_stands_for_an_empty_cell_among_numbers(tmp_path: Path) -> None:
+    rows = "".join(f"n{number},{'NaN' if number % 3 else number},{('NA', 'DE')[number % 2]}\n" for number in range(40))
+    (tmp_path / "nodes.csv").write_text(f"id,age,country\n{rows}")
+    draft = draft_schema(tmp_path)
+    assert draft.startswith('missing_values = ["", "NaN"]\n')
+    assert 'age = { type = "number", scale = "standard", missing = "median" }' in draft
+    assert 'values = ["DE", "NA"]' in draft, "in a column of texts it is one of them"

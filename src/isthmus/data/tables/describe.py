@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from isthmus.data.tables.frames import pl
@@ -19,6 +20,9 @@ _TARGETS = ("target", "dst", "to", "receiver", "dest", "payee", "target_id", "to
 _LABELS = ("label", "class", "y", "target", "fraud", "isfraud", "is_fraud", "outcome")
 _TIMES = ("time", "date", "timestamp", "booked", "day", "created")
 _WEIGHTS = ("weight", "amount", "value", "sum")
+
+_EMPTY = ("NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "-", "?")
+"""Texts that mean an empty cell in a column of numbers."""
 
 
 def draft_schema(folder: Path) -> str:
@@ -49,8 +53,10 @@ def _ends(columns: list[str]) -> tuple[str, str] | None:
 
 def _nodes(path: Path) -> list[str]:
     columns = columns_of(path)
-    table = Table(path, columns, [""], Problems())
-    texts = {column: table.texts(column) for column in columns}
+    texts = _texts(path, columns, ())
+    empty = sorted({text for series in texts.values() for text in _empty_cells(series)})
+    if empty:
+        texts = _texts(path, columns, empty)
     unique = [column for column in columns if not texts[column].null_count() and texts[column].is_unique().all()]
     if not unique:
         raise DataError(f"{path.name} has no column whose values are all different and filled: nodes need an id")
@@ -59,7 +65,8 @@ def _nodes(path: Path) -> list[str]:
     named = [column for column in few if column.lower() in _LABELS]
     label = next((column for column in named if 2 <= len(few[column]) <= CLASSES), None)
     split = next((c for c in few if few[c] and set(few[c]) <= {"train", "val", "test"}), None)
-    lines = ["[nodes]", f'file = "{path.stem}.*"', f"id = {_quoted(identity)}"]
+    lines = [f"missing_values = {_list(['', *empty])}", ""] if empty else []
+    lines += ["[nodes]", f'file = "{path.stem}.*"', f"id = {_quoted(identity)}"]
     if label is None:
         lines += [f"# {_key(column)}: {len(few[column])} different values, no classes as they are" for column in named]
         lines += ['label = "LABEL"                # no label column was recognised: name it', "classes = []"]
@@ -71,6 +78,18 @@ def _nodes(path: Path) -> list[str]:
         if column not in (identity, split, *([label] if label else named)):
             lines.append(_feature(column, texts[column], few[column]))
     return lines
+
+
+def _texts(path: Path, columns: list[str], empty: Sequence[str]) -> dict[str, pl.Series]:
+    table = Table(path, columns, ["", *empty], Problems())
+    return {column: table.texts(column) for column in columns}
+
+
+def _empty_cells(texts: pl.Series) -> set[str]:
+    """What stands for an empty cell in a column that otherwise holds numbers."""
+    found = {text for text in texts.drop_nulls().unique().to_list() if text in _EMPTY}
+    rest = texts.drop_nulls().filter(~texts.drop_nulls().is_in(list(found)))
+    return found if len(rest) and rest.cast(pl.Float64, strict=False).null_count() == 0 else set()
 
 
 def _feature(column: str, texts: pl.Series, values: list[str]) -> str:

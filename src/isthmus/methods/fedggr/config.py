@@ -10,7 +10,7 @@ from torch import Tensor
 from isthmus.errors import ConfigError
 from isthmus.methods.fedggr.controls import MODULES, SelfSupervised
 from isthmus.methods.fedggr.global_graph import GlobalModule
-from isthmus.methods.training import WeightedConfig
+from isthmus.methods.training import WHOLE_MODEL, WeightedConfig
 from isthmus.nn.autoencoder import first_autoencoder
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.registry import build_backbone
@@ -96,6 +96,19 @@ class FedGGRConfig(WeightedConfig):
     gradient_clip: float = 0.0
     gradient_noise: float = 0.0
     embedding_bits: int = 0
+
+    def idle(self) -> dict[str, str]:
+        found = super().idle() | {"head": "the classifier is always there", "first_weights": WHOLE_MODEL}
+        if not self.self_supervision:
+            found["hidden_share"] = "only self_supervision hides entries"
+        if self.local_epochs == 1:
+            found["returned"] = "one local epoch has one gradient"
+        if self.encoder == "projection":
+            trained = ("encoder_hidden", "encoder_epochs", "encoder_lr")
+            found |= dict.fromkeys(trained, "encoder=projection has no hidden layer and is not trained")
+        if self.encoder != "federated":
+            found["encoder_every"] = "only encoder=federated takes means"
+        return found
 
     def why_not_masked(self) -> str:
         if self.quorum < 1.0:

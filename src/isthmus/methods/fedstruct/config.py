@@ -65,6 +65,9 @@ class StructureConfig(WeightedConfig):
         if self.dp_clip:
             raise ConfigError("FedStruct has no differential privacy: leave dp_clip out, or use fedsgd")
 
+    def idle(self) -> dict[str, str]:
+        return super().idle() | ({} if self.nsf == "walk" else {"walk_steps": "only nsf=walk walks at random"})
+
     @property
     def power_weights(self) -> tuple[float, ...]:
         """beta_1 ... beta_Ls."""

@@ -9,6 +9,7 @@ from isthmus.errors import ConfigError
 from isthmus.graph.graphlets import ORBITS
 from isthmus.graph.node2vec import Node2Vec
 from isthmus.methods.fedstruct.config import StructureConfig
+from isthmus.methods.training import WHOLE_MODEL
 from isthmus.nn.graph_structure import GraphStructureNet
 
 
@@ -60,6 +61,15 @@ class ServerGraphConfig(StructureConfig):
         if not self.gnn_hidden:
             raise ConfigError("structure_model=gnn needs a layer: gnn_hidden=128,64")
         self.walker  # noqa: B018 -- its settings are checked where they are used
+
+    def idle(self) -> dict[str, str]:
+        found = super().idle() | {"first_weights": WHOLE_MODEL}
+        if self.structure_model == "dgcn":
+            found["gnn_hidden"] = "only structure_model=gnn has these layers"
+        if self.nsf != "node2vec":
+            of_walks = ("p", "q", "walks", "walk_length", "context", "negatives", "nsf_epochs")
+            found |= dict.fromkeys(of_walks, "only nsf=node2vec learns from walks")
+        return found
 
     @property
     def walker(self) -> Node2Vec:
