@@ -47,7 +47,7 @@ def test_numbers_are_averaged_over_seeds_and_texts_are_not() -> None:
 
 def test_facts_have_a_table_of_their_own_and_are_escaped(tmp_path: Path) -> None:
     plain = write_run(tmp_path / "plain")
-    title = "What the methods tell of themselves"
+    title = "Reported by the methods"
     assert title not in write_report([plain], tmp_path / "a.html").read_text()
     with_facts = write_run(tmp_path / "with_facts", "fedstruct", result={"facts": {"<b>noise": "<i>"}})
     text = write_report([plain, with_facts], tmp_path / "b.html").read_text()

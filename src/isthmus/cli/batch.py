@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from isthmus.api.batch import Runner
     from isthmus.experiments.batch import Job, Outcome
 
-Runs = Annotated[int, typer.Option(help="Seeds, the same for all.", min=1)]
+Runs = Annotated[int, typer.Option(help="Number of seeds; all methods use the same.", min=1)]
 Jobs = Annotated[int | None, typer.Option(help="Runs at a time (default: one per core).", min=1)]
 Out = Annotated[
     Path | None, typer.Option(help="Folder of runs and report; finished runs in it are used, begun ones continued.")

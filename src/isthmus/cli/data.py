@@ -22,7 +22,7 @@ NAME = "data"
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Data sets: list, make usable offline, check that files are intact; own tables: check, draft a schema.",
+    help="Data sets and own tables: fetch, check, describe.",
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

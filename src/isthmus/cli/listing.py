@@ -19,7 +19,7 @@ def methods(
     name: Annotated[str | None, typer.Argument(help="Show the settings of this method instead.")] = None,
     plugin: Plugin = None,
     script: Annotated[
-        bool, typer.Option("--script", help="Play a small run of the method and print the script of its calls.")
+        bool, typer.Option("--script", help="Run the method briefly and print the script of its calls.")
     ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

@@ -63,29 +63,32 @@ def _options(
     )
 
 
-for module in (
-    advise,
-    run,
-    resume,
-    predict,
-    compare,
-    trilemma,
-    reproduce,
-    sweep,
-    report,
-    watch,
-    disclose,
-    audit,
-    link,
-    demo,
-    submit,
-    status,
-    stop,
-):
-    app.command(module.NAME)(module.command)
-app.command("methods")(listing.methods)
-app.command("datasets")(data.datasets)
-app.command("partitions")(data.partitions)
+SUMMARIES = {
+    demo: "Five banks, eight methods: table, report, predictions.",
+    run: "Run a method and write a run folder.",
+    resume: "Continue a stopped run, or give a finished one more rounds.",
+    compare: "Run several methods on the same data, splits and seeds.",
+    sweep: "Run a method over a grid of settings.",
+    report: "Write one HTML page about finished runs.",
+    watch: "Show a run in a browser while it is going on.",
+    predict: "Predict with trained models, also on new data.",
+    advise: "Propose methods for a data set; trains nothing.",
+    trilemma: "Compare score, bytes and what attacks recover.",
+    reproduce: "Run a published table, ours beside the paper's numbers.",
+    disclose: "Print who will see what, before a run.",
+    audit: "List, or carry out, the attacks on what a run sent.",
+    link: "Count the edges that two owners of tables both list.",
+    submit: "Submit a run to a federation and wait for its result.",
+    status: "Show a federation: server, organisations, runs.",
+    stop: "Stop a run of a federation, or its server.",
+}
+"""Commands in the order of the help, each with its line there; a command's own help says more."""
+
+for module, summary in SUMMARIES.items():
+    app.command(module.NAME, short_help=summary)(module.command)
+app.command("methods", short_help="List methods, or the settings of one.")(listing.methods)
+app.command("datasets", short_help="List everything --dataset accepts.")(data.datasets)
+app.command("partitions", short_help="List partitions and splits, or what one does to a graph.")(data.partitions)
 for group in (data, server, client_keys):
     app.add_typer(group.app, name=group.NAME)
 

@@ -18,7 +18,7 @@ def command(
         Path, typer.Argument(help="A model package, a folder of packages (RUN_DIR/models), or a run folder.")
     ],
     out: Annotated[Path, typer.Option(help="File to write, .csv or .parquet.")],
-    client: Annotated[str | None, typer.Option(help="Only this client's predictions.")] = None,
+    client: Annotated[str | None, typer.Option(help="Predictions of this client only.")] = None,
     part: Annotated[str, typer.Option(help="all, train, val or test of the split the data have.")] = "all",
     tables: Annotated[
         Path | None, typer.Option(help="Folder of tables: one owner's, or a folder of such folders.")
@@ -32,7 +32,7 @@ def command(
         list[str] | None, typer.Option("--id", help="Only this node (or graph); repeat it for several.")
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Also why: the features and the own neighbours that count most.")
+        bool, typer.Option("--explain", help="Add the features and own neighbours that count most.")
     ] = False,
     top: Annotated[int, typer.Option(min=1, help="How many features and neighbours --explain names.")] = 5,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,

@@ -23,13 +23,16 @@ Partition = Annotated[
     str | None, typer.Option(help="How the data are divided between clients; isthmus partitions lists them.")
 ]
 Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
-Split = Annotated[str | None, typer.Option(help="Train/validation/test, e.g. 10/10/80.")]
-Rounds = Annotated[int | None, typer.Option(help="Rounds of the main phase.")]
-Preset = Annotated[str | None, typer.Option(help="Paper whose settings apply.")]
-Profile = Annotated[
-    str | None, typer.Option(help="paper = as published, with our fixes; reference = as the published code did.")
+Split = Annotated[
+    str | None,
+    typer.Option(help="Train/validation/test in percent, e.g. 10/10/80, or a rule."),
 ]
-Metric = Annotated[str | None, typer.Option(help="Score by which validation selects a round.")]
+Rounds = Annotated[int | None, typer.Option(help="Rounds of the main phase.")]
+Preset = Annotated[str | None, typer.Option(help="Settings to start from: general, or a paper's, e.g. fedstruct.")]
+Profile = Annotated[
+    str | None, typer.Option(help="paper = as published, with corrections; reference = as the published code did.")
+]
+Metric = Annotated[str | None, typer.Option(help="Score to report and to pick a round by, e.g. auprc.")]
 EngineName = Annotated[str | None, typer.Option("--engine", help="Where parties run: local, ray or nvflare.")]
 Config = Annotated[Path | None, typer.Option("--config", help="TOML file with settings.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Any setting, as key=value; may be repeated.")]
@@ -49,7 +52,7 @@ def command(
     partition: Partition = None,
     clients: Clients = None,
     split: Split = None,
-    seed: Annotated[str | None, typer.Option(help="Seed of the run, or several, 0,1,2: one run each.")] = None,
+    seed: Annotated[str | None, typer.Option(help="Seed of the run; several, as 0,1,2, give one run each.")] = None,
     rounds: Rounds = None,
     preset: Preset = None,
     profile: Profile = None,
@@ -58,7 +61,7 @@ def command(
     config: Config = None,
     set_: Set = None,
     plugin: Plugin = None,
-    runs: Annotated[int | None, typer.Option(help="So many seeds, from --seed (or 0) on.", min=1)] = None,
+    runs: Annotated[int | None, typer.Option(help="Number of seeds, counting up from --seed (or 0).", min=1)] = None,
     out: Out = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run that is in --out already.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,

@@ -29,7 +29,8 @@ def command(
         str | None, typer.Option(help="Predict with the models a finished run left at the organisations, by its name.")
     ] = None,
     for_: Annotated[
-        str | None, typer.Option("--for", help="For whom, by default this user: those who submit take turns.")
+        str | None,
+        typer.Option("--for", help="Who submits (default: you); they take turns in the queue."),
     ] = None,
     json_: Json = False,
 ) -> None:

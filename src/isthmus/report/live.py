@@ -28,6 +28,7 @@ progress { width: 100%; }
 .live span { position: absolute; color: var(--muted); font-size: .75rem; line-height: 1rem; }
 .live .y { right: calc(100% + .5rem); transform: translateY(-50%); white-space: nowrap; }
 .live .x { top: calc(100% + .2rem); }
+.whole { white-space: nowrap; }
 """
 """The picture is stretched over the page; its texts are not."""
 
@@ -75,7 +76,7 @@ def live_page(folder: Path) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{esc(method)}: {esc(status)}</title><style>{CSS}{STYLE}</style></head>"
         "<body><header>"
-        f'<p class="eyebrow">Isthmus · {"a finished run" if finished else "a run that goes on"}</p>'
+        f'<p class="eyebrow">Isthmus · {"finished run" if finished else "run in progress"}</p>'
         f"<h1>{esc(method)} on {esc(words.dataset(str(run.get('dataset'))))}</h1>"
         f'<p class="lede">{esc(told)}</p></header><main>'
         f'<progress value="{share:.4f}" max="1" aria-label="rounds done"></progress>'
@@ -133,7 +134,8 @@ def _curves(lines: list[dict[str, Any]], names: tuple[str, ...], *, percent: boo
         paths.append(f'<path stroke="var(--s{number})" stroke-width="9" d="M{xy[-1]}h0"/>')
         value = each[-1][1]
         key = f'<span class="key" style="color:var(--s{number})"></span>'
-        said.append(f"{key}{LONG[name]} {_percent(value) if percent else f'{value:.4f}'}")
+        text = f"{LONG[name]} {_percent(value) if percent else f'{value:.4f}'}"
+        said.append(f'<span class="whole">{key}{text}</span>')
     ticks = ""
     for value in grid:
         text = f"{100 * value:g} %" if percent else f"{value:g}"

@@ -407,7 +407,7 @@ def facts(groups: Sequence[Group]) -> str:
             shown = " open" if len(groups) <= 2 else ""
             folded.append(f"<details{shown}><summary>{esc(group.label)}</summary>{table}</details>")
     what = "Numbers the methods keep about their own work; means over seeds where there are several."
-    return f'<h3>What the methods tell of themselves</h3><p class="what">{what}</p>{"".join(folded)}' if folded else ""
+    return f'<h3>Reported by the methods</h3><p class="what">{what}</p>{"".join(folded)}' if folded else ""
 
 
 def settings(groups: Sequence[Group]) -> str:
