@@ -41,9 +41,9 @@ VICTIM, ALLY, LEAST = "client-0", "client-4", 4
 class Asked:
     """One sum at all sites, step by step, as a server may ask for it."""
 
-    def __init__(self, server: HostileServer, turn: Turn = TRAIN) -> None:
+    def __init__(self, server: HostileServer, turn: Turn = TRAIN, request: Broadcast | None = None) -> None:
         self.server, self.turn = server, turn
-        self.request = Broadcast(server.party(VICTIM).client.state.weights, 96.0)
+        self.request = request or Broadcast(server.party(VICTIM).client.state.weights, 96.0)
         self.calls = {
             call.party: call for call in server.calls("local_update", turn, dict.fromkeys(NAMES, self.request))
         }
@@ -97,8 +97,8 @@ class Asked:
         return len(self.sum._shares) >= self.roster.sharing.threshold
 
 
-def started(folder: Path) -> HostileServer:
-    given = {"clients": 5, "least_clients": LEAST, "reset_optimizer": True}
+def started(folder: Path, **more: object) -> HostileServer:
+    given = {"clients": 5, "least_clients": LEAST, "reset_optimizer": True, **more}
     server = HostileServer(folder, hostile_settings(**given), POLICY)
     server.engine.commit(0)
     server.session.clock.begin("setup", 1, 1)
@@ -170,3 +170,18 @@ def test_a_replay_over_a_group_that_differs_by_the_victim_and_an_ally_is_refused
     third.share()
     again = third.total([name for name in NAMES if name != ALLY])
     assert again is not None and same(again, whole), "the same group once more is no new knowledge"
+
+
+def test_what_remains_a_server_that_asks_the_same_in_two_rounds(tmp_path: Path) -> None:
+    """The limit that docs/secure-sums.md states, and why `survivors` is 0 unless an organisation sets it."""
+    server = started(tmp_path, dropout=0.0)
+    true, first = true_update(server), Asked(server)
+    first.share()
+    whole = first.total(NAMES)
+    server.engine.commit(2)
+    second = Asked(server, Turn(0, "train", 2, 3), first.request)
+    second.share()
+    rest = second.total([name for name in NAMES if name != VICTIM])
+    assert whole is not None and rest is not None
+    found = {name: tensor - rest.weights[name] for name, tensor in whole.weights.items()}
+    assert same(Update(found, true.share), true)
