@@ -62,7 +62,7 @@ def test_a_graph_without_edges_and_a_walk_that_ends() -> None:
         ({"q": -1.0}, "q must be above 0"),
         ({"q": float("nan")}, "q must be above 0, got nan"),
         ({"dim": 0}, "dim must be at least 1"),
-        ({"length": 1}, "length must be at least 2"),
+        ({"walk_length": 1}, "walk_length must be at least 2"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:

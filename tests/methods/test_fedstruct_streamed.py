@@ -21,7 +21,7 @@ import isthmus
 from isthmus.cli.main import main
 from isthmus.cli.recover_streamed import hop_sums
 from isthmus.data.scenario import Scenario
-from isthmus.errors import ConfigError, DataError, RunError
+from isthmus.errors import ConfigError, DataError
 from isthmus.experiments.config import Settings, resolve, settings_from_toml
 from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.run import SimulatedRun
@@ -351,8 +351,9 @@ def test_a_client_that_leaves_between_hops_loses_the_round_and_changes_nothing(
 
 
 def test_two_owners_cannot_hide_in_a_sum() -> None:
-    with pytest.raises(RunError, match="a sum over one party"):
-        experiment(graph(30, clients=2), structure_hops=2, secure_sum=True).loop.play()
+    for protocol in ("streamed", "hardened"):
+        with pytest.raises(ConfigError, match="let a third one take part"):
+            experiment(graph(30, clients=2), structure_hops=2, secure_sum=True, protocol=protocol).loop.play()
     run = experiment(graph(30, clients=2), structure_hops=2)
     run.loop.play()
     assert run.loop.lines[-1]["test"] is not None

@@ -28,7 +28,8 @@ SETTINGS = {
     "fedstruct-private nsf_at=clients": "every row of S at its owner: leave nsf_at out",
     "fedstruct-server structure_hops=2 betas=1": "one weight per power: structure_hops=2, got 1",
     "fedstruct-server nsf=node2vec p=0": "node2vec: p must be above 0, got 0.0",
-    "fedstruct-server nsf=node2vec walk_length=1": "node2vec: length must be at least 2, got 1",
+    "fedstruct-server nsf=node2vec walk_length=1": "node2vec: walk_length must be at least 2, got 1",
+    "fedstruct-server nsf=node2vec nsf_epochs=0": "nsf_epochs must be at least 1, got 0",
     "fedstruct-server structure_model=gnn gnn_hidden=": "gnn_hidden",
 }
 

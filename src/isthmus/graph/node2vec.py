@@ -44,7 +44,7 @@ class Node2Vec:
     Args:
         dim: Values of an embedding.
         walks: Walks that start at each node, in each epoch.
-        length: Nodes of a walk.
+        walk_length: Nodes of a walk.
         context: Nodes less than this many steps apart are each other's context.
         negatives: Nodes drawn against each context.
         epochs: How often all walks are drawn anew and learned from.
@@ -54,7 +54,7 @@ class Node2Vec:
 
     dim: int = 256
     walks: int = 10
-    length: int = 20
+    walk_length: int = 20
     context: int = 10
     negatives: int = 1
     epochs: int = 5
@@ -66,7 +66,7 @@ class Node2Vec:
         for name in ("dim", "walks", "negatives", "epochs"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"node2vec: {name} must be at least 1, got {getattr(self, name)}")
-        for name in ("length", "context"):
+        for name in ("walk_length", "context"):
             if getattr(self, name) < 2:
                 raise ConfigError(f"node2vec: {name} must be at least 2, got {getattr(self, name)}")
         for name in ("p", "q", "lr"):
@@ -87,8 +87,8 @@ class Node2Vec:
         touched[starts] = True
         touched[indices] = True
         for epoch in range(self.epochs if len(starts) else 0):
-            walked = _walks(indptr, indices, weights, draws.permutation(np.repeat(starts, self.walks)), self.length,
-                            1.0 / self.p, 1.0 / self.q, draws)  # fmt: skip
+            begun = draws.permutation(np.repeat(starts, self.walks))
+            walked = _walks(indptr, indices, weights, begun, self.walk_length, 1.0 / self.p, 1.0 / self.q, draws)
             visits = np.bincount(walked[walked >= 0], minlength=num_nodes).astype(np.float64) ** 0.75
             bounds = np.cumsum(visits) / visits.sum()
             first, last = (max(SLOWEST, 1.0 - at / self.epochs) * self.lr for at in (epoch, epoch + 1))

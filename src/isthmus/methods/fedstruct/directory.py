@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from isthmus.data.node_data import CrossEdges, NodeData
-from isthmus.errors import DataError
+from isthmus.errors import ConfigError, DataError
 from isthmus.federation.interface import Federation
 from isthmus.federation.messages import Count, Identifier, Message, PartyId, Structure
 from isthmus.federation.roles import handler
@@ -208,6 +208,14 @@ def check_agreement(checks: Mapping[PartyId, EdgeCheck]) -> None:
                 f"other end does, {check.unanswered} it lists but the other end does not own or list; both ends must "
                 "list every cross edge"
             )
+
+
+def check_hidden(federation: Federation) -> None:
+    """Behind masks an owner is given sums over the others: of two owners each would be given the other's values."""
+    if federation.secure and len(federation.clients) == 2:
+        raise ConfigError(
+            "two owners cannot hide in sums over each other's nodes: let a third one take part, or set secure_sum=false"
+        )
 
 
 def cross_edges_of(data: NodeData, party: PartyId) -> CrossEdges:

@@ -23,7 +23,7 @@ from isthmus.federation.script import Script, ask, mail
 from isthmus.graph.normalise import from_torch_csr
 from isthmus.graph.powers import as_csr
 from isthmus.methods.fedstruct.config import FedStructConfig
-from isthmus.methods.fedstruct.directory import Directory, EdgeList, Enrolment, agree_on_edges
+from isthmus.methods.fedstruct.directory import Directory, EdgeList, Enrolment, agree_on_edges, check_hidden
 from isthmus.methods.fedstruct.powers import PowerClient, Product, Stripe
 from isthmus.methods.fedstruct.state import NO_COLUMNS, block_of, tensor_of
 
@@ -89,6 +89,7 @@ class HardenedPowers(PowerClient):
 
 def setup(federation: Federation) -> int:
     """Columns client by client; the server learns how many each has."""
+    check_hidden(federation)
     enrolled = federation.call(HardenedPowers.enrol_by_count)
     sizes = torch.tensor([reply.nodes for reply in enrolled.values()])
     owner = torch.repeat_interleave(torch.arange(len(enrolled)), sizes)

@@ -60,6 +60,8 @@ class ServerGraphConfig(StructureConfig):
             raise ConfigError(f"gnn_hidden has widths of at least 1, got {self.gnn_hidden}")
         if not self.gnn_hidden:
             raise ConfigError("structure_model=gnn needs a layer: gnn_hidden=128,64")
+        if self.nsf_epochs < 1:
+            raise ConfigError(f"nsf_epochs must be at least 1, got {self.nsf_epochs}")
         self.walker  # noqa: B018 -- its settings are checked where they are used
 
     def idle(self) -> dict[str, str]:

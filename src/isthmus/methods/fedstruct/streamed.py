@@ -33,7 +33,7 @@ from isthmus.methods.evaluation import Evaluation, scores_of
 from isthmus.methods.fedstruct.algorithm import ServerState, step_theta
 from isthmus.methods.fedstruct.client import BETAS
 from isthmus.methods.fedstruct.config import FedStructConfig
-from isthmus.methods.fedstruct.directory import check_agreement
+from isthmus.methods.fedstruct.directory import check_agreement, check_hidden
 from isthmus.methods.fedstruct.streamed_client import StreamedClient
 from isthmus.methods.fedstruct.streamed_hops import Hop, Members, Start
 from isthmus.methods.registry import Log
@@ -54,6 +54,7 @@ def agree(federation: Federation, config: FedStructConfig) -> None:
     """Owners compare their cross edges and learn each other's slots. Edges of training nodes that a client could single
     out are then left out between the node and that client.
     """
+    check_hidden(federation)
     members = Members(federation.clients)
     check_agreement(federation.exchange(StreamedClient.list_arcs, StreamedClient.check_arcs, members))
     for _ in range(CLOSINGS if config.withhold_exposed else 0):
