@@ -2,11 +2,12 @@
 
     python benchmarks/drills.py [--drill NAME]... [--docs docs/operations.md]
 
-Real kits and processes on loopback: FedAvg, three sites, a small generated graph. Each site reaches the server through
-a relay of its own, which delays, holds back or stops its bytes, so neither netem nor rights are needed. Packet loss is
-therefore what TCP makes of it: a segment is held for a retransmission time, twice as long for each further loss. A full
-disk needs the right to mount; clock skew needs libfaketime. Every drill must end with the same models as an undisturbed
-run in one process.
+Real kits and processes: FedAvg, three sites, a small generated graph. Where this process may make network namespaces,
+server and sites of a drill that disturbs the network have one each, and the partition is a cable that is cut; latency
+and loss are made by the kernel if it has netem. Otherwise each site reaches the server through a relay of its own,
+which delays, holds back or stops its bytes; packet loss is then what TCP makes of it: a segment is held for a
+retransmission time, twice as long for each further loss. A full disk needs the right to mount; clock skew needs
+libfaketime (FAKETIME_LIBRARY). Every drill must end with the same models as an undisturbed run in one process.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
+from namespaces import HUB, Namespaces, possible
+
 from isthmus.deploy.heartbeat import read_heartbeat
 from isthmus.deploy.loopback import LoopbackFederation, prepare_run
 from isthmus.deploy.processes import descendants
@@ -43,10 +46,13 @@ from isthmus.experiments.variants import first_variant
 from isthmus.federation.messages import SERVER
 
 SITES, ROUNDS, RUN = 3, 60, "drill"
+PARTIES = ("server", *(f"site-{number}" for number in range(1, SITES + 1)))
 RETRANSMIT = 0.2
 SEGMENT, MOST_UNDER_WAY = 1460, 10_000
 FLAGS = {"dataset": "csbm:nodes=300,classes=3,features=16", "clients": SITES, "rounds": ROUNDS, "seed": 1, "hidden": 16}
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
+FAKETIME = Path(os.environ.get("FAKETIME_LIBRARY", "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"))
+NETWORK = ("latency", "loss", "partition")
+"""Drills for which namespaces are made, if that is possible."""
 BEGIN, END = "<!-- drills: written by benchmarks/drills.py -->", "<!-- end of drills -->"
 
 
@@ -113,6 +119,7 @@ class Scene:
     federation: LoopbackFederation
     relays: dict[str, Relay]
     state: Path
+    network: Namespaces | None = None
     began: float = 0.0
     healed: list[float] = field(default_factory=list)
     """When each disturbance was over, or for kills when it happened."""
@@ -150,19 +157,27 @@ def nothing(scene: Scene) -> None:
 
 
 def latency(scene: Scene) -> None:
+    for site in scene.federation.names:
+        if scene.network is not None:
+            scene.network.impair(site, "delay", "50ms")  # at both ends of the cable, there and back
     for relay in scene.relays.values():
         relay.delay = 0.1
 
 
 def loss(scene: Scene) -> None:
+    for site in scene.federation.names:
+        if scene.network is not None:
+            scene.network.impair(site, "loss", "30%")
     for relay in scene.relays.values():
         relay.loss = 0.3
 
 
 def partition(scene: Scene) -> None:
-    scene.relays["site-2"].open.clear()
+    cut = scene.relays["site-2"].open.clear if scene.network is None else lambda: scene.network.cut("site-2")
+    mend = scene.relays["site-2"].open.set if scene.network is None else lambda: scene.network.mend("site-2")
+    cut()
     time.sleep(60.0)
-    scene.relays["site-2"].open.set()
+    mend()
     scene.over()
 
 
@@ -232,41 +247,54 @@ def models(folder: Path) -> dict[str, str]:
 
 def drill(name: str, wanted: dict[str, str]) -> Outcome | str:
     """Run one drill; why it cannot be run here, if it cannot."""
-    disturb = DRILLS[name][1]
     with tempfile.TemporaryDirectory() as folder:
         runs, state = Path(folder) / "runs", Path(folder) / "state"
         runs.mkdir()
         if name == "skew" and not FAKETIME.exists():
             return "needs libfaketime"
-        federation = LoopbackFederation(SITES, runs, state)
-        mounted = state / "site-2"
-        if name == "full-disk":
-            done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(mounted)], check=False)
-            if done.returncode:
-                federation.close()
-                return "needs the right to mount"
-        try:
-            return _play(Scene(federation, {}, state), name, disturb, wanted)
-        finally:
+        with contextlib.ExitStack() as stack:
+            network = stack.enter_context(Namespaces(PARTIES)) if name in NETWORK and possible() else None
+            if name in ("latency", "loss") and network is not None and not network.impair(PARTIES[0], "delay", "0ms"):
+                stack.close()
+                network = None  # the kernel has no netem
+            return _drill(name, wanted, network, runs, state)
+
+
+def _drill(name: str, wanted: dict[str, str], network: Namespaces | None, runs: Path, state: Path) -> Outcome | str:
+    disturb = DRILLS[name][1]
+    federation = LoopbackFederation(SITES, runs, state, host="localhost" if network is None else HUB)
+    mounted = state / "site-2"
+    if name == "full-disk":
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(mounted)], check=False)
+        if done.returncode:
             federation.close()
-            if name == "full-disk":
-                subprocess.run(["umount", str(mounted)], check=False)
+            return "needs the right to mount"
+    try:
+        return _play(Scene(federation, {}, state, network), name, disturb, wanted)
+    finally:
+        federation.close()
+        if name == "full-disk":
+            subprocess.run(["umount", str(mounted)], check=False)
 
 
 def _play(scene: Scene, name: str, disturb: Callable[[Scene], None], wanted: dict[str, str]) -> Outcome:
     federation = scene.federation
     server = federation.kits["server"].target[1]
-    for site in federation.names:
+    for site in federation.names if scene.network is None else ():
         relay = scene.relays[site] = Relay(server)
         file = federation.kits[site].startup / "fed_client.json"
         file.write_text(re.sub(rf":{server}\b", f":{relay.port}", file.read_text()))
     prepare_run(resolve("fedavg", FLAGS, {"execution": "each", "engine": "nvflare"}), federation.runs / RUN)
     os.environ |= {"LD_PRELOAD": "", "FAKETIME": ""}
-    federation.start_one("server")
+
+    def enter(name: str) -> Callable[[], object]:
+        return (lambda: None) if scene.network is None else scene.network.enter(name)
+
+    federation.start_one("server", enter("server"))
     for site in federation.names:
         if name == "skew" and site == "site-2":
             os.environ |= {"LD_PRELOAD": str(FAKETIME), "FAKETIME": "+3600s", "DONT_FAKE_MONOTONIC": "1"}
-        federation.start_one(site)
+        federation.start_one(site, enter(site))
         time.sleep(0.5)
         os.environ |= {"LD_PRELOAD": "", "FAKETIME": ""}
     note: list[str] = []

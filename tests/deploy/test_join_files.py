@@ -21,13 +21,16 @@ from isthmus.deploy.join_files import NEXT_KEY, Approval, JoinRequest, join, req
 from isthmus.deploy.members import Members
 from isthmus.deploy.membership import add, approve, fingerprint_of, renew_hub, revoke
 from isthmus.deploy.provisioning import COORDINATOR_KIT, SERVER_KIT, FederationConfig
+from isthmus.deploy.state_folder import open_state
 from isthmus.errors import ConfigError
 from isthmus.privacy.keys import Identity
 
 
 @pytest.fixture(scope="module")
 def founded(tmp_path_factory: pytest.TempPathFactory) -> FederationFolder:
-    return FederationFolder.create(tmp_path_factory.mktemp("hub"), FederationConfig("x", ("bank-a", "bank-b")))
+    return FederationFolder.create(
+        tmp_path_factory.mktemp("founded") / "hub", FederationConfig("x", ("bank-a", "bank-b"))
+    )
 
 
 def ask(folder: Path, name: str = "bank-a", identity: Identity | None = None) -> tuple[Path, JoinRequest]:
@@ -56,6 +59,14 @@ def test_the_hub_never_holds_a_key_of_an_organisation(founded: FederationFolder,
     (key,) = private_keys(tmp_path)
     assert key == tmp_path / "kit" / "startup" / "client.key" and stat.S_IMODE(key.stat().st_mode) == 0o600
     assert identity.seed.hex() not in (tmp_path / "request").read_text()
+
+
+def test_other_users_of_the_machine_see_nothing(founded: FederationFolder, tmp_path: Path) -> None:
+    """Models of the hub, logs, models and checkpoints of an organisation."""
+    ask(tmp_path)
+    open_state(tmp_path / "state")
+    for folder in (founded.path, founded.path / "root", tmp_path / "kit", tmp_path / "state"):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder.name
 
 
 def test_a_kit_that_joined_can_be_used_and_holds_our_policy(founded: FederationFolder, tmp_path: Path) -> None:

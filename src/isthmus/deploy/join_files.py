@@ -167,7 +167,8 @@ def request(kit: Path, organisation: str, client: str, identity: Identity) -> Jo
     """Make a new key in a kit and the request for its certificate; a kit in use goes on with its old key meanwhile."""
     startup = kit / "startup"
     try:
-        startup.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for folder in (kit, startup):  # a mode is not that of the parents
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise ConfigError(f"cannot make {kit}: {error.strerror}; choose another --kit") from None
     key = make_key(startup / NEXT_KEY)

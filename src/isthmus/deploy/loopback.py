@@ -55,6 +55,7 @@ class LoopbackFederation:
         state: Folder for what each site keeps.
         extra: Further participants that get a kit but are not started (for tests).
         plugins: Files of own code all sites run.
+        host: Under which the sites reach the server.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class LoopbackFederation:
         state: Path,
         extra: Sequence[Mapping[str, Any]] = (),
         plugins: Sequence[Path] = (),
+        host: str = "localhost",
     ) -> None:
         require_nvflare()
         self.plugins = [str(path) for path in plugins]
@@ -73,7 +75,7 @@ class LoopbackFederation:
         self.parents: dict[str, ProcessSupervisor] = {}
         try:
             self.kits = provision(
-                FederationConfig("loopback", self.names, port=free_port()), self.folder / "federation", extra
+                FederationConfig("loopback", self.names, host, free_port()), self.folder / "federation", extra
             )
             self._configure()
         except BaseException:
@@ -108,14 +110,17 @@ class LoopbackFederation:
             self.start_one(name)
         return self
 
-    def start_one(self, name: str) -> ProcessSupervisor:
-        """Start one parent process."""
+    def start_one(self, name: str, before_start: Callable[[], object] = lambda: None) -> ProcessSupervisor:
+        """Start one parent process; ``before_start`` is called in the thread that starts it."""
         kit, log = self.kits[name], self.state / name / "log.txt"
         log.parent.mkdir(parents=True, exist_ok=True)
         if name == SERVER_KIT:
-            parent = ProcessSupervisor(kit, {RUNS: str(self.runs)}, log, kit.abandon_stale_jobs)
+            parent = ProcessSupervisor(
+                kit, {RUNS: str(self.runs)}, log, lambda: (before_start(), kit.abandon_stale_jobs())
+            )
         else:
-            parent = ProcessSupervisor(kit, {SITE_SETTINGS: str(self.folder / f"{name}.toml")}, log)
+            settings = {SITE_SETTINGS: str(self.folder / f"{name}.toml")}
+            parent = ProcessSupervisor(kit, settings, log, before_start)
         self.parents[name] = parent.start()
         return parent
 

@@ -115,7 +115,8 @@ def provision(
     if kits.exists():
         raise ConfigError(f"{folder} already holds a federation: choose another folder, or delete it")
     try:
-        (folder / "root").mkdir(parents=True, exist_ok=True, mode=0o700)
+        for one in (folder, folder / "root"):  # a mode is not that of the parents
+            one.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise ConfigError(f"cannot make {folder}: {error.strerror}; choose another folder") from None
     project = Project(name=config.name, description="", props={"api_version": 3, "gen_scripts": False})

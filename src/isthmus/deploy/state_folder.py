@@ -20,7 +20,7 @@ FILE, FORMAT = "format.toml", 1
 def open_state(state: Path) -> None:
     """Make the folder, or take over that of an older version; raises if a newer one wrote it."""
     try:
-        state.mkdir(parents=True, exist_ok=True)
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)  # models and checkpoints are in it
     except OSError as error:
         raise ConfigError(f"cannot make {state}: {error.strerror}; name another state folder in client.toml") from None
     path = state / FILE
