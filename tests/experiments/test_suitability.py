@@ -39,6 +39,28 @@ def test_a_setting_that_cannot_act_is_named(
     assert [text.partition(" here")[0] for text in texts] == ([said] if said else [])
 
 
+@pytest.mark.parametrize(
+    ("method", "changes", "idle"),
+    [
+        ("fedggr", {"encoder": "projection", "encoder_lr": 0.1}, True),
+        ("fedggr", {"encoder": "common_start", "encoder_lr": 0.1}, False),
+        ("fedpub", {"weighting": "uniform"}, True),
+        ("fedper", {"first_weights": "own"}, False),
+        ("fedavg", {"first_weights": "own", "input_norm": True, "share_input_norm": False}, False),
+        ("hifgl", {"message_noise": 0.5}, True),
+        ("hifgl", {"message_noise": 0.5, "one_neighbour": "dp"}, False),
+        ("mlpteacher", {"proxy_lr": 0.1}, True),
+        ("fedstruct-server", {"walks": 3}, True),
+        ("fedstruct-server", {"walks": 3, "nsf": "node2vec"}, False),
+    ],
+)
+def test_a_method_names_what_it_has_no_use_for(
+    method: str, changes: dict[str, Any], idle: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    resolve(method, {**GRAPH, **changes})
+    assert any("changes nothing here" in record.getMessage() for record in caplog.records) is idle
+
+
 SETTINGS: dict[str, Any] = {**GRAPH, "rounds": 3, "split": "50/25/25", "hidden": "8", "lr_step": 1, "trim": 0.4}
 OTHER: dict[str, Any] = {
     "hidden": (6,),

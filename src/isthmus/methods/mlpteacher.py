@@ -26,6 +26,9 @@ class MLPTeacherConfig(FedSprayConfig):
         if self.proxies:
             raise ConfigError("mlpteacher is FedSpray without proxies: leave proxies out")
 
+    def idle(self) -> dict[str, str]:
+        return super().idle() | dict.fromkeys(("lambda2", "projector_init"), "the encoder is taught by labels alone")
+
     @property
     def classifier(self) -> bool:
         return False

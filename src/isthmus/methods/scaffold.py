@@ -45,7 +45,7 @@ from isthmus.methods.averaging import drawn_line
 from isthmus.methods.fedavg import chosen_clients, drawn
 from isthmus.methods.global_model import first_global_model
 from isthmus.methods.registry import Log, Method, Phase, register
-from isthmus.methods.training import ModelClient, ModelState, TrainConfig
+from isthmus.methods.training import WHOLE_MODEL, ModelClient, ModelState, TrainConfig
 from isthmus.nn.train import ExtraGradient
 from isthmus.records import Record
 from isthmus.seeds import Stream
@@ -66,6 +66,9 @@ class ScaffoldConfig(TrainConfig):
     server_lr: float = 1.0
     option: Literal["auto", "I", "II"] = "auto"
     fraction: float = 1.0
+
+    def idle(self) -> dict[str, str]:
+        return super().idle() | {"first_weights": WHOLE_MODEL}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -62,6 +62,10 @@ class FedSprayConfig(WeightedConfig):
         if self.dp_clip:
             raise ConfigError("fedspray adds no noise of its own: leave dp_clip out (fedavg and fedsgd have it)")
 
+    def idle(self) -> dict[str, str]:
+        of_proxies = () if self.proxies else ("proxy_lr", "proxy_reset", "proxy_start", "min_class_count")
+        return super().idle() | dict.fromkeys(of_proxies, "there are no proxies to train")
+
     @property
     def classifier(self) -> bool:
         """Whether the encoder has the classifier p; the control without one (`mlpteacher`) teaches by q."""

@@ -171,6 +171,19 @@ class HiFGLConfig:
         self.build(1, 2, Stream(0))
         self.sums(self.threshold or THRESHOLD)  # refuses a field that is too small
 
+    def idle(self) -> dict[str, str]:
+        """Settings that change nothing beside the others, and why."""
+        found: dict[str, str] = {}
+        if self.one_neighbour != "dp":
+            of_noise = ("message_clip", "message_noise", "dp_delta")
+            found |= dict.fromkeys(of_noise, "only one_neighbour=dp adds noise to messages")
+        if self.first_layer != "auto":
+            found["horizon"] = "only first_layer=auto asks for it"
+        if self.secmp == "plain":
+            of_field = ("threshold", "prime", "fraction_bits", "bound", "max_degree")
+            found |= dict.fromkeys(of_field, "secmp=plain shares no secrets")
+        return found
+
     @property
     def kind(self) -> str:
         return KINDS[self.backbone]
