@@ -22,7 +22,9 @@ from isthmus.deploy.members import Members
 from isthmus.deploy.membership import add, approve, fingerprint_of, renew_hub, revoke
 from isthmus.deploy.provisioning import COORDINATOR_KIT, SERVER_KIT, FederationConfig
 from isthmus.deploy.state_folder import open_state
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, RunError
+from isthmus.experiments.config import resolve
+from isthmus.experiments.variants import first_variant
 from isthmus.privacy.keys import Identity
 
 
@@ -278,7 +280,13 @@ def test_who_was_revoked_is_no_member(tmp_path: Path) -> None:
         joined(federation, tmp_path / name, name)
     assert federation.members() == ("bank-a", "bank-b")
     (federation.path / "offers" / "bank-b.toml").touch()
+    settings = resolve("fedavg", {"dataset": "csbm:nodes=30", "clients": 2})
+    federation._make_run("agreed", first_variant(settings), federation.members())
     federation = revoke(federation, "bank-b")
+    for _ in range(2):  # submitted again it is no other
+        with pytest.raises(RunError, match="bank-b was revoked, and agreed was agreed with it"):
+            federation.submit("agreed")
+        assert str(federation.run_states()[0]["state"]).startswith("failed: bank-b was revoked"), "it does not wait"
     assert FederationFolder.read(federation.path).members() == ("bank-a",) and federation.offers() == {}
     certificate = read_certificate(tmp_path / "bank-b" / "kit" / "startup" / "client.crt")
     assert "was revoked" in Members.read(federation.register).refusal(certificate)

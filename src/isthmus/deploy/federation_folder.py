@@ -36,12 +36,13 @@ from isthmus.deploy.offer import Offer, check_offers, contract_hash
 from isthmus.deploy.processes import is_alive, terminate
 from isthmus.deploy.provisioning import COORDINATOR_KIT, SERVER_KIT, FederationConfig, provision
 from isthmus.deploy.run_file import resolve_run_file
-from isthmus.deploy.run_files import run_state
+from isthmus.deploy.run_files import FAILED, run_state
 from isthmus.deploy.run_queue import RunQueue
 from isthmus.deploy.run_status import (
     HEARTBEAT,
     STOPPED,
     ProgressFollower,
+    RunFailure,
     check_stopped,
     committed_rounds,
     read_progress,
@@ -245,7 +246,7 @@ class FederationFolder:
         wanted = self._organisations(path)
         check = functools.partial(self._check_members, name, wanted)
         waiting = _Waiting(path, check)
-        with _submission_lock(path), self.queue.turn(name, by, waiting):
+        with _submission_lock(path), _noting_the_end(path), self.queue.turn(name, by, waiting):
             follower.start()
             RunSupervisor(coordinator, self.runs, wanted, follower.poll, check=check).finish([name])
         follower.poll()
@@ -344,6 +345,17 @@ def _run_status(path: Path, queued: int | None) -> dict[str, Any]:
         "waiting_for": read_waiting(path),
         "missing": {} if progress is None else progress.absent,
     }
+
+
+@contextlib.contextmanager
+def _noting_the_end(path: Path) -> Iterator[None]:
+    """A run that is given up is shown as failed, not as waiting, until somebody submits it again."""
+    (path / FAILED).unlink(missing_ok=True)
+    try:
+        yield
+    except RunError as error:
+        replace(RunFailure.of(error), again=False).write(path)
+        raise
 
 
 @contextlib.contextmanager
