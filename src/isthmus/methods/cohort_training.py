@@ -21,10 +21,11 @@ from isthmus.nn.backbone import Backbone
 from isthmus.nn.buffers import Workspace
 from isthmus.nn.client_program import Program, build_program, in_one_loop
 from isthmus.nn.client_stack import ClientStack
-from isthmus.nn.client_training import LOSSES, pull_fits
+from isthmus.nn.client_training import aim_of, known_loss, pull_fits
 from isthmus.nn.cohort import stack_states, stack_weights, unstack_states, unstack_weights
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.inputs import Inputs, join_inputs, stack_inputs
+from isthmus.nn.loss import Loss
 from isthmus.nn.optim import OptimizerState, fresh_state
 from isthmus.nn.train import ExtraGradient, Proximal, parameter_shapes, predict, train_locally
 from isthmus.tensors import Weights
@@ -71,7 +72,11 @@ class ModelCohort(Cohort[Any]):
     @cached_property
     def inputs(self) -> Inputs:
         """Training inputs of all clients, padded; only what is not trained by one compiled loop needs them."""
-        return stack_inputs([client.learner.inputs for client in self.clients])
+        return stack_inputs(self.training_inputs())
+
+    def training_inputs(self) -> list[Inputs]:
+        """What each client trains on."""
+        return [client.learner.inputs for client in self.clients]
 
     def forget_inputs(self) -> None:
         """Clients have other inputs now."""
@@ -135,16 +140,18 @@ class ModelCohort(Cohort[Any]):
         """Every client's own generator of this call."""
         return dropout_source(self.config, [client.stream for client in self.clients])
 
-    def train_together(self, received: Weights, shares: Tensor | None = None) -> None:
+    def train_together(self, received: Weights, shares: Tensor | None = None, loss: Loss | None = None) -> None:
         """One round of local epochs at every client, from ``received`` where given and from its own weights
         elsewhere.
 
         Args:
             shares: With which `scaled_weights` will be asked for.
+            loss: In the place of the config's, for `inputs`.
         """
-        if self._train_in_one_loop(received, shares):
-            return
         config = self.config
+        goal = config.loss if loss is None else loss
+        if self._train_in_one_loop(received, shares, goal):
+            return
         own = {name: tensor for name, tensor in self.weights.items() if name not in received}
         result = train_locally(
             self.model,
@@ -155,7 +162,7 @@ class ModelCohort(Cohort[Any]):
             lr=config.rate(self.clients[0].round),
             weight_decay=config.weight_decay,
             optimizer=config.optimizer,
-            loss=config.loss,
+            loss=goal,
             extra_gradient=self.extra_gradient(received),
             frozen=self.frozen(),
             dropout=self.dropout(),
@@ -164,10 +171,10 @@ class ModelCohort(Cohort[Any]):
         )
         self.weights, self.optimizer = result.weights, result.optimizer_state
 
-    def _train_in_one_loop(self, received: Weights, shares: Tensor | None) -> bool:
+    def _train_in_one_loop(self, received: Weights, shares: Tensor | None, loss: str | Loss) -> bool:
         """`train_together` by `ClientStack` where model, loss and further terms allow it."""
         config, term, frozen = self.config, self.extra_gradient(received), frozenset(self.frozen())
-        if config.loss not in LOSSES or not (term is None or isinstance(term, Proximal)):
+        if not known_loss(loss) or not (term is None or isinstance(term, Proximal)):
             return False
         program = self.program()
         pull = (term.mu, term.anchor) if isinstance(term, Proximal) else None
@@ -180,6 +187,7 @@ class ModelCohort(Cohort[Any]):
             else:
                 self._stack = ClientStack(program, unstack_weights(self.weights), unstack_states(self.optimizer))
         self._weights, self._optimizer = None, None
+        aim, _ = aim_of(loss, program, lambda rows: self.inputs.unpad(rows))
         self._stack.train(
             received,
             optimizer=config.optimizer,
@@ -189,7 +197,7 @@ class ModelCohort(Cohort[Any]):
             pull=pull,
             trained=[name for name in self._stack.names if name not in frozen],
             dropout=self.dropout(),
-            double=config.loss != "ce",
+            aim=aim,
             shares=shares,
         )
         return True
@@ -197,8 +205,7 @@ class ModelCohort(Cohort[Any]):
     def program(self) -> Program | None:
         """The compiled loop of all clients, None where there is none."""
         if not self._program:
-            inputs = [client.learner.inputs for client in self.clients]
-            self._program = (build_program(self.model, inputs, compact=True),)
+            self._program = (build_program(self.model, self.training_inputs(), compact=True),)
         return self._program[0]
 
     def restart_optimizer(self) -> None:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from isthmus.nn.kernels import Array, add_weighted_rows, compiled, weighted_rows
+from isthmus.nn.loss_kernels import label_loss, soft_loss
 
 
 class Matrices(NamedTuple):
@@ -100,6 +101,17 @@ class Plan(NamedTuple):
     anchor: Array
     flat_pull: Array
     flat_anchor: Array
+
+
+class Aim(NamedTuple):
+    """What is minimised: cross entropy to the labels, with ``double`` of the softmax as logits; where ``total`` is not
+    empty, cross entropy to soft labels (`isthmus.nn.loss.SoftLabels`) of all clients' output rows, one behind the
+    other.
+    """
+
+    double: bool
+    targets: Array
+    total: Array
 
 
 @compiled
@@ -202,50 +214,6 @@ def _activate(h: Array, bits: Array, at: int, threshold: int, scale: float, drop
             for i in range(width):
                 z[i] = z[i] if z[i] > 0 else h.dtype.type(0)
     return at + rows * stride if dropped else at
-
-
-@compiled
-def _loss(double: bool, logits: Array, y: Array, weight: Array, grad: Array) -> Any:
-    """The client's loss, and its gradient as in `isthmus.nn.loss`."""
-    rows, classes = logits.shape
-    loss = logits.dtype.type(0)
-    p, q = np.zeros(classes, dtype=logits.dtype), np.zeros(classes, dtype=logits.dtype)
-    for row in range(rows):
-        g = grad[row]
-        if weight[row] == 0:
-            for c in range(classes):
-                g[c] = 0
-            continue
-        log_p = _softmax(logits[row], y[row], p)
-        if not double:
-            loss -= weight[row] * log_p
-            for c in range(classes):
-                g[c] = weight[row] * p[c]
-            g[y[row]] -= weight[row]
-            continue
-        loss -= weight[row] * _softmax(p, y[row], q)
-        q[y[row]] -= 1
-        mean = q[0] * p[0]
-        for c in range(1, classes):
-            mean += q[c] * p[c]
-        for c in range(classes):
-            g[c] = weight[row] * p[c] * (q[c] - mean)
-    return loss
-
-
-@compiled
-def _softmax(values: Array, y: int, out: Array) -> Any:
-    """Writes the softmax and returns its logarithm at ``y``."""
-    top = values[0]
-    for c in range(1, len(values)):
-        top = max(top, values[c])
-    total = values[0] * 0
-    for c in range(len(values)):
-        out[c] = math.exp(values[c] - top)
-        total += out[c]
-    for c in range(len(values)):
-        out[c] /= total
-    return values[y] - top - math.log(total)
 
 
 @compiled
@@ -470,7 +438,7 @@ def train_clients(
     layout: Layout,
     drop: Dropout,
     plan: Plan,
-    double: bool,
+    aim: Aim,
     loss: Array,
     origin: Any,
     added: Sum,
@@ -535,7 +503,10 @@ def train_clients(
             # Loss and backward.
             grad = one[: count * width].reshape((count, width))
             rows = slice(layout.out_start[k], layout.out_start[k + 1])
-            loss[k] = _loss(double, z, layout.y[rows], layout.weight[rows], grad)
+            if len(aim.total):
+                loss[k] = soft_loss(z, aim.targets[rows], aim.total[rows], grad)
+            else:
+                loss[k] = label_loss(aim.double, z, layout.y[rows], layout.weight[rows], grad)
             use_two = True
             for l in range(len(layers) - 1, -1, -1):  # noqa: E741
                 layer = layers[l]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from isthmus.errors import DataError
 from isthmus.nn.backbone import Backbone
-from isthmus.nn.client_kernel import Dropout, Layout, Matrices, Plan, Sum, train_clients
+from isthmus.nn.client_kernel import Aim, Dropout, Layout, Matrices, Plan, Sum, train_clients
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.inputs import Inputs
 from isthmus.nn.kernels import Array, split, threads_for
@@ -122,7 +122,7 @@ class Program:
         plan: Plan,
         drop: Dropout,
         trained: Array,
-        double: bool,
+        aim: Aim,
         clients: Array | None = None,
         origin: Array | None = None,
         added: Sum | None = None,
@@ -142,7 +142,7 @@ class Program:
         chosen = np.arange(self.clients) if clients is None else clients
 
         def work(begin: int, end: int) -> None:
-            train_clients(chosen[begin:end], self.matrices, layout, drop, plan, double, loss, origin, added, *arrays)
+            train_clients(chosen[begin:end], self.matrices, layout, drop, plan, aim, loss, origin, added, *arrays)
 
         split(work, len(chosen), self._cost(rows[0], plan))
         return torch.from_numpy(loss)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from isthmus.nn.buffers import empty
-from isthmus.nn.client_kernel import Sum, add_rows_scaled, idle_rows, take_rows
+from isthmus.nn.client_kernel import Aim, Sum, add_rows_scaled, idle_rows, take_rows
 from isthmus.nn.client_program import Program, padded
 from isthmus.nn.client_training import Pull, make_plan
 from isthmus.nn.dropout import DropoutSource
@@ -133,7 +133,7 @@ class ClientStack:
         pull: Pull | None,
         trained: Collection[str],
         dropout: DropoutSource | None,
-        double: bool,
+        aim: Aim,
         clients: Sequence[int] | None = None,
         shares: Tensor | None = None,
     ) -> Tensor:
@@ -173,7 +173,7 @@ class ClientStack:
             added = Sum(share.astype(total.numpy().dtype), total.numpy())
             parts = {name: total[t * features : (t + 1) * features] for t, name in enumerate(program.first)}
             self._added = shares, parts
-        loss = program.run(self.rows, self.flat, plan, bits, program.trained(trained), double, chosen, origin, added)
+        loss = program.run(self.rows, self.flat, plan, bits, program.trained(trained), aim, chosen, origin, added)
         for client in taking_part:
             self.steps[int(client)] += epochs
         return loss

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from isthmus.errors import ProtocolError
 from isthmus.nn.buffers import empty
-from isthmus.nn.client_kernel import Plan, idle_rows
+from isthmus.nn.client_kernel import Aim, Plan, idle_rows
 from isthmus.nn.client_program import Program, padded
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.fused_optimizer import StepPlan
 from isthmus.nn.kernels import Array
+from isthmus.nn.loss import Loss
 from isthmus.nn.optim import OptimizerState
 from isthmus.tensors import Weights
 
@@ -22,7 +24,31 @@ Pull = tuple[float, Weights]
 """mu and the anchor of a proximal term."""
 
 LOSSES = ("ce", "double_softmax")
-"""Losses the compiled loop knows."""
+"""Losses the compiled loop knows by name."""
+
+
+def known_loss(loss: str | Loss) -> bool:
+    """Whether the compiled loop knows this loss: one of the labels, or a cross entropy to soft labels."""
+    return loss in LOSSES if isinstance(loss, str) else loss.soft is not None and loss.of_embedding is None
+
+
+def aim_of(loss: str | Loss, program: Program, unpad: Callable[[Tensor], Tensor]) -> tuple[Aim, Tensor | None]:
+    """What the loop minimises, and what the value of the loss has besides (K,).
+
+    Args:
+        unpad: `Inputs.unpad` of the inputs that soft labels are for.
+    """
+    if isinstance(loss, str):
+        none = torch.zeros(0, program.classes, dtype=program.dtype)
+        return Aim(loss != "ce", none.numpy(), none[:, 0].numpy()), None
+    assert loss.soft is not None
+    targets, total = (unpad(part).contiguous() for part in (loss.soft.targets, loss.soft.total))
+    if targets.shape != (len(program.layout.y), program.classes) or {targets.dtype, total.dtype} != {program.dtype}:
+        raise ProtocolError(  # the compiled loop checks no bounds
+            f"soft labels are {targets.dtype} {tuple(targets.shape)}, the model's output rows {program.dtype} "
+            f"{(len(program.layout.y), program.classes)}"
+        )
+    return Aim(False, targets.numpy(), total.numpy()), loss.soft.constant
 
 
 def pull_fits(program: Program, pull: Pull | None) -> bool:
@@ -61,7 +87,7 @@ def train_client(
     pull: Pull | None,
     trained: Collection[str],
     dropout: DropoutSource | None,
-    double: bool,
+    aim: Aim,
 ) -> tuple[dict[str, Tensor], OptimizerState, Tensor]:
     """All steps of one client. Nothing that is given is changed: weights, state, loss after them."""
     adam, epochs, features = bool(state.first), len(steps.table), program.features
@@ -78,7 +104,7 @@ def train_client(
         idle_rows(
             program.idle[t], plan.table[:, 0], plan.common, plan.pull, anchor, *padded([part[own] for part in rows])
         )
-    loss = program.run(rows, flat, plan, program.draw(dropout, epochs), program.trained(trained), double)
+    loss = program.run(rows, flat, plan, program.draw(dropout, epochs), program.trained(trained), aim)
     ended = [_named(program, part, other, source) for part, other, source in zip(rows, flat, sources, strict=True)]
     moments = ended[1:] if adam else [{}, {}]
     return ended[0], OptimizerState(tuple(step + epochs for step in state.steps), *moments), loss

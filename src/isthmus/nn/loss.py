@@ -12,11 +12,9 @@ A client's loss is the mean over its training rows; with none it is exactly zero
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +23,22 @@ from torch import Tensor
 from isthmus.errors import DataError, unknown
 from isthmus.nn.inputs import Inputs
 from isthmus.nn.kernels import Array, compiled
+from isthmus.nn.loss_kernels import label_loss, soft_loss, softmax
+
+
+@dataclass(frozen=True, eq=False)
+class SoftLabels:
+    """A loss :math:`c - \\sum_i t_i^\\top \\log \\mathrm{softmax}(q_i)`.
+
+    Args:
+        targets: t (K p, C), constants.
+        total: The sum of each row of t (K p,).
+        constant: c of each client (K,).
+    """
+
+    targets: Tensor
+    total: Tensor
+    constant: Tensor
 
 
 @dataclass(frozen=True)
@@ -37,11 +51,13 @@ class Loss:
         value_and_grad: The same without autograd, with the gradient of that sum for the logits (K p, C).
         of_embedding: A further term (embedding (K p, d), inputs) -> (K,), differentiable, of what the last layer is
             given (`Backbone.with_embedding`); gradients then come from autograd.
+        soft: The loss as a cross entropy to constants, where it is one.
     """
 
     value: Callable[[Tensor, Inputs], Tensor]
     value_and_grad: Callable[[Tensor, Inputs], tuple[Tensor, Tensor]]
     of_embedding: Callable[[Tensor, Inputs], Tensor] | None = None
+    soft: SoftLabels | None = None
 
 
 def ce(logits: Tensor, inputs: Inputs) -> Tensor:
@@ -63,52 +79,15 @@ def _value_and_grad(double: bool, logits: Tensor, inputs: Inputs) -> tuple[Tenso
         )
     loss, grad = torch.zeros(inputs.clients, dtype=logits.dtype), torch.empty_like(logits)
     arrays = (tensor.numpy() for tensor in (logits, inputs.y, inputs.weight, loss, grad))
-    _rows(double, inputs.padded[-1], *arrays)
+    _label_losses(double, inputs.padded[-1], *arrays)
     return loss, grad
 
 
 @compiled
-def _rows(double: bool, padded: int, logits: Array, y: Array, weight: Array, loss: Array, grad: Array) -> None:
-    """Loss of each client and its gradient, (softmax - onehot) times the weight of the row, pulled back through the
-    inner softmax.
-    """
-    classes = logits.shape[1]
-    p, q = np.zeros(classes, dtype=logits.dtype), np.zeros(classes, dtype=logits.dtype)
-    for row in range(len(y)):
-        g = grad[row]
-        if weight[row] == 0:  # padding, or not a training row
-            for c in range(classes):
-                g[c] = 0
-            continue
-        log_p = _softmax(classes, logits[row], y[row], p)
-        if not double:
-            loss[row // padded] -= weight[row] * log_p
-            for c in range(classes):
-                g[c] = weight[row] * p[c]
-            g[y[row]] -= weight[row]
-            continue
-        loss[row // padded] -= weight[row] * _softmax(classes, p, y[row], q)
-        q[y[row]] -= 1
-        mean = q[0] * p[0]
-        for c in range(1, classes):
-            mean += q[c] * p[c]
-        for c in range(classes):
-            g[c] = weight[row] * p[c] * (q[c] - mean)
-
-
-@compiled
-def _softmax(classes: int, values: Array, y: int, out: Array) -> Any:
-    """Writes the softmax and returns its logarithm at ``y``."""
-    top = values[0]
-    for c in range(1, classes):
-        top = max(top, values[c])
-    total = values[0] * 0
-    for c in range(classes):
-        out[c] = math.exp(values[c] - top)
-        total += out[c]
-    for c in range(classes):
-        out[c] /= total
-    return values[y] - top - math.log(total)
+def _label_losses(double: bool, padded: int, logits: Array, y: Array, weight: Array, loss: Array, grad: Array) -> None:
+    for k in range(len(loss)):
+        own = slice(k * padded, (k + 1) * padded)
+        loss[k] = label_loss(double, logits[own], y[own], weight[own], grad[own])
 
 
 def tallies(
@@ -138,7 +117,7 @@ def _tallies(logits: Array, y: Array, owner: Array, parts: Array, correct: Array
         for c in range(1, logits.shape[1]):
             if logits[row, c] > logits[row, best]:
                 best = c
-        loss, right = -_softmax(logits.shape[1], logits[row], y[row], p), int(best == y[row])
+        loss, right = -softmax(logits[row], y[row], p), int(best == y[row])
         for part in range(len(correct)):
             if (parts[row] >> part) & 1:
                 correct[part, owner[row]] += right
@@ -177,7 +156,7 @@ def distilled(targets: Tensor, weight: Tensor, inputs: Inputs, labels: str = "ce
         other, other_grad = beside.value_and_grad(logits, inputs)
         return loss + other, grad.add_(other_grad)
 
-    return Loss(value, value_and_grad)
+    return Loss(value, value_and_grad, soft=SoftLabels(mixed, total, entropy) if beside is None else None)
 
 
 def cross_entropies(logits: Tensor, targets: Tensor, total: Tensor, clients: int) -> tuple[Tensor, Tensor]:
@@ -189,24 +168,15 @@ def cross_entropies(logits: Tensor, targets: Tensor, total: Tensor, clients: int
     """
     loss, grad = torch.zeros(clients, dtype=logits.dtype), torch.empty_like(logits)
     arrays = (tensor.numpy() for tensor in (logits, targets, total, loss, grad))
-    _soft_rows(len(logits) // clients, *arrays)
+    _soft_losses(len(logits) // clients, *arrays)
     return loss, grad
 
 
 @compiled
-def _soft_rows(padded: int, logits: Array, targets: Array, total: Array, loss: Array, grad: Array) -> None:
-    classes = logits.shape[1]
-    p = np.zeros(classes, dtype=logits.dtype)
-    for row in range(len(logits)):
-        g, t = grad[row], targets[row]
-        if total[row] == 0:
-            for c in range(classes):
-                g[c] = 0
-            continue
-        at_first = _softmax(classes, logits[row], 0, p)
-        for c in range(classes):
-            loss[row // padded] -= t[c] * (at_first + logits[row, c] - logits[row, 0])
-            g[c] = total[row] * p[c] - t[c]
+def _soft_losses(padded: int, logits: Array, targets: Array, total: Array, loss: Array, grad: Array) -> None:
+    for k in range(len(loss)):
+        own = slice(k * padded, (k + 1) * padded)
+        loss[k] = soft_loss(logits[own], targets[own], total[own], grad[own])
 
 
 def class_weights(counts: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -26,7 +26,7 @@ from isthmus.errors import ConfigError, ProtocolError
 from isthmus.nn.backbone import Backbone
 from isthmus.nn.buffers import Workspace
 from isthmus.nn.client_program import Program, program_of
-from isthmus.nn.client_training import LOSSES, pull_fits, train_client
+from isthmus.nn.client_training import aim_of, known_loss, pull_fits, train_client
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.first_layer_input import Norm
 from isthmus.nn.inputs import Inputs
@@ -185,7 +185,9 @@ def train_locally(
         pull = (extra_gradient.mu, extra_gradient.anchor) if isinstance(extra_gradient, Proximal) else None
         plan = step_plan(optimizer, state.steps, epochs, lr, weight_decay, inputs.weight.dtype)
         options: dict[str, Any] = {"pull": pull, "trained": one_pass.trained, "dropout": dropout}
-        return TrainResult(*train_client(program, stacked, state, plan, double=loss != "ce", **options))
+        aim, constant = aim_of(loss, program, inputs.unpad)
+        trained, state, value = train_client(program, stacked, state, plan, aim=aim, **options)
+        return TrainResult(trained, state, value if constant is None else value + constant)
     state = state if donate else state.copy()
 
     # Weights whose gradient and step are one pass: no gradient is stored, and the first step reads them where the
@@ -239,7 +241,7 @@ def _whole_call(
     epochs: int,
 ) -> Program | None:
     """The program that does all steps of the call in one compiled loop, where there is one."""
-    if inputs.clients != 1 or not epochs or loss not in LOSSES:
+    if inputs.clients != 1 or not epochs or not known_loss(loss):
         return None
     if any(weights[name].shape != shape for name, shape in parameter_shapes(model).items()):
         return None  # stacked, of one client

@@ -132,7 +132,8 @@ class LocalTraining:
 
     Args:
         model: The GNN's shape.
-        student: GNN inputs of all nodes, with the loss weights of the training nodes.
+        student: What the GNN trains on: inputs of all nodes, with the loss weights of the training nodes; without a
+            teacher ``labelled``, the rows its loss depends on.
         labelled: GNN inputs whose output rows are the training nodes.
         encoder: Encoder inputs.
     """
@@ -150,16 +151,14 @@ class LocalTraining:
         classes: Tensor,
         dropout: DropoutSource | None,
         round: int,
-        **memory: Any,
     ) -> tuple[SprayState, dict[str, Tensor], Tensor]:
         """Both phases from omega and S; the next state, omega^k and the class proxies S^k (K, C, d_s)."""
         config, optimizer, moments = self.config, state.optimizer, state.encoder
         factor = rate_factor(config, round)
         if config.reset_optimizer:
             optimizer, moments = _restarted(optimizer), _restarted(moments)
-        # s_i = s_j of its class j, or where it was
-        proxies = classes[self.encoder.y] if config.proxy_reset == "all" and config.proxies else state.proxies
-        taught = self.teach(state.weights, optimizer, common, classes, proxies, dropout, factor, **memory)
+        proxies = self.first_proxies(state.proxies, classes)
+        taught = self.teach(state.weights, optimizer, common, classes, proxies, dropout, factor)
         result = self.align(taught.weights, common, proxies, moments, factor)
         after = SprayState(taught.weights, taught.optimizer_state, result.proxies, result.optimizer_state)
         return after, result.weights, class_means(result.proxies, self.encoder, len(classes))
@@ -173,30 +172,35 @@ class LocalTraining:
         proxies: Tensor,
         dropout: DropoutSource | None,
         factor: float = 1.0,
-        **memory: Any,
     ) -> TrainResult:
         """Phase 1: E steps of theta^k on L_G = CE(y_i, yhat_i) + lambda1 mean KL(p_i || yhat_i), p_i computed once."""
         config = self.config
-        loss: str | Loss = config.loss
-        inputs = self.labelled  # without a teacher this is Local, on the rows its loss depends on
-        if config.lambda1:
-            inputs = self.student
-            p, q = soft_labels(common, classes, proxies, self.encoder)
-            weight = teaching_weight(q, self.encoder, config.kd_confidence, config.lambda1)
-            loss = distilled(p, weight, inputs, config.loss)
+        loss = self.taught_loss(common, classes, proxies)
         return train_locally(
             self.model,
             weights,
             optimizer,
-            inputs,
+            self.student,
             epochs=config.local_epochs,
             lr=config.lr * factor,
             weight_decay=config.weight_decay,
             optimizer=config.optimizer,
-            loss=loss,
+            loss=config.loss if loss is None else loss,
             dropout=dropout,
-            **memory,
         )
+
+    def first_proxies(self, before: Tensor, classes: Tensor) -> Tensor:
+        """What the s_i start a round from: s_j of their class j, or where they were."""
+        return classes[self.encoder.y] if self.config.proxy_reset == "all" and self.config.proxies else before
+
+    def taught_loss(self, common: Weights, classes: Tensor, proxies: Tensor) -> Loss | None:
+        """L_G on the rows of ``student``; None without a teacher."""
+        config = self.config
+        if not config.lambda1:
+            return None
+        p, q = soft_labels(common, classes, proxies, self.encoder)
+        weight = teaching_weight(q, self.encoder, config.kd_confidence, config.lambda1)
+        return distilled(p, weight, self.student, config.loss)
 
     def align(
         self, weights: Weights, common: Weights, proxies: Tensor, moments: OptimizerState, factor: float = 1.0
@@ -233,23 +237,30 @@ class FedSprayCohort(ModelCohort):
 
     def __init__(self, clients: Sequence[Any]) -> None:
         super().__init__(clients)
-        students = stack_inputs([client.training.student for client in clients])
+        labelled = stack_inputs([client.training.labelled for client in clients])
         encoders = stack_encoder_inputs([client.training.encoder for client in clients])
-        self.training = LocalTraining(self.config, self.model, students, self.inputs, encoders)
+        self.training = LocalTraining(self.config, self.model, self.inputs, labelled, encoders)
         self.class_shares = torch.stack([client.class_shares for client in clients])
         self.proxies: Tensor
         self.moments: OptimizerState
 
+    def training_inputs(self) -> list[Inputs]:
+        return [client.training.student for client in self.clients]
+
     def local_update(self, common: Common) -> Stacked[Update]:
-        before = SprayState(self.weights, self.optimizer, self.proxies, self.moments)
-        memory = {"donate": True, "workspace": self.workspace}
-        after, encoder, classes = self.training.learn(
-            before, common.encoder, common.proxies, self.dropout(), self.clients[0].round, **memory
-        )
-        self.weights, self.optimizer = dict(after.weights), after.optimizer
-        self.proxies, self.moments = after.proxies, after.encoder
+        """`LocalTraining.learn`, phase 1 as every cohort trains."""
+        training, moments = self.training, self.moments
+        if self.config.reset_optimizer:
+            self.restart_optimizer()
+            moments = _restarted(moments)
+        proxies = training.first_proxies(self.proxies, common.proxies)
+        self.train_together({}, loss=training.taught_loss(common.encoder, common.proxies, proxies))
+        factor = rate_factor(self.config, self.clients[0].round)
+        result = training.align(self.weights, common.encoder, proxies, moments, factor)
+        self.proxies, self.moments = result.proxies, result.optimizer_state
+        classes = class_means(result.proxies, training.encoder, len(common.proxies))
         weighted = classes * proxy_weights(self.class_shares, common).unsqueeze(2)
-        return Stacked(Update(self.scaled(encoder, self.shares(common.total)), weighted), self.parties)
+        return Stacked(Update(self.scaled(result.weights, self.shares(common.total)), weighted), self.parties)
 
     def load(self) -> None:
         super().load()
@@ -301,7 +312,8 @@ class FedSprayClient(WeightedClient[ConfigT], Generic[ConfigT]):
         balanced = self.config.class_weight == "balanced"
         weights = class_weights(self.class_counts, self.config.dtype) if balanced else None
         inputs = encoder_inputs(data, data.train, self.config.dtype, weights)
-        self.training = LocalTraining(self.config, learner.model, learner.whole, learner.inputs, inputs)
+        student = learner.whole if self.config.lambda1 else learner.inputs
+        self.training = LocalTraining(self.config, learner.model, student, learner.inputs, inputs)
 
     def initial_state(self) -> SprayState:
         state, config, data = super().initial_state(), self.config, self.data
