@@ -193,9 +193,12 @@ def audited(folder: Path, method: str, **settings: Any) -> dict[tuple[str, str],
     return {(found.attack, found.who): dict(found.numbers) for found in recover(RunFolder(folder))}
 
 
-@pytest.mark.parametrize(("rule", "falls"), [("none", True), ("safe", False)])
-def test_an_audit_solves_answered_queries_and_reads_edges(rule: str, falls: bool, tmp_path: Path) -> None:
-    found = audited(tmp_path / "r", "fedstruct-private", queries=rule)
+@pytest.mark.parametrize(
+    ("rule", "secure", "falls"), [("none", False, True), ("none", True, True), ("safe", True, False)]
+)
+def test_an_audit_solves_answered_queries_and_reads_edges(rule: str, secure: bool, falls: bool, tmp_path: Path) -> None:
+    """Masks hide gradients from the server; queries and answers go from one client to one other."""
+    found = audited(tmp_path / "r", "fedstruct-private", queries=rule, secure_sum=secure)
     together, alone = found[SOLVING, "all clients but the owner"], found[SOLVING, "client"]
     assert together["of"] == 90 and alone["of"] == 180
     assert (together["determined"] > 0) == falls and alone["determined"] <= 2 * together["determined"]

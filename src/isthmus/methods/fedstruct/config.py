@@ -179,7 +179,7 @@ class FedStructConfig(StructureConfig):
         if self.withhold_exposed:
             return f"A client named 0 of 685 adjacent training nodes with their labels {where}."
         return (
-            f"A client named 74 of 685 adjacent training nodes with their labels, all right {where}; with "
+            f"A client named 77 of 685 adjacent training nodes with their labels, all right {where}; with "
             "withhold_exposed=true 0, for 1.1 points of accuracy."
         )
 
