@@ -67,7 +67,7 @@ def test_every_method_takes_an_awkward_graph(method: str, tmp_path: Path) -> Non
     ("changes", "said"),
     [
         ({"x": np.ones((NODES, 0), np.float32)}, "their degrees or a column of ones"),
-        ({"x": np.full((NODES, 2), np.nan, np.float32)}, "180 cells that are not finite; fill them first"),
+        ({"x": np.full((NODES, 2), np.nan, np.float32)}, "180 of 180 cells of x are not finite; fill them first"),
         ({"y": np.linspace(0, 1, NODES)}, "put amounts into classes first"),
     ],
 )

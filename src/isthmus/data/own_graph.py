@@ -121,7 +121,8 @@ def _features(thing: object, what: str) -> Tensor:
     values = x.values() if x.layout == torch.sparse_csr else x
     if wrong := int((~torch.isfinite(values)).sum()):
         raise DataError(
-            f"{what}: x has {wrong} cells that are not finite; fill them first, such as by their column's mean"
+            f"{what}: {wrong} of {values.numel()} cells of x are not finite; fill them first, such as by their "
+            "column's mean"
         )
     return x
 
