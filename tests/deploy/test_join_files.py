@@ -259,6 +259,14 @@ def test_a_hub_that_is_known_by_its_address(tmp_path: Path) -> None:
     assert _meets(startup.parent, startup / "server.crt", startup / "server.key", "127.0.0.1")
 
 
+def test_an_approval_that_nobody_waits_for(founded: FederationFolder, tmp_path: Path) -> None:
+    file, made = ask(tmp_path)
+    answer, _ = approve(founded, file, founded.path / "root", made.fingerprint)
+    join(tmp_path / "kit", answer, fingerprint_of(founded))
+    with pytest.raises(ConfigError, match=r"no request of .* waits for an answer"):
+        join(tmp_path / "kit", answer, None)
+
+
 def test_a_join_that_was_cut_off_is_repeated(founded: FederationFolder, tmp_path: Path) -> None:
     file, made = ask(tmp_path)
     answer, _ = approve(founded, file, founded.path / "root", made.fingerprint)

@@ -182,6 +182,11 @@ def join(kit: Path, approval: Approval, root: str | None) -> StartupKit:
     by another way, decides whether this is the right hub; later the root in the kit does.
     """
     startup = kit / "startup"
+    if not (kit / REQUEST).exists():
+        raise ConfigError(
+            f"no request of {kit} waits for an answer: make one with `isthmus client request`, or, if {kit} is in use, "
+            "`isthmus client renew`"
+        )
     asked = JoinRequest.read(kit / REQUEST)
     made = startup / NEXT_KEY if (startup / NEXT_KEY).exists() else startup / "client.key"  # or it was cut off below
     key = read_key(made)
