@@ -5,6 +5,7 @@
     python benchmarks/general.py DIR tables --methods local fedavg fedstruct    the first, from tables of five banks
     python benchmarks/general.py DIR twitch --draws 1        one data set by name, the general preset alone
     python benchmarks/general.py DIR cora --presets general paper --methods fedstruct    beside its paper's preset
+    python benchmarks/general.py DIR time                    CPU seconds by phase: HiFGL hardened, FedGGR
     python benchmarks/general.py DIR others                  Cora, Chameleon, Tolokers, Twitch, both presets
     python benchmarks/general.py DIR ... --print             what is finished, without running anything
 
@@ -24,6 +25,8 @@ from typing import Any
 
 import isthmus
 from isthmus.data.transfer_tables import write_tables
+from isthmus.experiments.callbacks import Callback, Progress
+from isthmus.experiments.config import Settings
 
 METHODS = ("local", "fedavg", "fedsgd", "fedgcn", "fedstruct", "hifgl", "fedggr", "fedspray", "central")
 PLAIN: dict[str, dict[str, Any]] = {
@@ -56,12 +59,15 @@ OTHERS = ("cora", "chameleon", "tolokers", "twitch")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("table", choices=(*SCENARIOS, "others"))
+    parser.add_argument("table", choices=(*SCENARIOS, "others", "time"))
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--methods", nargs="*", default=METHODS)
     parser.add_argument("--presets", nargs="*", choices=("general", "paper"))
     parser.add_argument("--print", action="store_true")
     given = parser.parse_args()
+    if given.table == "time":
+        print_times(given.folder)
+        return
     scenarios = OTHERS if given.table == "others" else (given.table,)
     presets = given.presets or (("general", "paper") if given.table == "others" else ("general",))
     for seed in range(given.draws):
@@ -91,6 +97,31 @@ def run_one(folder: Path, scenario: str, method: str, preset: str, seed: int) ->
         return
     (out / "cpu.json").write_text(json.dumps(time.process_time() - begun))
     print(f"{out.name}: test {result['test']:.4f}, val {result['val']:.4f}, variant {result['variant']}", flush=True)
+
+
+class Clock(Callback):
+    """CPU seconds of every phase."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, float] = {}
+
+    def on_start(self, settings: Settings, folder: Path, step: int, steps: int) -> None:
+        self.last = time.process_time()
+
+    def on_round(self, progress: Progress) -> None:
+        now = time.process_time()
+        self.spent[progress.phase] = self.spent.get(progress.phase, 0.0) + now - self.last
+        self.last = now
+
+
+def print_times(folder: Path) -> None:
+    """On all accounts of AMLSim's cycle sample, protections as they are by default."""
+    for method, more in (("hifgl", {"variant": "own", "rounds": 1}), ("fedggr", {})):
+        begun, clock = time.process_time(), Clock()
+        settings: dict[str, Any] = {**SCENARIOS["aml"], "preset": "general", "seed": 0, "overwrite": True, **more}
+        isthmus.run(method, out=folder / f"time-{method}", quiet=True, callbacks=[clock], **settings)
+        phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in clock.spent.items())
+        print(f"{method}: {phases}; whole run {time.process_time() - begun:.1f} s of CPU", flush=True)
 
 
 def tables(folder: Path, seed: int) -> Path:
