@@ -139,7 +139,7 @@ def evaluated(folder: Path) -> HostileServer:
 def test_masks_of_one_request_alone_give_the_victims_classes_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Watch, "asked_so_far", lambda _: b"")
+    monkeypatch.setattr(Watch, "asked_so_far", lambda *_: b"")
     server = evaluated(tmp_path)
     data = server.parts[VICTIM]
     truth = data.y[data.test | data.val].bincount(minlength=3).tolist()

@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hostile_server import HostileServer, hostile_settings
 
 from isthmus.federation.interface import Failure
@@ -26,7 +28,9 @@ from isthmus.federation.secure import (
     read_shares,
     total_of_survivors,
 )
+from isthmus.federation.watch import Watch
 from isthmus.methods.fedavg import Broadcast, FedAvgClient, Update
+from isthmus.methods.training import Deployed
 from isthmus.privacy.masks import SumRoster
 from isthmus.privacy.prg import add_streams
 from isthmus.privacy.survivors import SharedSecrets as Secrets
@@ -41,12 +45,20 @@ VICTIM, ALLY, LEAST = "client-0", "client-4", 4
 class Asked:
     """One sum at all sites, step by step, as a server may ask for it."""
 
-    def __init__(self, server: HostileServer, turn: Turn = TRAIN, request: Broadcast | None = None) -> None:
-        self.server, self.turn = server, turn
-        self.request = request or Broadcast(server.party(VICTIM).client.state.weights, 96.0)
-        self.calls = {
-            call.party: call for call in server.calls("local_update", turn, dict.fromkeys(NAMES, self.request))
-        }
+    def __init__(
+        self,
+        server: HostileServer,
+        turn: Turn = TRAIN,
+        request: Message | None = None,
+        handler: str = "local_update",
+        sequence: int = 1,
+    ) -> None:
+        self.server, self.request = server, request
+        if handler == "local_update" and request is None:
+            self.request = Broadcast(server.party(VICTIM).client.state.weights, 96.0)
+        asked = server.calls(handler, turn, dict.fromkeys(NAMES, self.request), sequence=sequence)
+        self.calls = {call.party: call for call in asked}
+        self.reply = server.settings.method.table.signature("client", handler).reply
         order = self.calls[VICTIM].mask
         assert order is not None
         self.roster = SumRoster(order.roster.keys, 0, (), LEAST)
@@ -68,20 +80,19 @@ class Asked:
             assert isinstance(one, SharedSecrets)
             self.sum.take_secrets(party, Secrets(one.boxes, one.sealed, one.digests))
 
-    def mask(self, present: Collection[PartyId]) -> dict[PartyId, Masked]:
+    def mask(self, present: Collection[PartyId], asked: Collection[PartyId] = NAMES) -> dict[PartyId, Masked]:
         group = SumStepRequest(tuple(sorted(present)), {}, {})
-        replies = self.ask("mask", dict.fromkeys(present, group))
+        replies = self.ask("mask", dict.fromkeys(sorted({*present} & {*asked}), group))
         return {party: one for party, one in replies.items() if isinstance(one, Masked)}
 
-    def total(self, survivors: Collection[PartyId]) -> Update | None:
+    def total(self, survivors: Collection[PartyId]) -> Any:
         """Of a group; None where its parties do not open it."""
         masked = self.mask(self.sum.present)
         layout = add_masked(self.sum, {party: one for party, one in masked.items() if party in survivors})
         if not self.open(survivors):
             return None
-        total = total_of_survivors(self.sum, layout, Update)
-        assert isinstance(total, Update)
-        return total
+        assert self.reply is not None
+        return total_of_survivors(self.sum, layout, self.reply)
 
     def open(self, survivors: Collection[PartyId]) -> bool:
         """Confirm and release: whether enough shares came."""
@@ -185,3 +196,27 @@ def test_what_remains_a_server_that_asks_the_same_in_two_rounds(tmp_path: Path) 
     assert whole is not None and rest is not None
     found = {name: tensor - rest.weights[name] for name, tensor in whole.weights.items()}
     assert same(Update(found, true.share), true)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_parties_that_were_told_different_things_in_a_round_have_no_total(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool
+) -> None:
+    """The victim is told another model than the others, in a sum that nobody needs; then an honest sum of what all say
+    of the model they scored last. Where everybody is needed masks depend on all that was asked before; who may be
+    absent was not asked all that, but all in a sum were asked the same in its round.
+    """
+    if not tied:
+        monkeypatch.setattr(Watch, "_told_here", ())
+    server = started(tmp_path, metric="macro_f1", eval_every=1)
+    evaluation, weights = Turn(0, "evaluation", 1, 2), server.party(VICTIM).client.state.weights
+    constant = {name: tensor * 0.0 for name, tensor in weights.items()}
+    for told, parties in ((weights, [VICTIM]), (constant, NAMES[1:])):
+        deployed = Asked(server, evaluation, Deployed(told), "deploy")
+        deployed.share(parties)
+        assert deployed.mask(NAMES, parties).keys() == set(parties)
+    counts = Asked(server, evaluation, None, "detail", 2)
+    counts.share()
+    total = counts.total(NAMES)
+    assert (total is None) == tied, "they confirm no group to each other"
+    assert tied or {int(matrix.sum()) for matrix in total.confusion.values()} != {0}

@@ -161,6 +161,8 @@ def test_methods_that_need_everyone_say_so() -> None:
         ({"clients": 5, "least_clients": 6}, "more than the 5 clients"),
         ({"clients": 5, "least_clients": 3, "secure_sum": True}, "too few for secure sums: at least 4"),
         ({"clients": 5, "least_clients": 4, "set": {"reset_optimizer": False}}, "set reset_optimizer=true"),
+        ({"set": {"score_model": "after_local"}}, "set score_model=received"),
+        ({"method": "fedsgd", "secure_sum": True, "local_epochs": 2}, "sums 2 times in a round"),
     ):
         given = settings(**changes)
         with pytest.raises(ConfigError, match=why):

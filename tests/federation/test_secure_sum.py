@@ -113,9 +113,17 @@ def test_one_client_is_refused(scenario: Scenario) -> None:
         play("fedavg", alone, clients=1, secure_sum=True)
 
 
-@pytest.mark.parametrize(("method", "clients"), [("fedavg", 20), ("fedspray", 3), ("fedsgd", 3)])
-def test_clients_trained_together_mask_the_same_numbers_as_each_by_itself(method: str, clients: int) -> None:
-    settings: dict[str, Any] = {"precision": "float64", "clients": clients, "rounds": 2, "secure_sum": True}
+LOSSY = {"least_clients": 4, "reset_optimizer": True}
+"""Sums that go on when a client is lost."""
+
+
+@pytest.mark.parametrize(
+    ("method", "clients", "more"), [("fedavg", 20, {}), ("fedspray", 3, {}), ("fedsgd", 3, {}), ("fedavg", 5, LOSSY)]
+)
+def test_clients_trained_together_mask_the_same_numbers_as_each_by_itself(
+    method: str, clients: int, more: dict[str, Any]
+) -> None:
+    settings: dict[str, Any] = {"precision": "float64", "clients": clients, "rounds": 2, "secure_sum": True, **more}
     many = build_scenario(
         dataset=f"csbm:nodes={12 * clients},classes=3,features=8", clients=clients, split="30/20/50", seed=5
     )

@@ -158,7 +158,7 @@ class Party:
             try:
                 if self._sums is None:
                     raise ProtocolError(f"{self.name} has no key for sums yet")
-                self._sum_steps[call.sequence, step] = take_step(self._sums, order, self._asked_so_far)
+                self._sum_steps[call.sequence, step] = take_step(self._sums, order, self._asked_so_far(call))
             except ProtocolError as error:
                 return Failure("protocol", type(error).__name__, error)
         return self._sum_steps[call.sequence, step]
@@ -173,11 +173,10 @@ class Party:
         """A reply as it leaves this party where the call brings an order to mask."""
         if not isinstance(outcome, Message) or self._sums is None or call.mask is None:
             raise ProtocolError(f"{self.name}: {call.handler} gives nothing that could be masked")
-        return mask_reply(self._sums, outcome, call.mask, self._asked_so_far, rows)
+        return mask_reply(self._sums, outcome, call.mask, self._asked_so_far(call), rows)
 
-    @property
-    def _asked_so_far(self) -> bytes:
-        return b"" if self.watch is None else self.watch.asked_so_far()
+    def _asked_so_far(self, call: Invocation) -> bytes:
+        return b"" if self.watch is None else self.watch.asked_so_far(call.sequence)
 
     def _hold(self, outcome: Outcome, call: Invocation) -> Message:
         if not isinstance(outcome, tuple) or self._sums is None:
@@ -194,8 +193,9 @@ class Party:
             order.tag.receiver != receiver or receiver in order.roster.members for receiver, order in orders.items()
         ):
             raise ProtocolError(f"{self.name}: mail would be masked for somebody else than its receiver")
+        context = self._asked_so_far(call)
         return tuple(
-            Parcel(self.name, receiver, mask_reply(self._sums, mail[receiver], orders[receiver], self._asked_so_far))
+            Parcel(self.name, receiver, mask_reply(self._sums, mail[receiver], orders[receiver], context))
             for receiver in sorted(mail)
         )
 

@@ -266,21 +266,37 @@ class Watch:
 
     # -- what everybody was asked ------------------------------------------------------------------
 
-    def asked_so_far(self) -> bytes:
-        """A digest of all that this party was asked in the run and everybody else must have been asked too. Masks are
-        derived from it: what a party answers depends on what it was told before, so parties that were told different
-        things have no total in common. Empty in a simulation.
+    def asked_so_far(self, sequence: int) -> bytes:
+        """A digest of all that this party was asked in the run, before this call of the round, and everybody else in
+        its sum must have been asked too. Masks are derived from it: what a party answers depends on what it was told
+        before, so parties that were told different things have no total in common. Empty in a simulation.
         """
         if not self.full:
             return b""
-        parts = (part for role, steps in sorted(self._told.items()) if steps for part in (role, steps[-1].digest))
+        parts: list[str | int | bytes] = []
+        for role, steps in sorted(self._told.items()):
+            parts += (role, steps[-1].digest) if steps else ()
+        # Of calls that some may be absent from: who is in a sum was there in all of its round.
+        for asked in sorted(self._told_here):
+            parts += asked if asked[0] < sequence else ()
         return hashlib.sha256(frame(*parts)).digest()
+
+    @property
+    def _told_here(self) -> list[tuple[int, str, str]]:
+        """Sequence, handler and request of the calls in this place that clients may be absent from."""
+        phase = "" if self._place is None else self._place[2]
+        return [
+            (sequence, handler, request)
+            for handler, seen in self._seen.items()
+            if self._at_least(self._lines[phase, handler])
+            for sequence, request in seen.items()
+        ]
 
     def _tell(self, phase: str, step: int, attempt: int, handler: str, request: str) -> None:
         """Add a call that everybody gets; a step that is run again begins anew."""
         line = self._lines.get((phase, handler))
         if line is None or line.way == "receive" or line.some or line.groups or self._at_least(line):
-            return  # who was absent was not asked: what a party answers on such a line follows from its request alone
+            return  # who was absent was not asked: in other rounds such a line leaves nothing behind
         place, steps = (self.contract.resumes(phase), step), self._told.setdefault(self.role, [])
         while steps and (steps[-1].place > place or (steps[-1].place == place and steps[-1].attempt != attempt)):
             steps.pop()

@@ -97,6 +97,8 @@ class FedAvgConfig(AveragingConfig):
             return "with fraction below 1 a round is of one group"
         if not (self.reset_optimizer and self.share_input_norm):
             return "its clients remember earlier rounds: set reset_optimizer=true and share_input_norm=true"
+        if self.score_model == "after_local":
+            return "its clients score models of their own: set score_model=received"
         return super().why_all_clients()
 
     def check_clients(self, view: View) -> None:
