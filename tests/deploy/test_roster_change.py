@@ -120,6 +120,7 @@ def test_by_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         return main(["client", "roster", *arguments, "--config", str(tmp_path / bank / "client.toml")])
 
     assert client("bank-a", "add", str(tmp_path / "new.toml"), "--out", change) == 0
+    assert "ask bank-c by another way, e.g. by phone, for its key" in capsys.readouterr().err
     assert client("bank-a", "sign", change) == 0 and "still missing: bank-b" in capsys.readouterr().out
     assert client("bank-a", "apply", change) == 2 and "bank-b has not signed" in capsys.readouterr().err
     assert client("bank-b", "sign", change) == 0 and "all who stay have signed" in capsys.readouterr().out

@@ -149,6 +149,8 @@ def _propose(config: Path, organisation: str, line: Line | None, out: Path) -> N
     change = propose(own, organisation, line)
     change.write(out)
     print(f"{change.words}; {', '.join(change.stay(own))} must sign {out}")
+    if line is not None:  # who carried the file may have put a key of their own in it
+        print(f"before anybody signs: ask {organisation} by another way, e.g. by phone, for its key", file=sys.stderr)
 
 
 @roster.command("sign")
