@@ -200,9 +200,9 @@ def compare(rounds: int, **settings: Any) -> None:
         )
 
 
-def memory(side: str) -> None:
+def memory(side: str, **settings: Any) -> None:
     """Peak resident size in MB of a process that did one side's round."""
-    run, clients = new_run()
+    run, clients = new_run(**settings)
     if side == "ours":
         run.loop.play(until=2)
     else:
@@ -220,13 +220,14 @@ def main() -> None:
     parser.add_argument("--memory", choices=("ours", "same", "full"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    settings: dict[str, Any] = {"generator_widths": tuple(arguments.widths)} if arguments.widths else {}
     if arguments.memory:
-        memory(arguments.memory)
+        memory(arguments.memory, **settings)
         return
-    compare(arguments.rounds, **({"generator_widths": tuple(arguments.widths)} if arguments.widths else {}))
+    compare(arguments.rounds, **settings)
     if not arguments.skip_memory:
         for side, name in (("ours", "ours"), ("same", "plain, the same"), ("full", "plain, published sizes")):
-            command = [sys.executable, __file__, "--memory", side]
+            command = [sys.executable, __file__, *sys.argv[1:], "--memory", side]
             found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]
             print(f"{name:24} {found} MB at most, in all")
 

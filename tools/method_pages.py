@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def page(method: Method, figures: list[Figure]) -> str:
 
 
 def header(method: Method) -> tuple[list[str], list[str]]:
-    """What the file's header says besides names and equations, and where the method differs."""
+    """What the file's header says of the method, and where it differs."""
     module = sys.modules[method.config.__module__]
     source = Path(inspect.getsourcefile(module) or "").relative_to(DOCS.parent)
     paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(module.__doc__ or ""))
@@ -61,9 +62,21 @@ def header(method: Method) -> tuple[list[str], list[str]]:
     differs = [plain(each) for each in paragraphs if each.lstrip().startswith("# Differs")]
     told = first.partition(". ")[2] if " -- " in first or first.startswith(("http",)) else first
     found = [told, ""] if told and told.lower() not in method.summary.lower() else []
-    found.append(f"Equations, with the paper's names beside ours: the header of `{source}`.")
+    rest = [shown_paragraph(each) for each in paragraphs[1:] if not each.lstrip().startswith("# Differs")]
+    if rest:
+        found += ["## How it works", "", "\n\n".join(rest), ""]
+    found.append(f"The code: `{source}`.")
     more = [f"- {each}" for text in differs for each in re.split(r"\s*# (?=Differs)", text) if each]
     return found, (["## Differences", "", *more] if more else [])
+
+
+def shown_paragraph(text: str) -> str:
+    """A paragraph of a docstring as Markdown: equations and tables as blocks, the rest in one line."""
+    if text.startswith(".. math::"):
+        return f"```math\n{inspect.cleandoc(text.removeprefix('.. math::'))}\n```"
+    if text.startswith(" "):
+        return f"```text\n{textwrap.dedent(text)}\n```"
+    return plain(text)
 
 
 def plain(text: str) -> str:

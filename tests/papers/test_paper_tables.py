@@ -39,7 +39,7 @@ TABLES = {
         "4.k",
         "4.widths",
     ],
-    "fedtad": ["10.1", "check.last", "check.rows"],
+    "fedtad": ["10.1", "check.last", "check.rows", "check.causes"],
     "rivals": ["fedstruct", "fedggr", "hifgl"],
     "hifgl": ["9.1", "9.2", "9.3", "9.4", "9.5", "9.6", "9.7", "check.pubmed", "check.protocols"],
     "fedspray": ["8.2", "8.3", "8.5", "4.lambda1", "4.ds", "4.motivation", "check.teacher", "check.last"],

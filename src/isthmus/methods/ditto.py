@@ -17,7 +17,8 @@ With ``pull=0`` v is Local's model. Under Adam the pull is rescaled like every g
 with SGD's.
 
 # Differs from the authors' code: they alternate single steps on v and w; both read only the received w, so the order
-changes nothing. Which lambda is best on validation is left to a sweep.
+changes nothing. They average the drawn clients' updates with equal weights; here as ``weighting`` says, so that w is
+FedAvg's. Which lambda is best on validation is left to a sweep.
 """
 
 from __future__ import annotations

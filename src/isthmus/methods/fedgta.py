@@ -25,7 +25,10 @@ report, so there is no secure sum; where a client's N_i has two members, it can 
 model: the result counts how often that was so.
 
 # Differs from the authors' code: a client is always in its own N_i, and answers go to clients by name, not by place.
-Which test and validation labels a client has never enters a report.
+The model is the run's own backbone, as that of the methods it is compared with (the authors' best is GAMLP). Which test
+and validation labels a client has never enters a report.
+# Differs from public ports: they leave predictions of unlabelled nodes out and propagate predictions, not labels, of
+training nodes: another statistic.
 """
 
 from __future__ import annotations

@@ -17,7 +17,9 @@ classes nobody holds. It then reports the sums of embeddings per class and how m
 their totals, :math:`\bar C^{(j)} = \sum_i n_{ij} C_i^{(j)} / \sum_i n_{ij}`.
 
 # Differs from the authors' code: they take the plain mean over the clients that hold a class; here every node counts
-the same, so that how nodes are shared out does not change a prototype. Clients start from common weights, without which
+the same, so that how nodes are shared out does not change a prototype. They collect prototypes during the last epoch,
+with dropout, and choose among the classes a client has; here after it, without, and among all classes, so that a
+prototype is one model's and no score depends on what a client holds. Clients start from common weights, without which
 axes of embeddings would not mean the same at two clients.
 """
 

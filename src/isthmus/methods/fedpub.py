@@ -23,7 +23,8 @@ apart over rounds.
 # Differs from the authors' code: there both terms have no gradient, because they are formed of detached tensors
 (``terms=false`` trains what it trains), and clients are scored after their local epoch (``score_model=after_local``).
 The model is the run's own backbone, the same as that of the methods it is compared with; the functional embedding is
-what its last layer is given (the authors' code takes the layer before the last ahead of its ReLU).
+what its last layer is given (the authors' code takes the layer before the last ahead of its ReLU). Its data (largest
+component, features divided by their row's sum) are a matter of the scenario, not of the method.
 """
 
 from __future__ import annotations

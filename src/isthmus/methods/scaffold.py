@@ -25,6 +25,9 @@ with weight decay counted in both. The server takes :math:`x + \eta_g \frac{1}{|
 Option II reads the mean gradient off the distance walked, which is right for plain SGD only: under Adam a step is about
 ``lr`` long whatever the gradient, and the correction would be far larger than the gradient. So ``option=auto`` is II
 for SGD and I for Adam, and II with Adam is refused.
+
+# Differs from public ports: they take option II with Adam, and weight changes by the clients' nodes; here every client
+counts the same in both sums, as in the paper, without which c is not the mean of all c_i.
 """
 
 from __future__ import annotations

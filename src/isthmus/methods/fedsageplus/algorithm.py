@@ -62,7 +62,7 @@ from isthmus.methods import fedavg
 from isthmus.methods.averaging import update_line
 from isthmus.methods.fedavg import FedAvgClient, FedAvgConfig, ServerState
 from isthmus.methods.fedsageplus import generator as neighgen
-from isthmus.methods.fedsageplus.generator import Fixed, Impaired, Sizes, Slots
+from isthmus.methods.fedsageplus.generator import Fixed, Impaired, Neighbours, Sizes, Slots
 from isthmus.methods.learners import NodeLearner
 from isthmus.methods.registry import Log, Phase, register
 from isthmus.methods.training import ModelState
@@ -268,6 +268,7 @@ class FedSagePlusClient(FedAvgClient[FedSagePlusConfig]):
         self.plain = self.learner
         self._mended_by: Weights | None = None
         self.sizes = self.config.sizes(self.data.num_features, self.data.num_classes)
+        self.neighbours = Neighbours(self.data.edge_index, self.data.num_nodes)
         self._impaired: Impaired | None = None
         self._settled: Settled | None = None
         self._x: sp.csr_matrix | None = None
@@ -370,10 +371,8 @@ class FedSagePlusClient(FedAvgClient[FedSagePlusConfig]):
 
     def targets(self, asking: PartyId, missing: Tensor) -> Tensor:
         """Own nodes that another client's generated rows are compared with in this round. (V, P)"""
-        stream = self._stream.child("targets", self.round, asking)
-        return neighgen.random_targets(
-            self.data.edge_index, self.data.num_nodes, missing.clamp(max=self.sizes.most), self.sizes.most, stream
-        )
+        stream, most = self._stream.child("targets", self.round, asking), self.sizes.most
+        return self.neighbours.of_random_nodes(missing.clamp(max=most), most, stream)
 
     # -- step 2, sums of gradients -----------------------------------------------------------------
 

@@ -319,18 +319,24 @@ def row_loss(weights: Named, impaired: Impaired, known: Fixed, rows: Tensor, own
     return features + right / max(1, len(train))
 
 
-def random_targets(edge_index: Tensor, count: int, missing: Tensor, most: int, stream: Stream) -> Tensor:
-    """For every asked node some neighbours of a random node of this graph, as many as it misses: P at most, -1 where
-    there are none. (V, P)
-    """
-    generator, order = stream.torch(), torch.argsort(edge_index[1], stable=True)
-    degree = torch.bincount(edge_index[1], minlength=count)
-    source, start = edge_index[0][order], degree.cumsum(0) - degree
-    linked = torch.nonzero(degree).flatten()
-    if not len(linked):
-        return torch.full((len(missing), most), -1, dtype=torch.int64)
-    node = linked[torch.randint(len(linked), (len(missing),), generator=generator)]
-    turn = torch.randint(1 << 30, (len(missing), 1), generator=generator)
-    place = torch.arange(most)
-    drawn = source[start[node][:, None] + (turn + place) % degree[node][:, None]]
-    return torch.where(place < torch.minimum(missing, degree[node])[:, None], drawn, -1)
+class Neighbours:
+    """Neighbours of every node of a graph, to draw from."""
+
+    def __init__(self, edge_index: Tensor, count: int) -> None:
+        self.source = edge_index[0][torch.argsort(edge_index[1], stable=True)]
+        self.degree = torch.bincount(edge_index[1], minlength=count)
+        self.start = self.degree.cumsum(0) - self.degree
+        self.linked = torch.nonzero(self.degree).flatten()
+
+    def of_random_nodes(self, missing: Tensor, most: int, stream: Stream) -> Tensor:
+        """For every asked node some neighbours of a random node of this graph, as many as it misses: P at most, -1
+        where there are none. (V, P)
+        """
+        generator, linked = stream.torch(), self.linked
+        if not len(linked):
+            return torch.full((len(missing), most), -1, dtype=torch.int64)
+        node = linked[torch.randint(len(linked), (len(missing),), generator=generator)]
+        turn = torch.randint(1 << 30, (len(missing), 1), generator=generator)
+        place, degree = torch.arange(most), self.degree[node]
+        drawn = self.source[self.start[node][:, None] + (turn + place) % degree[:, None]]
+        return torch.where(place < torch.minimum(missing, degree)[:, None], drawn, -1)

@@ -20,8 +20,8 @@ features.
 # Differs from the authors' code: its topology code holds node ids of nearly uniform walks, which makes phi the number
 of training nodes of a class (``topology=counts`` is what it amounts to); dropout is off where models are scored and
 distilled; a class nobody trains has reliability 0, not NaN; a pseudo node's ``pseudo_neighbours`` are others (the
-code's top k hold the node itself). A training node whose neighbours are opposite to it (features below 0) counts 0, not
-less: shares are never negative.
+code's top k hold the node itself, which has a loop anyway). A training node whose neighbours are opposite to it
+(features below 0) counts 0, not less: shares are never negative.
 """
 
 from __future__ import annotations
