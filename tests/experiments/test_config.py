@@ -20,7 +20,7 @@ from isthmus.experiments.config import RunConfig, Settings, read_file, resolve, 
 from isthmus.experiments.config_values import coerce, parse_override
 from isthmus.experiments.presets import CONDITIONS, load_preset, preset_names
 from isthmus.experiments.scenarios import build, parts_for
-from isthmus.experiments.scoring import SCORE_RULES
+from isthmus.experiments.score_rules import SCORE_RULES
 from isthmus.experiments.variants import chosen, with_variant
 from isthmus.methods.registry import all_methods, get_method
 

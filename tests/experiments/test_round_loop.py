@@ -23,7 +23,7 @@ from isthmus.experiments.disclosure import sheet_of
 from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.result import form_result
 from isthmus.experiments.run import SimulatedRun, scenario_of
-from isthmus.experiments.scoring import SCORE_RULES
+from isthmus.experiments.score_rules import SCORE_RULES
 from isthmus.federation.ledger import Entry, channel_totals, differences
 from isthmus.methods.fedavg import ServerState
 from isthmus.methods.registry import all_methods

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from isthmus.errors import DataError, RunError
-from isthmus.experiments.scoring import SCORE_RULES, better, evaluation_line, selected_line
+from isthmus.experiments.score_rules import SCORE_RULES
+from isthmus.experiments.scoring import better, evaluation_line, selected_line
 from isthmus.federation.interface import Replies, Stacked
 from isthmus.methods.evaluation import Counter, Evaluation, Tally, tally
 

@@ -24,7 +24,8 @@ from isthmus.experiments.disclosure import sheet_of
 from isthmus.experiments.round_loop import RoundLoop
 from isthmus.experiments.run import SimulatedRun
 from isthmus.experiments.scenarios import view_of
-from isthmus.experiments.scoring import SCORE_RULES, evaluation_line, score_of
+from isthmus.experiments.score_rules import SCORE_RULES
+from isthmus.experiments.scoring import evaluation_line, score_of
 from isthmus.federation.ledger import differences
 from isthmus.federation.session import Session
 from isthmus.methods.evaluation import (

@@ -14,7 +14,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from isthmus.experiments.callbacks import Callback, Progress
-from isthmus.experiments.scoring import rule_words
+from isthmus.experiments.score_rules import rule_words
 
 if TYPE_CHECKING:
     from isthmus.experiments.config import Settings

@@ -25,7 +25,8 @@ from isthmus.data.whole_graph import Loaded
 from isthmus.errors import ConfigError, unknown
 from isthmus.experiments.config_values import coerce, flat, keys_of, plain, read_toml
 from isthmus.experiments.presets import Preset, default_preset, load_preset
-from isthmus.experiments.scoring import SCORE_RULES, rule_of_selection
+from isthmus.experiments.score_rules import SCORE_RULES
+from isthmus.experiments.scoring import rule_of_selection
 from isthmus.experiments.suitability import idle_settings
 from isthmus.experiments.variants import AUTO, NONE, settled_by_data
 from isthmus.federation.engines import ELSEWHERE, ENGINES
@@ -180,7 +181,7 @@ class Settings:
     run: RunConfig
     method_config: Any
     score: str
-    """Key of the rule that forms ``score`` (see ``scoring.SCORE_RULES``)."""
+    """Key of the rule that forms ``score`` (see ``score_rules.SCORE_RULES``)."""
 
     def __post_init__(self) -> None:
         if self.score not in SCORE_RULES:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from isthmus.errors import RunError
+from isthmus.experiments.score_rules import SCORE_RULES, of_metric
 from isthmus.federation.interface import Replies
 from isthmus.methods.evaluation import Detail, Evaluation, ScoreBins, SummedScores
 from isthmus.metrics.registry import Metric
@@ -160,22 +161,6 @@ def selected_line(lines: Sequence[Line], selection: str) -> Line:
     return best
 
 
-_MEAN = "mean of the clients' test accuracies"
-SCORE_RULES = {
-    "node_weighted_last": ("test_node_weighted", "last", f"{_MEAN} weighted by their number of nodes, last round"),
-    "node_weighted_selected": (
-        "test_node_weighted",
-        "selected",
-        f"{_MEAN} weighted by their number of nodes, at the round picked by validation",
-    ),
-    "client_mean_last": ("test_client_mean", "last", f"unweighted {_MEAN}, last round"),
-    "pooled_last": ("test", "last", "pooled test accuracy, last round"),
-    "pooled_selected": ("test", "selected", "pooled test accuracy at the round picked by validation"),
-    "client_mean_selected": ("test_client_mean", "selected", f"unweighted {_MEAN} at the round picked by validation"),
-}
-"""Rule -> (column, round, sentence)."""
-
-
 def rule_of_selection(rule: str, selection: str) -> str:
     """The rule at the round that a selection other than the preset's keeps."""
     formed = rule.removesuffix("_last").removesuffix("_selected")
@@ -201,15 +186,4 @@ def score_of(selected: Line, last: Line, rule: str, metric: str) -> tuple[float 
             sentence = f"pooled test accuracy, {instead} (secure sums show no mean over clients)"
         else:
             sentence = f"{sentence}, from a histogram with bins of {WIDTH:g}"
-    return line[column], _of(metric, sentence)
-
-
-def rule_words(rule: str, metric: str) -> str:
-    """How the score of a run will be formed, as a sentence."""
-    return _of(metric, SCORE_RULES[rule][2])
-
-
-def _of(metric: str, sentence: str) -> str:
-    if metric == "accuracy":
-        return sentence
-    return sentence.replace("accuracies", f"{metric} scores").replace("accuracy", metric)
+    return line[column], of_metric(metric, sentence)
