@@ -133,3 +133,11 @@ def test_fedprox_with_one_step_says_that_it_is_fedavg(
     with caplog.at_level(logging.WARNING, logger="isthmus"):
         resolve("fedprox", {**GRAPH, "local_epochs": epochs})
     assert any("fedprox is fedavg" in record.message for record in caplog.records) == said
+
+
+def test_accuracy_of_a_rare_class_is_doubted() -> None:
+    rare = {"dataset": "banks:accounts=300,rate=0.05", "clients": 8, "split": "stratified:40/20/40"}
+    (note,) = notes("fedavg", **rare, metric="accuracy")
+    assert "so a model that never names it is" in note and note.endswith("take metric=auprc")
+    common = rare | {"dataset": "banks:accounts=300,rate=0.2"}
+    assert not notes("fedavg", **rare) and not notes("fedavg", **common, metric="accuracy")

@@ -399,7 +399,8 @@ class SimulatedRun(RunDriver):
     ) -> None:
         self.parts = parts_for(settings, scenario)
         run = settings.run
-        self.notes = shortcomings(settings.method, self.parts, getattr(settings.method_config, "backbone", None))
+        backbone = getattr(settings.method_config, "backbone", None)
+        self.notes = shortcomings(settings.method, self.parts, backbone, run.metric)
         created = (engine or engine_class(run.engine))(
             self.parts,
             settings.method.table,

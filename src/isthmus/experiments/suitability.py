@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,10 @@ from isthmus.data.node_data import NodeData
 from isthmus.methods.fedprox import FedProxConfig
 from isthmus.methods.registry import Method
 from isthmus.methods.training import drops_nothing
+from isthmus.metrics.registry import ACCURACY
+
+RARE = 0.1
+"""Share of the rarer of two classes below which accuracy says little."""
 
 
 def idle_settings(config: Any, given: Collection[str], task: str) -> list[str]:
@@ -44,8 +48,12 @@ def idle_settings(config: Any, given: Collection[str], task: str) -> list[str]:
     return found
 
 
-def shortcomings(method: Method, parts: Mapping[str, Any], backbone: str | None = None) -> list[str]:
-    """What a method or its backbone would use that these clients do not have, one sentence each; none stops a run."""
+def shortcomings(
+    method: Method, parts: Mapping[str, Any], backbone: str | None = None, metric: str | None = None
+) -> list[str]:
+    """What a method, its backbone or a metric would use that these clients do not have, one sentence each; none stops a
+    run.
+    """
     found = []
     nodes = {client: data for client, data in parts.items() if isinstance(data, NodeData)}
     linked = any(data.cross is not None and data.cross.num_edges for data in nodes.values())
@@ -65,7 +73,19 @@ def shortcomings(method: Method, parts: Mapping[str, Any], backbone: str | None 
             f"no training label at {names}: a client that keeps a model of its own cannot train it; a common model, "
             "as fedavg's, serves it"
         )
+    if metric == ACCURACY and (share := _share_of_rarer(nodes.values())) < RARE:
+        found.append(
+            f"only {100 * share:.1f} % of the labelled nodes are of the rarer class, so a model that never names it is "
+            f"{100 - 100 * share:.1f} % accurate: take metric=auprc"
+        )
     return found
+
+
+def _share_of_rarer(parts: Iterable[NodeData]) -> float:
+    """Of two classes among training and validation nodes; 1 where there are more classes, or one."""
+    seen = [data.y[data.train | data.val] for data in parts if data.num_classes == 2]
+    counts = torch.bincount(torch.cat(seen), minlength=2) if seen else torch.zeros(2)
+    return float(counts.min() / counts.sum()) if bool((counts > 0).all()) else 1.0
 
 
 def _directed(data: NodeData) -> bool:
