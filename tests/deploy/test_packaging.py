@@ -55,6 +55,13 @@ def test_a_service_is_confined_and_its_command_exists(unit: Path, capsys: pytest
     assert program.endswith("/isthmus") and _accepted(arguments, capsys)
 
 
+def test_compiled_loops_are_kept_where_something_can_be_written() -> None:
+    """Else every job compiles them again: package and home cannot be written."""
+    assert "NUMBA_CACHE_DIR=/state/" in (FOLDER / "Dockerfile").read_text()
+    for unit in UNITS:
+        assert "NUMBA_CACHE_DIR=/var/lib/isthmus/" in unit.read_text()
+
+
 def test_the_image_is_not_root() -> None:
     lines = (FOLDER / "Dockerfile").read_text().splitlines()
     stage = lines[max(number for number, line in enumerate(lines) if line.startswith("FROM")) :]
