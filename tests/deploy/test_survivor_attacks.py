@@ -28,7 +28,6 @@ from isthmus.federation.secure import (
     read_shares,
     total_of_survivors,
 )
-from isthmus.federation.watch import Watch
 from isthmus.methods.fedavg import Broadcast, FedAvgClient, Update
 from isthmus.methods.training import Deployed
 from isthmus.privacy.masks import SumRoster
@@ -198,25 +197,54 @@ def test_what_remains_a_server_that_asks_the_same_in_two_rounds(tmp_path: Path) 
     assert same(Update(found, true.share), true)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_parties_that_were_told_different_things_in_a_round_have_no_total(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool
-) -> None:
-    """The victim is told another model than the others, in a sum that nobody needs; then an honest sum of what all say
-    of the model they scored last. Where everybody is needed masks depend on all that was asked before; who may be
-    absent was not asked all that, but all in a sum were asked the same in its round.
-    """
-    if not tied:
-        monkeypatch.setattr(Watch, "_told_here", ())
-    server = started(tmp_path, metric="macro_f1", eval_every=1)
-    evaluation, weights = Turn(0, "evaluation", 1, 2), server.party(VICTIM).client.state.weights
+class Untied(list[Any]):
+    """Remembers nothing."""
+
+    def append(self, asked: Any) -> None: ...
+
+
+def told_apart(server: HostileServer, turn: Turn, handler: str, message: type[Message], *rest: Any) -> None:
+    """The victim is told another model than the others, in a sum that nobody needs."""
+    weights = server.party(VICTIM).client.state.weights
     constant = {name: tensor * 0.0 for name, tensor in weights.items()}
     for told, parties in ((weights, [VICTIM]), (constant, NAMES[1:])):
-        deployed = Asked(server, evaluation, Deployed(told), "deploy")
-        deployed.share(parties)
-        assert deployed.mask(NAMES, parties).keys() == set(parties)
+        asked = Asked(server, turn, message(told, *rest), handler)
+        asked.share(parties)
+        assert asked.mask(NAMES, parties).keys() == set(parties)
+
+
+@pytest.mark.parametrize("phase", ["evaluation", "train"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_parties_that_were_told_different_things_in_a_round_have_no_total(
+    tmp_path: Path, tied: bool, phase: str
+) -> None:
+    """After that an honest sum of what all say of the model they have now. Where everybody is needed masks depend on
+    all that was asked before; who may be absent was not asked all that, but all in a sum were asked the same in its
+    round.
+    """
+    server = started(tmp_path, metric="macro_f1", eval_every=1)
+    for name in () if tied else NAMES:
+        watch: Any = server.party(name).watch
+        watch._told_here = Untied()
+    evaluation = Turn(0, "evaluation", 1, 2)
+    if phase == "train":
+        told_apart(server, TRAIN, "local_update", Broadcast, 96.0)
+    else:
+        told_apart(server, evaluation, "deploy", Deployed)
     counts = Asked(server, evaluation, None, "detail", 2)
     counts.share()
     total = counts.total(NAMES)
     assert (total is None) == tied, "they confirm no group to each other"
     assert tied or {int(matrix.sum()) for matrix in total.confusion.values()} != {0}
+
+
+def test_nothing_that_a_party_was_told_in_a_round_is_left_in_the_next(tmp_path: Path) -> None:
+    """Or what one was told alone would be in its answers to what all are told."""
+    server = started(tmp_path, metric="macro_f1", eval_every=1)
+    first = {name: server.party(name).client.state for name in NAMES}
+    told_apart(server, TRAIN, "local_update", Broadcast, 96.0)
+    assert all(server.party(name).client.state is not first[name] for name in NAMES)
+    server.engine.commit(2)
+    after = Asked(server, Turn(0, "train", 2, 3), Broadcast({}, 96.0))
+    after.share()
+    assert all(server.party(name).client.state is first[name] for name in NAMES)

@@ -99,6 +99,7 @@ class Party:
         self._selected_round = 0
         self._turn: Turn | None = None
         self._sums: SumParty | None = None
+        self._first: Record | None = None  # where a round begins, if clients of the run remember nothing
         self._held: dict[
             int, dict[PartyId, Message]
         ] = {}  # mail that waits for its masks, by the sequence it was made under
@@ -221,6 +222,7 @@ class Party:
     def guard_by(self, watch: Watch) -> None:
         """From now on refuse what this watch refuses."""
         self.watch = watch
+        self._first = self.client.state if watch.forgets else None
         if self._sums is not None:
             self._sums.guard = watch.guard
 
@@ -257,9 +259,12 @@ class Party:
         if self._turn is not None and (turn.incarnation, turn.step) < (self._turn.incarnation, self._turn.step):
             given, serving = (f"incarnation {t.incarnation}, step {t.step}" for t in (turn, self._turn))
             raise ProtocolError(f"{self.name}: call of {given}, already serving {serving}")
-        self._turn = turn
+        before, self._turn = self._turn, turn
         self._forget_calls()
         self.client.scratch = SimpleNamespace()
+        again = before is not None and (before.incarnation, before.step) == (turn.incarnation, turn.step)
+        if self._first is not None and not again:
+            self.client.state = self.client.forgotten(self._first)
 
     def _forget_calls(self) -> None:
         self._memory.clear()

@@ -135,6 +135,12 @@ class Client(Generic[ConfigT, StateT]):
         """State before the first round. Draw from ``self.stream(...)`` only."""
         raise TypeError(f"{type(self).__name__} must define initial_state()")
 
+    def forgotten(self, first: StateT) -> StateT:
+        """The state in which a round begins where clients may be lost, and none may remember what others were not told:
+        that before the first round. Overridden by a client with a secret.
+        """
+        return first
+
     def export(self) -> Weights:
         """The model this party ends with (written to its own model package); empty for parties without one."""
         return {}

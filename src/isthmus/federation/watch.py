@@ -183,6 +183,8 @@ class Watch:
         self._masked: set[tuple[str, int]] = set()  # mail of this place that was masked
         self._sum_steps: set[tuple[int, str]] = set()  # of this place: steps of sums that may lose parties
         self._asked: dict[tuple[int, str, str, int], set[tuple[int, str]]] = {}
+        # Of this step: phase, sequence, handler and request of the calls that clients may be absent from.
+        self._told_here: list[tuple[str, int, str, str]] = []
         self._changes = 0
         self._at = 0  # step of the party's state: of the last call, or of the checkpoint it went back to
         self._steps: set[int] = set()  # all steps in which it was ever called
@@ -276,21 +278,16 @@ class Watch:
         parts: list[str | int | bytes] = []
         for role, steps in sorted(self._told.items()):
             parts += (role, steps[-1].digest) if steps else ()
-        # Of calls that some may be absent from: who is in a sum was there in all of its round.
-        for asked in sorted(self._told_here):
-            parts += asked if asked[0] < sequence else ()
+        # Of calls that some may be absent from: who is in a sum was there in all of its round, and remembers no other.
+        place = "" if self._place is None else self._place[2]
+        for phase, number, handler, request in self._told_here:
+            parts += (phase, number, handler, request) if phase != place or number < sequence else ()
         return hashlib.sha256(frame(*parts)).digest()
 
     @property
-    def _told_here(self) -> list[tuple[int, str, str]]:
-        """Sequence, handler and request of the calls in this place that clients may be absent from."""
-        phase = "" if self._place is None else self._place[2]
-        return [
-            (sequence, handler, request)
-            for handler, seen in self._seen.items()
-            if self._at_least(self._lines[phase, handler])
-            for sequence, request in seen.items()
-        ]
+    def forgets(self) -> bool:
+        """Whether a client's state goes at the beginning of every round: who is back was not told what others were."""
+        return self.full and self.contract.at_least > 0
 
     def _tell(self, phase: str, step: int, attempt: int, handler: str, request: str) -> None:
         """Add a call that everybody gets; a step that is run again begins anew."""
@@ -389,6 +386,8 @@ class Watch:
     def _begin_place(self, call: Invocation) -> None:
         place = _place_of(call)
         if place != self._place:
+            if self._place is None or place[:2] != self._place[:2]:
+                self._told_here.clear()
             self._place, self._seen = place, {}
             self._masked.clear()
             self._sum_steps.clear()
@@ -417,6 +416,8 @@ class Watch:
             self._masked.add((call.handler, call.sequence))
         else:
             self._seen.setdefault(call.handler, {})[call.sequence] = admission.request
+            if self._at_least(admission.line) and not admission.repeated:
+                self._told_here.append((turn.phase, call.sequence, call.handler, admission.request))
             if self.full and not admission.repeated:
                 key = turn.step, turn.phase, call.handler, admission.nth
                 self._asked.setdefault(key, set()).add((call.sequence, admission.request))

@@ -428,6 +428,12 @@ class WeightedClient(ModelClient[WeightedT], Generic[WeightedT]):
         state = super().initial_state()
         return NoisyState(state.weights, state.optimizer, secrets.token_bytes(32)) if self.config.dp_noise else state
 
+    def forgotten(self, first: ModelState) -> ModelState:
+        now = self.state
+        if isinstance(first, NoisyState) and isinstance(now, NoisyState):
+            return replace(first, secret=now.secret)
+        return first
+
     def released(self, update: Weights) -> Weights:
         """What may leave of an update or a gradient where ``dp_clip`` is set: clipped over all its tensors, with
         noise; with a share of it, in whole steps of a grid, where only the total is to have it in full.
