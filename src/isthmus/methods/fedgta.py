@@ -22,7 +22,8 @@ nodes and the model's soft predictions elsewhere:
 :math:`M` is formed of :math:`Q = \mathrm{softmax}(Y)`; rows of training nodes in T and Q are their labels. The server
 answers client i with :math:`W_i = \sum_{j \in N_i} H_j W_j / \sum_{j \in N_i} H_j`. It needs every client's model and
 report, so there is no secure sum; where a client's N_i has two members, it can subtract itself and learn the other's
-model: the result counts how often that was so.
+model: the result counts how often that was so. The first moment is a mean of labels and soft labels: near the client's
+shares of classes where most of its nodes are training nodes.
 
 # Differs from the authors' code: a client is always in its own N_i, and answers go to clients by name, not by place.
 The model is the run's own backbone, as that of the methods it is compared with (the authors' best is GAMLP). Which test

@@ -14,7 +14,8 @@ No weights travel. A client trains on
 
 over its training nodes, h_v the embedding the last layer is given; the term is absent in the first round and for
 classes nobody holds. It then reports the sums of embeddings per class and how many there were: the server needs only
-their totals, :math:`\bar C^{(j)} = \sum_i n_{ij} C_i^{(j)} / \sum_i n_{ij}`.
+their totals, :math:`\bar C^{(j)} = \sum_i n_{ij} C_i^{(j)} / \sum_i n_{ij}`. A class that one client alone holds shows
+that client's mean, and one that a single node holds that node's embedding, behind masks too.
 
 # Differs from the authors' code: they take the plain mean over the clients that hold a class; here every node counts
 the same, so that how nodes are shared out does not change a prototype. They collect prototypes during the last epoch,
