@@ -353,7 +353,8 @@ class StreamedClient(EdgeClient):
     @handler
     def step_locally(self) -> None:
         """A step of the owner's own optimiser, on the gradient of the whole loss for its own copy of theta, over its
-        share: so one plain step averages to the step of FedSGD. Without a share it keeps theta.
+        share: so one plain step averages to the step of FedSGD. An owner without a share keeps theta: what its nodes
+        would give theta_s is left out.
         """
         step = self.finish()
         if step.share:
