@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.linalg
 import scipy.sparse as sp
 import torch
 from dense_powers import combined_adjacency
@@ -35,7 +36,7 @@ from isthmus.methods.fedstruct.closed_edges import NOBODY, closed_arcs, told_apa
 from isthmus.methods.fedstruct.streamed_client import KEPT_VALUES, StreamedClient
 from isthmus.methods.fedstruct.streamed_hops import ArcList, Hop, Start
 from isthmus.privacy.attacks.hop_sums import SumsOfHops, edges_by_regression, labels_from_first_hop_back
-from isthmus.privacy.determined import determined
+from isthmus.privacy.determined import Equations, determined
 from isthmus.tensors import Weights
 from isthmus.testing import check_method
 
@@ -475,6 +476,17 @@ def test_determined_unknowns_by_peeling_and_by_rank() -> None:
     )
     assert determined(matrix).tolist() == [True, True, True, True, False, False]
     assert determined(sp.csr_matrix((0, 3))).tolist() == [False] * 3
+
+
+def test_peeling_and_parts_find_what_one_rank_of_all_equations_finds() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(60):
+        shape = tuple(rng.integers(1, 12, size=2))
+        dense = (rng.random(shape) < rng.uniform(0.05, 0.5)) * rng.choice([0.5, 1.0, 2.0], size=shape)
+        equations, values = Equations(sp.csr_matrix(dense)), rng.normal(size=(shape[1], 3))
+        inside = np.abs(scipy.linalg.null_space(dense)).max(axis=1, initial=0.0) < 1e-8
+        assert np.array_equal(equations.determined, inside)
+        np.testing.assert_allclose(equations.solve(dense @ values), values * inside[:, None], atol=1e-8)
 
 
 # -- what the sums tell

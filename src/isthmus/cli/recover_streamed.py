@@ -192,8 +192,7 @@ def _attack(
     exposed, series = [], []
     for sums in forward:
         exposed.append(sums.nodes[sums.exposed])
-        solve = np.linalg.pinv(sums.edges.toarray())[sums.exposed]
-        series.append([[solve @ (sums.edges @ hop[sums.nodes]) for hop in hops[:-1]] for hops in played.values])
+        series.append([[sums.solved(sums.edges @ hop[sums.nodes]) for hop in hops[:-1]] for hops in played.values])
     nodes = np.concatenate(exposed) if exposed else np.zeros(0, dtype=np.int64)
     found["exposed"] += len(nodes)
     if len(nodes):
@@ -223,9 +222,11 @@ def _attack(
         found["labels"] += int(labels.certain.sum())
         found["right"] += int((labels.certain & (labels.labels == classes[alone])).sum())
         single = single_residuals(sums.edges @ played.start_back[sums.nodes])
-        around = (classes[sums.nodes][None, :] == single.labels[:, None]) & (sums.edges.toarray() > 0)
+        entries = sums.edges.tocoo()
+        hit = (classes[sums.nodes[entries.col]] == single.labels[entries.row]) & (entries.data > 0)
+        around = np.bincount(entries.row[hit], minlength=len(single.labels)) > 0
         found["slots"] += int(single.certain.sum())
-        found["slots right"] += int((single.certain & around.any(axis=1)).sum())
+        found["slots right"] += int((single.certain & around).sum())
 
 
 def _neighbours(data: NodeData, position: Mapping[int, int], *, outgoing: bool) -> NDArray[np.int64]:

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from isthmus.privacy.attacks.labels import Labels, labels_from_signs
-from isthmus.privacy.determined import determined
+from isthmus.privacy.determined import Equations
 
 Reals = NDArray[np.float64]
 MOST_NEIGHBOURS = 8
@@ -39,16 +40,18 @@ class SumsOfHops:
     edges: sp.csr_matrix
     nodes: NDArray[np.int64]
 
+    @cached_property
+    def _equations(self) -> Equations:
+        return Equations(self.edges)
+
     @property
     def exposed(self) -> NDArray[np.bool_]:
         """(m,), nodes whose single values follow from the sums."""
-        return determined(self.edges)
+        return self._equations.determined
 
     def solved(self, sums: Reals) -> Reals:
         """Values of the exposed nodes, from sums (s, c). (exposed, c)"""
-        dense = self.edges.toarray()
-        values: Reals = np.linalg.lstsq(dense, sums, rcond=None)[0][self.exposed]
-        return values
+        return self._equations.solve(sums)[self.exposed]
 
 
 def edges_by_regression(
@@ -110,11 +113,12 @@ def labels_from_first_hop_back(sums: SumsOfHops, first: Reals) -> tuple[NDArray[
         left.eliminate_zeros()
         zero = np.abs(rest).max(axis=1, initial=0.0) <= noise
         silent = ~known & (np.asarray(left[zero].sum(axis=0)).ravel() > 0)
-        alone = ~known & ~silent & determined(left)
+        equations = Equations(left)
+        alone = ~known & ~silent & equations.determined
         if not silent.any() and not alone.any():
             alone, values = _in_two_sums(left, rest, zero, noise, values)
         elif alone.any():
-            values[alone] = np.linalg.lstsq(left.toarray(), rest, rcond=None)[0][alone]
+            values[alone] = equations.solve(rest)[alone]
         if not silent.any() and not alone.any():
             break
         known |= silent | alone
@@ -128,12 +132,14 @@ def _in_two_sums(
 ) -> tuple[NDArray[np.bool_], Reals]:
     """Nodes that are the only one two equal sums have in common, and values with theirs."""
     found, rows = np.zeros(left.shape[1], dtype=bool), np.flatnonzero(~zero)
-    common = sp.csr_matrix(left.sign() @ left.sign().T).toarray()
-    for place, one in enumerate(rows):
-        for other in rows[place + 1 :]:
-            if common[one, other] == 1 and np.abs(rest[one] - rest[other]).max() <= noise:
-                node = int(np.intersect1d(left[[one]].indices, left[[other]].indices)[0])
-                found[node], values[node] = True, rest[one] / left[one, node]
+    member = sp.csr_matrix(left[rows].sign())
+    common = sp.triu(member @ member.T, k=1).tocoo()
+    once = common.data == 1
+    one, other = rows[common.row[once]], rows[common.col[once]]
+    equal = np.abs(rest[one] - rest[other]).max(axis=1, initial=0.0) <= noise
+    for first, second in zip(one[equal], other[equal], strict=True):
+        node = int(np.intersect1d(left[[first]].indices, left[[second]].indices)[0])
+        found[node], values[node] = True, rest[first] / left[first, node]
     return found, values
 
 
