@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1] / "src" / "isthmus"
-BASE = frozenset({"errors", "tensors", "seeds", "records", "registry"})
+BASE = frozenset({"compiling", "errors", "tensors", "seeds", "records", "registry"})
 ENGINES = "federation.engines"
 
 MAY_IMPORT: dict[str, frozenset[str]] = {

@@ -28,10 +28,10 @@ from itertools import combinations, permutations, product
 
 import numpy as np
 import scipy.sparse as sp
-from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
+from isthmus.compiling import machine_code
 from isthmus.errors import DataError
 
 ORBITS = 73
@@ -312,10 +312,11 @@ def _count_k5(adjacency: sp.csr_matrix) -> Counts:
     rows = np.repeat(np.arange(nodes), degree)
     later = rank[adjacency.indices] > rank[rows]
     indptr = np.append(0, np.cumsum(np.bincount(rows[later], minlength=nodes)))
-    return _k5(indptr.astype(np.int64), adjacency.indices[later].astype(np.int64), nodes)
+    found: Counts = _k5(indptr.astype(np.int64), adjacency.indices[later].astype(np.int64), nodes)
+    return found
 
 
-@njit(cache=True)
+@machine_code
 def _k5(indptr: Counts, indices: Counts, nodes: int) -> Counts:  # pragma: no cover -- compiled
     found = np.zeros(nodes, dtype=np.int64)
     level = np.zeros(nodes, dtype=np.int64)  # how many of the chosen nodes each node follows, along the chain

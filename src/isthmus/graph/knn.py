@@ -15,15 +15,15 @@ Shapes: rows (n, d), of length one or zero -> (n, k + 1), int64; column 0 is the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
+from isthmus.compiling import machine_code
 from isthmus.errors import ConfigError, DataError
 
 BLOCK_VALUES = 1 << 24
@@ -69,16 +69,7 @@ def check_rows(rows: Tensor, k: int) -> Tensor:
     return rows
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-    try:
-        compiled: Callable[..., Any] = njit(cache=True, **options)(function)
-    except RuntimeError:  # neither the package folder nor the user's cache folder can be written
-        compiled = njit(**options)(function)
-    return compiled
-
-
-@_compiled
+@partial(machine_code, error_model="numpy")
 def _nearest(
     begin: int, similar: NDArray[Any], rows: NDArray[Any], k: int, margin: float, found: NDArray[np.int64]
 ) -> None:

@@ -20,13 +20,14 @@ Why not a library: pecanpy needs gensim, numba-progress and nptyping for these t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
-from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
+from isthmus.compiling import machine_code
 from isthmus.errors import ConfigError
 from isthmus.graph.normalise import adjacency
 from isthmus.seeds import Stream
@@ -97,7 +98,7 @@ class Node2Vec:
         return torch.from_numpy(rows)
 
 
-@njit(cache=True)
+@machine_code
 def _walks(
     indptr: Ints,
     indices: Ints,
@@ -139,7 +140,7 @@ def _walks(
     return walks
 
 
-@njit(cache=True, fastmath=True)
+@partial(machine_code, fastmath=True)
 def _learn(
     walks: Ints,
     context: int,

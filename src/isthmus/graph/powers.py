@@ -13,13 +13,14 @@ every machine cuts the same entries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
-from numba import njit
 from numpy.typing import NDArray
+
+from isthmus.compiling import machine_code
 
 Block = sp.csr_matrix | NDArray[np.floating[Any]]
 
@@ -175,15 +176,7 @@ def _select(block: sp.csr_matrix, kept: NDArray[np.bool_]) -> sp.csr_matrix:
     return sp.csr_matrix((block.data[kept], block.indices[kept], before[block.indptr]), shape=block.shape)
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    try:
-        compiled: Callable[..., Any] = njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # neither the package folder nor the user's cache folder can be written
-        compiled = njit(nogil=True)(function)
-    return compiled
-
-
-@_compiled
+@machine_code
 def _mark_rows(indptr: Any, values: Any, count: int, kept: Any) -> None:
     for row in range(len(indptr) - 1):
         begin, end = indptr[row], indptr[row + 1]

@@ -17,10 +17,10 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
+from isthmus.compiling import machine_code
 from isthmus.errors import ProtocolError
 
 Array = NDArray[Any]
@@ -30,19 +30,12 @@ _WORK_PER_THREAD = 1 << 20
 
 # "contract" lets a * b + c become one instruction; nothing else about rounding is relaxed. The numpy error model drops
 # the division-by-zero branch that would keep the loops from being vectorised.
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
+_OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract"}}
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """The compiled function, kept on disk between processes where there is a place to keep it.
-
-    When editing a loop here that loops in other files call, touch those files too: what is kept is renewed by file.
-    """
-    try:
-        compiled: Callable[..., Any] = njit(**(_OPTIONS | options), cache=True)(function)
-    except RuntimeError:  # neither the package folder nor the user's cache folder can be written
-        compiled = njit(**(_OPTIONS | options))(function)
-    return compiled
+    """`machine_code` with these options."""
+    return machine_code(function, **(_OPTIONS | options))
 
 
 class Csr(Protocol):

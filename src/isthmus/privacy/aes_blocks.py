@@ -24,7 +24,7 @@ from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from isthmus.privacy.kernels import _compiled
+from isthmus.compiling import machine_code
 
 KEY_BYTES = 16
 _ROUNDS = 10
@@ -133,7 +133,7 @@ def _add_blocks(typing: Any, target: Any, keys: Any, first: Any, minus: Any) -> 
     return types.void(types.uintp, types.uintp, types.uint64, types.boolean), generate
 
 
-@_compiled
+@machine_code
 def _add(
     target: NDArray[np.uint64],
     keys: NDArray[np.uint8],

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from isthmus.compiling import machine_code
 from isthmus.privacy.field import Elements, Field
-from isthmus.privacy.kernels import _compiled, _inlined
+from isthmus.privacy.kernels import inlined
 
 KEY_BYTES = 32
 Keys = NDArray[np.uint8]
@@ -81,7 +82,7 @@ def _shape_of(field: Field) -> tuple[Any, Any]:
     return (1, np.uint64(32 - bits)) if bits <= 32 else (2, np.uint64(64 - bits))
 
 
-@_inlined
+@inlined
 def _quarter(x: Any, a: int, b: int, c: int, d: int) -> None:
     """The quarter round on all lanes. Everything is cut to 32 bits at once: numba would go on in 64 and fill half the
     registers.
@@ -104,7 +105,7 @@ def _quarter(x: Any, a: int, b: int, c: int, d: int) -> None:
         row_a[i], row_b[i], row_c[i], row_d[i] = p, q, r, s
 
 
-@_compiled
+@machine_code
 def _blocks(keys: Any, begin: int, count: int, nonce: Any, counter: int, start: Any, x: Any) -> None:
     """Blocks of ``count`` keys from row ``begin`` into the columns of ``x`` (16, lanes); unused lanes repeat the last
     key.
@@ -135,7 +136,7 @@ def _blocks(keys: Any, begin: int, count: int, nonce: Any, counter: int, start: 
             x[j, i] += start[j, i]
 
 
-@_compiled
+@machine_code
 def _expand(keys: Any, nonce: Any, words: int, shift: Any, prime: Any, out: Any) -> None:
     """Elements of all keys. A stream is read word by word; what is not below the prime is passed over."""
     count, width = out.shape

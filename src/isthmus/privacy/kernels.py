@@ -4,12 +4,13 @@ into floats.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from isthmus.compiling import machine_code
 
 Elements = NDArray[np.uint64]
 
@@ -19,20 +20,10 @@ _LOW29, _LOW32 = np.uint64(2**29 - 1), np.uint64(2**32 - 1)
 _ONE, _63, _2048, _ALL = np.uint64(1), np.uint64(63), np.uint64(2048), np.uint64(2**64 - 1)
 
 
-def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """A function as machine code, kept on disk where that can be written."""
-    try:
-        compiled: Callable[..., Any] = njit(nogil=True, cache=True, **options)(function)
-    except RuntimeError:  # neither the package folder nor the user's cache folder can be written
-        compiled = njit(nogil=True, **options)(function)
-    return compiled
+inlined = partial(machine_code, inline="always")
 
 
-def _inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    return _compiled(function, inline="always")
-
-
-@_inlined
+@inlined
 def _mul61(a: np.uint64, b: np.uint64) -> np.uint64:
     """a b mod 2^61 - 1 from four 32-bit products, with 2^64 = 8 and 2^61 = 1."""
     a_high, a_low, b_high, b_low = a >> _32, a & _LOW32, b >> _32, b & _LOW32
@@ -45,14 +36,14 @@ def _mul61(a: np.uint64, b: np.uint64) -> np.uint64:
     return total - _P61 if total >= _P61 else total
 
 
-@_compiled
+@machine_code
 def mul61(a: Elements, b: Elements, out: Elements) -> None:
     """Products of flat arrays modulo 2^61 - 1."""
     for i in range(out.size):
         out[i] = _mul61(a[i], b[i])
 
 
-@_compiled
+@machine_code
 def combine61(coefficients: Elements, arrays: Elements, out: Elements) -> None:
     """``out[m] = sum_k coefficients[m, k] arrays[k]`` modulo 2^61 - 1: (M, K), (K, n) -> (M, n)."""
     for m in range(coefficients.shape[0]):
@@ -65,7 +56,7 @@ def combine61(coefficients: Elements, arrays: Elements, out: Elements) -> None:
             out[m, i] = total
 
 
-@_compiled
+@machine_code
 def combine31(coefficients: Elements, arrays: Elements, out: Elements) -> None:
     """The same modulo 2^31 - 1, where products fit in a word."""
     for m in range(coefficients.shape[0]):
@@ -76,7 +67,7 @@ def combine31(coefficients: Elements, arrays: Elements, out: Elements) -> None:
             out[m, i] = total
 
 
-@_compiled
+@machine_code
 def segment_sum(values: Elements, segment: NDArray[np.int64], prime: np.uint64, out: Elements) -> None:
     """``out[segment[e]] += values[e]`` modulo a prime below 2^63: (E, d), (E,) -> (n, d)."""
     for e in range(values.shape[0]):
@@ -86,14 +77,14 @@ def segment_sum(values: Elements, segment: NDArray[np.int64], prime: np.uint64, 
             out[row, d] = total - prime if total >= prime else total
 
 
-@_compiled
+@machine_code
 def fixed_point(values: NDArray[Any], scale: float, out: NDArray[np.int64]) -> None:
     """``out = round(scale values)``, of numbers that the caller has found to be small enough."""
     for i in range(values.size):
         out[i] = np.int64(np.rint(np.float64(values[i]) * scale))
 
 
-@_compiled
+@machine_code
 def odd_multiples(words: Elements, step: np.uint64) -> np.uint64:
     """``sum_k (2 k + 1) step words[k]`` modulo 2^64."""
     total, factor = _ZERO, step
@@ -109,7 +100,7 @@ def odd_multiples(words: Elements, step: np.uint64) -> np.uint64:
 # ------------------------------------------------------------------
 
 
-@_inlined
+@inlined
 def _one_of(k: np.uint64, words: Elements, at: int) -> tuple[bool, int]:
     """True with probability 1 / k."""
     limit = _ALL - _ALL % k  # a multiple of k
@@ -121,7 +112,7 @@ def _one_of(k: np.uint64, words: Elements, at: int) -> tuple[bool, int]:
     return False, words.size + 1
 
 
-@_compiled
+@machine_code
 def _exp_minus(numerator: np.uint64, bits: np.uint64, words: Elements, at: int) -> tuple[bool, int]:
     """True with probability exp(-numerator / 2^bits), of a fraction of at most 1 (algorithm 1)."""
     mask, k = (_ONE << bits) - _ONE, _ONE
@@ -136,7 +127,7 @@ def _exp_minus(numerator: np.uint64, bits: np.uint64, words: Elements, at: int) 
     return False, words.size + 1
 
 
-@_compiled
+@machine_code
 def discrete_gaussians(out: NDArray[np.int64], done: int, words: Elements, bits: int) -> tuple[int, int]:
     """Draw ``out[done:]`` from a stream; returns how many are drawn, and how many words those took."""
     shift, scale = np.uint64(bits), _ONE << np.uint64(bits)
