@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +13,8 @@ from packages import weight_hashes
 from isthmus.deploy.heartbeat import read_heartbeat
 from isthmus.deploy.loopback import LoopbackFederation, prepare_run
 from isthmus.deploy.processes import descendants
-from isthmus.deploy.run_status import HEARTBEAT, committed_rounds
+from isthmus.deploy.run_files import FAILED, HEARTBEAT
+from isthmus.deploy.run_status import committed_rounds
 from isthmus.experiments.config import Settings, resolve
 from isthmus.experiments.run import start
 from isthmus.experiments.variants import first_variant
@@ -64,7 +66,14 @@ def wait_until(condition: Callable[[], Any], timeout: float = TIMEOUT) -> Any:
 
 
 def at_round(federation: LoopbackFederation, run: str, step: int) -> None:
-    wait_until(lambda: committed_rounds(federation.runs / run) >= step)
+    """Wait for a round; a run that was given up is said at once."""
+
+    def reached() -> bool:
+        failed = federation.runs / run / FAILED
+        assert not failed.exists() or json.loads(failed.read_text())["again"], failed.read_text()
+        return committed_rounds(federation.runs / run) >= step
+
+    wait_until(reached)
 
 
 def server_job(federation: LoopbackFederation, run: str) -> int:

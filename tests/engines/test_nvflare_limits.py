@@ -180,18 +180,6 @@ class SlowNet(nn.Module):
 """
 
 
-LENIENT = """
-[policy]
-secure_sum = false
-least_in_sum = 2
-fixed_roster = false
-hidden_from_server = []
-hidden_from_others = []
-scores = "each"
-survivors = 1000
-"""
-
-
 def test_a_slow_client_stalls_nobody_beyond_the_deadline(tmp_path: Path) -> None:
     """A client that answers every ping but takes 20 s for a step: rounds go on without it, and later with it."""
     flag, net, runs = tmp_path / "slow", tmp_path / "net.py", tmp_path / "runs"
@@ -199,9 +187,6 @@ def test_a_slow_client_stalls_nobody_beyond_the_deadline(tmp_path: Path) -> None
     runs.mkdir()
     given = {"backbone": f"{net}:SlowNet", "reset_optimizer": True, "deadline": 4.0, "least_clients": 2}
     federation = LoopbackFederation(3, runs, tmp_path / "state", plugins=[net])
-    for name in federation.names:
-        with (federation.folder / f"{name}.toml").open("a") as file:
-            file.write(LENIENT)
     with federation:
         settings = settings_of("fedavg", "nvflare", {**given, "checkpoint.every": 1}, rounds=400, patience=0)
         add_run(federation, "r", settings)
