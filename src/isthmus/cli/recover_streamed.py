@@ -60,7 +60,7 @@ Told = tuple[str, str, str, str, dict[str, float]]
 
 @dataclass(frozen=True)
 class Played:
-    """Values of all nodes by round and hop, and the residuals that the way back begins with.
+    """Values of all nodes by round and hop, and the residuals that the backward pass begins with.
 
     Args:
         values: [round][hop] (n, c), hop 0 ... L, rows in the order of ``ids``.

@@ -155,7 +155,7 @@ class Hops:
             self.terms.append(part)
 
     def turn(self, residual: Tensor) -> None:
-        """Begin the way back: G^(L) = beta_L R."""
+        """Begin the backward pass: G^(L) = beta_L R."""
         self.residual = residual
         self.grad = torch.zeros_like(self.values)
         self._give(len(self.betas) - 1)

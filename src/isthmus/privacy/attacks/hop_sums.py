@@ -4,8 +4,8 @@ between foreign nodes, labels of foreign training nodes.
 A client is given, for each of its boundary nodes v, the sum of Z_u over foreign neighbours u. It knows its own edges,
 so M x = y with a known M: values that M determines are *exposed* (`isthmus.privacy.determined`). The next hop is
 Z_u' = (Z_u + sum over neighbours of Z) / d_u for every node u, so a regression of exposed values of one hop on those of
-the hop before finds edges between exposed nodes. On the way back the first sums are of residuals yhat - y over d, which
-are negative at the label alone.
+the hop before finds edges between exposed nodes. In the backward pass the first sums are of residuals yhat - y over d,
+which are negative at the label alone.
 
 Whoever reads messages sender by sender (without secure sums) has the same with one M per sender, and so more exposed.
 """
@@ -103,7 +103,7 @@ def labels_from_first_hop_back(sums: SumsOfHops, first: Reals) -> tuple[NDArray[
     known is subtracted, and the rest looked at again.
 
     Args:
-        first: (s, c), what the first hop of the way back brought.
+        first: (s, c), what the first hop of the backward pass brought.
     """
     noise = 1e-5 * float(np.abs(first).max(initial=0.0))
     edges, rest = sums.edges.astype(np.float64).tolil(copy=True).tocsr(), first.astype(np.float64).copy()
