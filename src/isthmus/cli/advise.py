@@ -10,7 +10,7 @@ import typer
 
 from isthmus.cli.console import print_table
 from isthmus.cli.known import check_run
-from isthmus.cli.run import Clients, Config, Dataset, Json, Metric, Partition, Set, Split
+from isthmus.cli.options import Clients, Config, Dataset, Json, Metric, Partition, Set, Split
 
 if TYPE_CHECKING:
     from isthmus.experiments.advice.rules import Advice

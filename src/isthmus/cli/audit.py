@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isthmus.cli.console import print_table, stdout
-from isthmus.cli.run import Json
+from isthmus.cli.options import Json
 from isthmus.errors import DataError, check_run_folder
 
 if TYPE_CHECKING:

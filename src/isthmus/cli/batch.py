@@ -5,22 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 if TYPE_CHECKING:
     from isthmus.api.batch import Runner
     from isthmus.experiments.batch import Job, Outcome
-
-Runs = Annotated[int, typer.Option(help="Number of seeds; all methods use the same.", min=1)]
-Jobs = Annotated[int | None, typer.Option(help="Runs at a time (default: one per core).", min=1)]
-Out = Annotated[
-    Path | None, typer.Option(help="Folder of runs and report; finished runs in it are used, begun ones continued.")
-]
-TableFile = Annotated[
-    Path | None, typer.Option("--table", help="Also write the table into this file: .csv, .md or .tex.")
-]
 
 
 def interruptible(workers: int | None, *, silent: bool = False) -> Runner:

@@ -8,25 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from isthmus.cli.batch import Jobs, Out, Runs, TableFile, interruptible
+from isthmus.cli.batch import interruptible
 from isthmus.cli.console import print_table, received
-from isthmus.cli.known import check_run
-from isthmus.cli.run import (
-    Clients,
-    Config,
-    Dataset,
-    EngineName,
-    Json,
-    Metric,
-    Partition,
-    Plugin,
-    Preset,
-    Profile,
-    Rounds,
-    Set,
-    Split,
-)
-from isthmus.experiments.config_values import parse_override
+from isthmus.cli.options import BatchOptions, takes
 
 if TYPE_CHECKING:
     from isthmus.api.table import Table
@@ -37,58 +21,37 @@ SPARE = ("shared", "ms/round", "parameters", "seeds", "down", "peer", "up", "tes
 """Columns a narrow terminal does without, in this order."""
 
 
+@takes(BatchOptions)
 def command(
     methods: Annotated[
         list[str],
         typer.Argument(help="Methods, with own settings as in local:backbone=mlp; differences are to the first."),
     ],
-    dataset: Dataset = None,
-    partition: Partition = None,
-    clients: Clients = None,
-    split: Split = None,
-    rounds: Rounds = None,
-    preset: Preset = None,
-    profile: Profile = None,
-    metric: Metric = None,
-    engine: EngineName = None,
-    config: Config = None,
-    set_: Set = None,
-    plugin: Plugin = None,
-    runs: Runs = 3,
-    jobs: Jobs = None,
-    out: Out = None,
-    table: TableFile = None,
-    json_: Json = False,
+    *,
+    options: BatchOptions,
 ) -> None:
     """Run several methods on one scenario; table, disclosure and report."""
-    overrides = dict(parse_override(text) for text in set_ or ())
-    check_run(methods, dataset, overrides, config, plugin, preset)
+    options.check(methods)
     from isthmus.api.batch import raise_failure
     from isthmus.api.compare import compare_outcomes
     from isthmus.api.table import check_table_file, write_table
 
-    check_table_file(table)
-    flags = {
-        "dataset": dataset,
-        "partition": partition,
-        "clients": clients,
-        "split": split,
-        "rounds": rounds,
-        "preset": preset,
-        "profile": profile,
-        "metric": metric,
-        "engine": engine,
-        "plugins": plugin,
-    }
+    check_table_file(options.table)
     found, outcomes = compare_outcomes(
-        methods, flags, overrides, config, runs=runs, out=out, run=interruptible(jobs, silent=True)
+        methods,
+        options.flags,
+        options.overrides,
+        options.config,
+        runs=options.runs,
+        out=options.out,
+        run=interruptible(options.jobs, silent=True),
     )
-    if json_:
+    if options.json_:
         print(json.dumps(found))
     elif "report" in found:
         _print_comparison(found)
-    if table is not None:
-        write_table([found.table()], table)
+    if options.table is not None:
+        write_table([found.table()], options.table)
     raise_failure(outcomes)
 
 

@@ -8,7 +8,7 @@ import typer
 
 from isthmus.cli.console import print_table, stdout
 from isthmus.cli.known import check_run
-from isthmus.cli.run import Plugin, Preset, Profile
+from isthmus.cli.options import Plugin, Preset, Profile
 from isthmus.experiments.config_values import parse_override
 
 NAME = "disclose"

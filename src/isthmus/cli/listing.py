@@ -11,7 +11,7 @@ import typer
 
 from isthmus.cli.console import print_table
 from isthmus.cli.known import known
-from isthmus.cli.run import Plugin
+from isthmus.cli.options import Plugin
 from isthmus.errors import ConfigError, unknown
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isthmus.api.progress import clock
-from isthmus.cli.batch import Jobs, TableFile, interruptible
+from isthmus.cli.batch import interruptible
 from isthmus.cli.console import print_table, stdout
-from isthmus.cli.run import Json
+from isthmus.cli.options import Jobs, Json, TableFile
 
 if TYPE_CHECKING:
     from isthmus.api.reproduce import Reproduction

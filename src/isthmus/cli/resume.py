@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from isthmus.api.progress import ProgressDisplay
-from isthmus.cli.run import Json, run_and_print
+from isthmus.cli.options import Json
+from isthmus.cli.run import run_and_print
 from isthmus.errors import check_run_folder
 
 NAME = "resume"

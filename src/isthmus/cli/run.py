@@ -13,92 +13,47 @@ import typer
 
 from isthmus.api.progress import ProgressDisplay
 from isthmus.cli.console import print_result, print_results
-from isthmus.cli.known import check_run
-from isthmus.experiments.config_values import parse_override
+from isthmus.cli.options import Json, RunOptions, takes
 
 NAME = "run"
 
-Dataset = Annotated[str | None, typer.Option(help="Data set; isthmus datasets lists them.")]
-Partition = Annotated[
-    str | None, typer.Option(help="How the data are divided between clients; isthmus partitions lists them.")
-]
-Clients = Annotated[int | None, typer.Option(help="Number of clients.")]
-Split = Annotated[
-    str | None,
-    typer.Option(help="Train/validation/test in percent, e.g. 10/10/80, or a rule."),
-]
-Rounds = Annotated[int | None, typer.Option(help="Rounds of the main phase.")]
-Preset = Annotated[str | None, typer.Option(help="Settings to start from: general, or a paper's, e.g. fedstruct.")]
-Profile = Annotated[
-    str | None, typer.Option(help="paper = as published, with corrections; reference = as the published code did.")
-]
-Metric = Annotated[str | None, typer.Option(help="Score to report and to pick a round by, e.g. auprc.")]
-EngineName = Annotated[str | None, typer.Option("--engine", help="Where parties run: local, ray or nvflare.")]
-Config = Annotated[Path | None, typer.Option("--config", help="TOML file with settings.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="Any setting, as key=value; may be repeated.")]
-Plugin = Annotated[
-    list[str] | None,
-    typer.Option("--plugin", help="Own code to load first: ./file.py or an importable module; may be repeated."),
-]
-Out = Annotated[Path | None, typer.Option(help="Run folder (default: a new one under runs/).")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
-
+@takes(RunOptions)
 def command(
     method: Annotated[
         str, typer.Argument(help="Method; isthmus methods lists them. Or a file of your own, ./file.py; or auto.")
     ],
-    dataset: Dataset = None,
-    partition: Partition = None,
-    clients: Clients = None,
-    split: Split = None,
+    *,
+    options: RunOptions,
     seed: Annotated[str | None, typer.Option(help="Seed of the run; several, as 0,1,2, give one run each.")] = None,
-    rounds: Rounds = None,
-    preset: Preset = None,
-    profile: Profile = None,
-    metric: Metric = None,
-    engine: EngineName = None,
-    config: Config = None,
-    set_: Set = None,
-    plugin: Plugin = None,
     runs: Annotated[int | None, typer.Option(help="Number of seeds, counting up from --seed (or 0).", min=1)] = None,
-    out: Out = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder (default: a new one under runs/).")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run that is in --out already.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
     json_: Json = False,
 ) -> None:
     """Run a method and write a run folder."""
-    overrides = dict(parse_override(text) for text in set_ or ())
     chosen = _seeds(seed)
-    check_run([method], dataset, overrides, config, plugin, preset)
+    options.check([method])
     from isthmus.api.runs import run_several, seeds_of
     from isthmus.experiments.advice.auto import AUTO
     from isthmus.experiments.config import resolve
     from isthmus.experiments.run import start
 
-    flags = {
-        "dataset": dataset,
-        "partition": partition,
-        "clients": clients,
-        "split": split,
-        "rounds": rounds,
-        "preset": preset,
-        "profile": profile,
-        "metric": metric,
-        "engine": engine,
-        "plugins": plugin,
-    }
+    overrides, config = options.overrides, options.config
     several = seeds_of(chosen, runs)
     if method == AUTO:
-        _run_auto({**flags, "seed": chosen}, overrides, config, out, several=several is not None, json_=json_)
+        _run_auto({**options.flags, "seed": chosen}, overrides, config, out, several=several is not None, json_=json_)
         return
     display = ProgressDisplay()
     shown = [] if quiet else [display]
+    each = [
+        resolve(method, {**options.flags, "seed": number}, overrides, config)
+        for number in ([chosen] if several is None else several)
+    ]
     if several is None:
-        settings = resolve(method, {**flags, "seed": chosen}, overrides, config)
-        run_and_print(display, lambda: start(settings, out, shown, overwrite=overwrite), json_)
+        run_and_print(display, lambda: start(each[0], out, shown, overwrite=overwrite), json_)
         return
-    each = [resolve(method, {**flags, "seed": number}, overrides, config) for number in several]
     run_and_print(display, lambda: run_several(each, out, shown, overwrite=overwrite), json_)
 
 

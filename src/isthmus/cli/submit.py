@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from isthmus.api.progress import ProgressDisplay
-from isthmus.cli.run import Json, run_and_print
+from isthmus.cli.options import Json
+from isthmus.cli.run import run_and_print
 from isthmus.errors import ConfigError, no_federation
 
 NAME = "submit"

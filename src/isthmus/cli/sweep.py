@@ -8,86 +8,49 @@ from typing import Annotated, Any
 
 import typer
 
-from isthmus.cli.batch import Jobs, Out, Runs, TableFile, interruptible
+from isthmus.cli.batch import interruptible
 from isthmus.cli.console import print_table
-from isthmus.cli.known import check_run
-from isthmus.cli.run import (
-    Clients,
-    Config,
-    Dataset,
-    EngineName,
-    Json,
-    Metric,
-    Partition,
-    Plugin,
-    Preset,
-    Profile,
-    Rounds,
-    Set,
-    Split,
-)
-from isthmus.experiments.config_values import parse_override
+from isthmus.cli.options import BatchOptions, takes
 
 NAME = "sweep"
 
 
+@takes(BatchOptions, runs=1)
 def command(
     method: Annotated[str, typer.Argument(help="Method; isthmus methods lists them.")],
     grid: Annotated[
         list[str], typer.Option(help="Values of a setting, as key=a,b,c (lists as [64],[64,64]); may be repeated.")
     ],
-    dataset: Dataset = None,
-    partition: Partition = None,
-    clients: Clients = None,
-    split: Split = None,
-    rounds: Rounds = None,
-    preset: Preset = None,
-    profile: Profile = None,
-    metric: Metric = None,
-    engine: EngineName = None,
-    config: Config = None,
-    set_: Set = None,
-    plugin: Plugin = None,
-    runs: Runs = 1,
-    jobs: Jobs = None,
-    out: Out = None,
-    table: TableFile = None,
-    json_: Json = False,
+    *,
+    options: BatchOptions,
 ) -> None:
     """Run a method over a grid of settings."""
-    overrides = dict(parse_override(text) for text in set_ or ())
-    swept = [text.partition("=")[0] for text in grid]
-    check_run([method], dataset, [*overrides, *swept], config, plugin, preset)
+    options.check([method], [text.partition("=")[0] for text in grid])
     from isthmus.api.batch import raise_failure
     from isthmus.api.sweep import parse_grid, sweep_outcomes
     from isthmus.api.table import check_table_file, write_table
     from isthmus.errors import ConfigError
 
-    check_table_file(table)
+    check_table_file(options.table)
     axes = dict(parse_grid(text) for text in grid)
     if len(axes) < len(grid):
         raise ConfigError("a key is in two --grid options: give all its values in one")
-    flags = {
-        "dataset": dataset,
-        "partition": partition,
-        "clients": clients,
-        "split": split,
-        "rounds": rounds,
-        "preset": preset,
-        "profile": profile,
-        "metric": metric,
-        "engine": engine,
-        "plugins": plugin,
-    }
     found, outcomes = sweep_outcomes(
-        method, axes, flags, overrides, config, runs=runs, out=out, run=interruptible(jobs, silent=True)
+        method,
+        axes,
+        options.flags,
+        options.overrides,
+        options.config,
+        runs=options.runs,
+        out=options.out,
+        run=interruptible(options.jobs, silent=True),
     )
-    if json_:
+    if options.json_:
         print(json.dumps(found))
     elif any(row["seeds"] for row in found["rows"]):
         _print_sweep(found)
-    if table is not None:
-        write_table([found.table()], table)
+    if options.table is not None:
+        write_table([found.table()], options.table)
     raise_failure(outcomes)
 
 

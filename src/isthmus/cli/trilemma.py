@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from isthmus.api.several import SPREAD
-from isthmus.cli.batch import Jobs, Out, Runs, TableFile, interruptible
+from isthmus.cli.batch import interruptible
 from isthmus.cli.console import print_table, stdout
-from isthmus.cli.known import check_run
-from isthmus.cli.run import Clients, Config, Dataset, Json, Metric, Partition, Plugin, Preset, Rounds, Set, Split
+from isthmus.cli.options import BatchOptions, takes
 
 if TYPE_CHECKING:
     from isthmus.api.compare import Comparison
@@ -32,53 +31,29 @@ MEANING = (
 )
 
 
+@takes(BatchOptions, without=("profile", "engine"), preset="own")
 def command(
     methods: Annotated[
         list[str] | None,
         typer.Argument(help="Methods, also as fedavg:secure_sum=true; default: all that take the data."),
     ] = None,
-    dataset: Dataset = None,
-    partition: Partition = None,
-    clients: Clients = None,
-    split: Split = None,
-    rounds: Rounds = None,
-    preset: Preset = "own",
-    metric: Metric = None,
-    config: Config = None,
-    set_: Set = None,
-    plugin: Plugin = None,
-    runs: Runs = 3,
+    *,
+    options: BatchOptions,
     audit_rounds: Annotated[int, typer.Option(help="Rounds whose messages are attacked.", min=1)] = 2,
-    jobs: Jobs = None,
-    out: Out = None,
-    table: TableFile = None,
-    json_: Json = False,
 ) -> None:
     """Run methods with their own settings, attack what they send, and set score, bytes and what came out side by
     side; as a table and a page with a picture.
     """
-    check_run(methods or (), dataset, [text.partition("=")[0] for text in set_ or ()], config, plugin, preset)
+    options.check(methods or ())
     from isthmus.api.batch import raise_failure
     from isthmus.api.compare import compare_outcomes
     from isthmus.api.table import check_table_file, write_table
-    from isthmus.experiments.config_values import parse_override
 
-    check_table_file(table)
-    flags = {
-        "dataset": dataset,
-        "partition": partition,
-        "clients": clients,
-        "split": split,
-        "rounds": rounds,
-        "preset": preset,
-        "metric": metric,
-        "plugins": plugin,
-    }
-    overrides = dict(parse_override(text) for text in set_ or ())
+    check_table_file(options.table)
+    flags, overrides, config = options.flags, options.overrides, options.config
     chosen, refused = (list(methods), {}) if methods else taking(flags, overrides, config)
-    found, outcomes = compare_outcomes(
-        chosen, flags, overrides, config, runs=runs, out=out, run=interruptible(jobs, silent=True)
-    )
+    run = interruptible(options.jobs, silent=True)
+    found, outcomes = compare_outcomes(chosen, flags, overrides, config, runs=options.runs, out=options.out, run=run)
     document = {**found, "refused": refused, "audit_rounds": audit_rounds}
     audited = audit_all(found, flags, overrides, config, audit_rounds)
     for row in document["methods"]:
@@ -88,15 +63,15 @@ def command(
     if "report" in found:
         (target / "trilemma.json").write_text(json.dumps(document, indent=1) + "\n")
         document["page"] = str(_write_page(document, audited, shown, target / "trilemma.html"))
-    if json_:
+    if options.json_:
         print(json.dumps(document))
     else:
         print_table(shown.headings, shown.texts, shown.title)
         stdout().print("\n".join(shown.notes))
         if "page" in document:
             stdout().print(f"picture: {document['page']}")
-    if table is not None:
-        write_table([shown], table)
+    if options.table is not None:
+        write_table([shown], options.table)
     raise_failure(outcomes)
 
 
