@@ -43,6 +43,14 @@ def test_it_is_still_the_mapping_of_result_json(finished: isthmus.Result) -> Non
     assert repr(finished).startswith("<Result fedavg on csbm") and "test" in repr(finished)
 
 
+def test_the_data_come_second(finished: isthmus.Result, tmp_path: Path) -> None:
+    rest = {key: value for key, value in SMALL.items() if key != "dataset"}
+    again = isthmus.run("fedavg", SMALL["dataset"], **rest, out=tmp_path / "run")
+    assert again["test"] == finished["test"] and again["dataset"] == finished["dataset"]
+    compared = isthmus.compare(["fedavg"], SMALL["dataset"], **rest, runs=1, out=tmp_path / "compare")
+    assert compared["methods"][0]["score"]["mean"] == finished["score"]
+
+
 def test_load_finds_a_run_that_was_moved(finished: isthmus.Result, tmp_path: Path) -> None:
     finished.folder.rename(tmp_path / "moved")
     try:

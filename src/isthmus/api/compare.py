@@ -54,6 +54,7 @@ class Comparison(dict[str, Any]):
 
 def compare(
     methods: Sequence[str],
+    dataset: Any = None,
     *,
     runs: int = 3,
     jobs: int = 1,
@@ -67,16 +68,16 @@ def compare(
 
     Args:
         methods: Names, with own settings as in ``local:backbone=mlp``; differences are to the first.
+        dataset, config, set, settings: As of `isthmus.run`, for all methods.
         runs: Seeds, the same for all.
         jobs: Runs at a time. More than one are other processes, which know neither data nor methods and backbones that
             exist in this one only.
         out: Folder of runs and report; default: one under ``runs/compare``.
-        config, set, settings: As of `isthmus.run`, for all methods.
         quiet: Show no progress.
     """
     found, outcomes = compare_outcomes(
         methods,
-        by_name(settings),
+        by_name({**settings, "dataset": dataset}),
         set,
         None if config is None else Path(config),
         runs=runs,

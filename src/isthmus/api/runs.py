@@ -21,6 +21,7 @@ from isthmus.experiments.run import resume as continue_run
 @overload
 def run(
     method: str,
+    dataset: Any = ...,
     *,
     seed: int = ...,
     runs: None = ...,
@@ -33,11 +34,12 @@ def run(
     **settings: Any,
 ) -> Result: ...
 @overload
-def run(method: str, *, seed: Sequence[int], **settings: Any) -> Results: ...
+def run(method: str, dataset: Any = ..., *, seed: Sequence[int], **settings: Any) -> Results: ...
 @overload
-def run(method: str, *, runs: int, **settings: Any) -> Results: ...
+def run(method: str, dataset: Any = ..., *, runs: int, **settings: Any) -> Results: ...
 def run(
     method: str,
+    dataset: Any = None,
     *,
     seed: int | Sequence[int] | None = None,
     runs: int | None = None,
@@ -54,6 +56,8 @@ def run(
     Args:
         method: Name of a method (``isthmus methods`` lists them), or a file ``./mine.py`` with one; or ``auto``: the
             first three that ``isthmus advise`` names are run, and the best on validation is returned.
+        dataset: A name that ``isthmus datasets`` lists, a PyG ``Data`` (or a dict of lists of them), or own tables
+            (`isthmus.Tables`, or the path of their folder).
         seed: One seed, or several: then the run is repeated with each, and mean and spread are returned too.
         runs: So many seeds, from ``seed`` (or 0) on.
         out: Run folder; default a new one under ``runs/``. With several seeds each has a folder in it, ``seed-0``.
@@ -62,15 +66,15 @@ def run(
         set: Settings whose keys are not Python names, e.g. ``{"checkpoint.every": 5}``.
         overwrite: Remove the run that is in ``out`` already, once the new one can begin.
         quiet: Show no progress. It is shown in terminals and notebooks only.
-        settings: Any key of the run or the method, e.g. ``dataset="cora", clients=10, lr=0.01``.
+        settings: Any key of the run or the method, e.g. ``clients=10, lr=0.01``.
 
     Example:
         >>> import isthmus
-        >>> result = isthmus.run("fedavg", dataset="csbm:nodes=60", clients=2, rounds=2, out=getfixture("tmp_path"))
+        >>> result = isthmus.run("fedavg", "csbm:nodes=60", clients=2, rounds=2, out=getfixture("tmp_path"))
         >>> result["rounds"]
         2
     """
-    named, file = by_name(settings), None if config is None else Path(config)
+    named, file = by_name({**settings, "dataset": dataset}), None if config is None else Path(config)
     target = None if out is None else Path(out)
     several = seeds_of(seed, runs)
     if method == AUTO:
