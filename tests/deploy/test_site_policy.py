@@ -463,7 +463,12 @@ def test_only_one_job_of_a_site_answers_for_a_run(tmp_path: Path) -> None:
     mine, server.engine, server.keys = server.engine, first, keys
     with pytest.raises(Refused):
         server.total(server.calls("size", SETUP, everybody))
-    for order in (lambda: first.commit(0), lambda: first.rollback(0), lambda: list(first.export(False))):
+
+    def take_back() -> None:
+        first.away = frozenset(server.parts)
+        first.take_back(0)
+
+    for order in (lambda: first.commit(0), lambda: first.rollback(0), lambda: list(first.export(False)), take_back):
         with pytest.raises(ProtocolError, match="r was begun again in another job of this site: this one is over"):
             order()
     mine.commit(1)

@@ -4,7 +4,7 @@ shared, or confirmed a second group for numbers that it has given before.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from hostile_server import HostileServer, hostile_settings
 
+from isthmus.errors import ProtocolError
+from isthmus.federation.host import Order
 from isthmus.federation.interface import Failure
 from isthmus.federation.messages import Message, PartyId
 from isthmus.federation.party import Invocation, Turn
@@ -34,6 +36,7 @@ from isthmus.privacy.masks import SumRoster
 from isthmus.privacy.prg import add_streams
 from isthmus.privacy.survivors import SharedSecrets as Secrets
 from isthmus.privacy.survivors import SurvivorServer, _mask_key
+from isthmus.tensors import Weights
 
 POLICY = "\n[policy]\nsurvivors = 100\n"
 TRAIN = Turn(0, "train", 1, 2)
@@ -197,30 +200,88 @@ def test_what_remains_a_server_that_asks_the_same_in_two_rounds(tmp_path: Path) 
     assert same(Update(found, true.share), true)
 
 
+def test_a_group_that_was_confirmed_is_written_down_whatever_was_asked_before(tmp_path: Path) -> None:
+    """A call to confirm a group that was never summed, under the number of the sum that follows: were the group of that
+    one taken for written, the sites would not know of it when the run is begun again, and the same counts could be
+    summed without the victim.
+    """
+    server, evaluation = started(tmp_path, metric="macro_f1", eval_every=1), Turn(0, "evaluation", 1, 2)
+    model, found = Deployed(server.party(VICTIM).client.state.weights), []
+    for attempt, group in enumerate([NAMES, NAMES[1:]]):
+        turn = replace(evaluation, incarnation=attempt)
+        scores = Asked(server, turn, model, "deploy")
+        scores.share()
+        assert scores.total(NAMES) is not None
+        if not attempt:
+            never = Asked(server, turn, model, "deploy", 2)
+            never.ask("confirm", dict.fromkeys(NAMES, SumStepRequest(NAMES, {}, {})))
+            assert set(never.refused) == set(NAMES)
+        counts = Asked(server, turn, None, "detail", 2)
+        counts.share()
+        found.append(counts.total(group))
+        if not attempt:
+            true = server.party(VICTIM).client.detail()  # type: ignore[attr-defined]
+            server.begin()
+            server.engine.rollback(1)
+    whole, rest = found
+    assert whole is not None
+    if rest is not None:
+        read = whole.confusion["test"] - rest.confusion["test"]
+        assert not bool((read == true.confusion["test"]).all()), "the victim's counts, exactly"
+    assert rest is None
+
+
+def test_nobody_is_back_without_a_checkpoint(tmp_path: Path) -> None:
+    """Sites keep two checkpoints, both of later steps than the one they are said to be back in, and are started again:
+    from a fresh state they would answer the same request under fresh noise, as often as the server likes.
+    """
+    server = started(tmp_path, weighting="uniform", dp_clip=1.0, dp_noise=1.0, dropout=0.0)
+    first = Asked(server)
+    first.share()
+    answer = first.total(NAMES)
+    assert answer is not None
+    server.engine.commit(2)
+    server.engine.commit(3)
+    server.begin()
+    for place, clients in server.engine.places.items():
+        with pytest.raises(ProtocolError, match="holds no checkpoint of step 1 or before to go back to"):
+            server.engine.each({place: Order("catch_up", step=1, clients=clients)})
+    again = Asked(server, replace(TRAIN, incarnation=1), first.request)
+    again.share()
+    assert set(again.refused) == set(NAMES)
+
+
 class Untied(list[Any]):
     """Remembers nothing."""
 
     def append(self, asked: Any) -> None: ...
 
 
-def told_apart(server: HostileServer, turn: Turn, handler: str, message: type[Message], *rest: Any) -> None:
-    """The victim is told another model than the others, in a sum that nobody needs."""
+def told_apart(
+    server: HostileServer, turn: Turn, request: Callable[[Weights], Message], handler: str, number: int = 1
+) -> None:
+    """The victim is told another model than the others, in a sum that nobody needs; with no number without secrets for
+    it, so that the handler runs and its answer cannot be masked.
+    """
     weights = server.party(VICTIM).client.state.weights
     constant = {name: tensor * 0.0 for name, tensor in weights.items()}
     for told, parties in ((weights, [VICTIM]), (constant, NAMES[1:])):
-        asked = Asked(server, turn, message(told, *rest), handler)
-        asked.share(parties)
-        assert asked.mask(NAMES, parties).keys() == set(parties)
+        asked = Asked(server, turn, request(told), handler, number or 1)
+        if number:
+            asked.share(parties)
+        assert asked.mask(NAMES, parties).keys() == (set(parties) if number else set())
 
 
-@pytest.mark.parametrize("phase", ["evaluation", "train"])
+@pytest.mark.parametrize(
+    ("phase", "numbers"), [("evaluation", (1, 2)), ("evaluation", (2, 1)), ("evaluation", (0, 1)), ("train", (1, 2))]
+)
 @pytest.mark.parametrize("tied", [False, True])
 def test_parties_that_were_told_different_things_in_a_round_have_no_total(
-    tmp_path: Path, tied: bool, phase: str
+    tmp_path: Path, tied: bool, phase: str, numbers: tuple[int, int]
 ) -> None:
     """After that an honest sum of what all say of the model they have now. Where everybody is needed masks depend on
     all that was asked before; who may be absent was not asked all that, but all in a sum were asked the same in its
-    round.
+    round. The numbers of the calls are the server's, and say nothing of which came first.
     """
     server = started(tmp_path, metric="macro_f1", eval_every=1)
     for name in () if tied else NAMES:
@@ -228,10 +289,10 @@ def test_parties_that_were_told_different_things_in_a_round_have_no_total(
         watch._told_here = Untied()
     evaluation = Turn(0, "evaluation", 1, 2)
     if phase == "train":
-        told_apart(server, TRAIN, "local_update", Broadcast, 96.0)
+        told_apart(server, TRAIN, lambda weights: Broadcast(weights, 96.0), "local_update")
     else:
-        told_apart(server, evaluation, "deploy", Deployed)
-    counts = Asked(server, evaluation, None, "detail", 2)
+        told_apart(server, evaluation, Deployed, "deploy", numbers[0])
+    counts = Asked(server, evaluation, None, "detail", numbers[1])
     counts.share()
     total = counts.total(NAMES)
     assert (total is None) == tied, "they confirm no group to each other"
@@ -242,7 +303,7 @@ def test_nothing_that_a_party_was_told_in_a_round_is_left_in_the_next(tmp_path: 
     """Or what one was told alone would be in its answers to what all are told."""
     server = started(tmp_path, metric="macro_f1", eval_every=1)
     first = {name: server.party(name).client.state for name in NAMES}
-    told_apart(server, TRAIN, "local_update", Broadcast, 96.0)
+    told_apart(server, TRAIN, lambda weights: Broadcast(weights, 96.0), "local_update")
     assert all(server.party(name).client.state is not first[name] for name in NAMES)
     server.engine.commit(2)
     after = Asked(server, Turn(0, "train", 2, 3), Broadcast({}, 96.0))

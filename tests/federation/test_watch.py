@@ -193,7 +193,7 @@ def prepared_watch(*calls: AdmittedCall | RolledBack) -> bytes:
     settings = resolve("fedavg", {"dataset": SITE_TABLES, "clients": 4, "secure_sum": True, "engine": "nvflare"})
     watch = Watch(contract_of(settings, VIEW), "client-0", "client", full=True)
     watch.restore(calls)
-    return watch.asked_so_far(1)
+    return watch.asked_so_far(1, "local_update")
 
 
 def asked(phase: str, step: int, handler: str, request: str, attempt: int = 0) -> AdmittedCall:

@@ -45,6 +45,8 @@ INDEX = "audit.index"
 RESTORED = "restored"
 """Name of an order: somebody accepted that a part of the record is lost."""
 JOIN, CALL, REFUSED, MEET, ORDER, END = KINDS = ("join", "call", "refused", "meet", "order", "end")
+WENT_BACK = ("rollback", "catch_up")
+"""Names of orders by which parties go back to a checkpoint."""
 FIRST = "0" * 64
 """``prev`` of the first line."""
 _INDEXED = 100_000
@@ -350,7 +352,7 @@ class RunLog:
         return tuple(
             AdmittedCall.from_json(record) if record["kind"] == CALL else RolledBack(int(record["step"]))
             for record in self.chain.records(self.run, self.mark)
-            if record["kind"] == CALL or (record["kind"] == ORDER and record["name"] == "rollback")
+            if record["kind"] == CALL or (record["kind"] == ORDER and record["name"] in WENT_BACK)
         )
 
 

@@ -23,7 +23,17 @@ from isthmus.data.graph_set import GraphSetData
 from isthmus.data.tables.model import TablesModel
 from isthmus.deploy.approval import SHORT, check_approved
 from isthmus.deploy.audit_chain import END as ENDED
-from isthmus.deploy.audit_chain import MEET, MOST_REFUSALS, MOST_TEXT, ORDER, REFUSED, AuditChain, RunLog, run_key
+from isthmus.deploy.audit_chain import (
+    MEET,
+    MOST_REFUSALS,
+    MOST_TEXT,
+    ORDER,
+    REFUSED,
+    WENT_BACK,
+    AuditChain,
+    RunLog,
+    run_key,
+)
 from isthmus.deploy.handshake import (
     BEGIN,
     END,
@@ -310,8 +320,8 @@ class SiteRuntime:
                 restore_client(host.party(client).client, package, held)
         host.keep_tags(lambda party: FileStore(folder / store / party.replace("/", "."), begin.run_id))
         log = agreement.log
-        for name in ("commit", "select", "rollback", "export"):
-            host.orders[name] = _noted(host.orders[name], log, written=name in ("rollback", "export"))
+        for name in ("commit", "select", "export", *WENT_BACK):
+            host.orders[name] = _noted(host.orders[name], log, written=name in ("export", *WENT_BACK))
         agreed = agreement.contract.hash
         reply = replace(reply, keys=host.session_keys(), heads=self._heads(reply.clients or {}), contract=agreed)
         return _OpenRun(begin, host, reply, log)

@@ -104,7 +104,7 @@ class Party:
             int, dict[PartyId, Message]
         ] = {}  # mail that waits for its masks, by the sequence it was made under
         self._memory: dict[int, tuple[str, Outcome]] = {}
-        self._sum_steps: dict[tuple[int, str], Outcome] = {}
+        self._sum_steps: dict[tuple[int, str, str], Outcome] = {}
         self.client = make()
         self.client.setup()
         self.client.enter("init", 0, 0)
@@ -155,14 +155,15 @@ class Party:
 
     def _step_of_sum(self, call: Invocation, order: MaskOrder, step: str) -> Outcome:
         """A step around a masked message, answered once: asked for again, the first answer is given again."""
-        if (call.sequence, step) not in self._sum_steps:
+        asked = call.sequence, call.handler, step
+        if asked not in self._sum_steps:
             try:
                 if self._sums is None:
                     raise ProtocolError(f"{self.name} has no key for sums yet")
-                self._sum_steps[call.sequence, step] = take_step(self._sums, order, self._asked_so_far(call))
+                self._sum_steps[asked] = take_step(self._sums, order, self._asked_so_far(call))
             except ProtocolError as error:
                 return Failure("protocol", type(error).__name__, error)
-        return self._sum_steps[call.sequence, step]
+        return self._sum_steps[asked]
 
     def sum_key(self) -> bytes:
         """This party's public key for secure sums of this process; its secret half never leaves it."""
@@ -177,7 +178,7 @@ class Party:
         return mask_reply(self._sums, outcome, call.mask, self._asked_so_far(call), rows)
 
     def _asked_so_far(self, call: Invocation) -> bytes:
-        return b"" if self.watch is None else self.watch.asked_so_far(call.sequence)
+        return b"" if self.watch is None else self.watch.asked_so_far(call.sequence, call.handler)
 
     def _hold(self, outcome: Outcome, call: Invocation) -> Message:
         if not isinstance(outcome, tuple) or self._sums is None:
@@ -381,9 +382,9 @@ class Party:
         """Be back after an absence: from the newest tag, whatever was begun since is dropped; the state counts as that
         of this step.
         """
-        if self.watch is not None:
-            self.watch.check_catch_up(step)
         tags = [tag for tag in self.tags() if tag <= step]
+        if self.watch is not None:
+            self.watch.check_catch_up(step, bool(tags))
         if tags:
             self.rollback(tags[-1])
         if self.watch is not None:

@@ -181,7 +181,7 @@ class Watch:
         self._place: _Place | None = None
         self._seen: dict[str, dict[int, str]] = {}  # of this place: handler -> sequence -> digest of the request
         self._masked: set[tuple[str, int]] = set()  # mail of this place that was masked
-        self._sum_steps: set[tuple[int, str]] = set()  # of this place: steps of sums that may lose parties
+        self._written: set[tuple[str, frozenset[PartyId]]] = set()  # rosters that are in the log, by what was summed
         self._asked: dict[tuple[int, str, str, int], set[tuple[int, str]]] = {}
         # Of this step: phase, sequence, handler and request of the calls that clients may be absent from.
         self._told_here: list[tuple[str, int, str, str]] = []
@@ -208,10 +208,24 @@ class Watch:
                 self._steps.add(call.step)
                 self._lost = True
             self._remember(call.rosters)
+            self._written |= {(content, frozenset(parties)) for content, parties in call.rosters.items()}
 
     def _remember(self, rosters: Mapping[str, Collection[PartyId]]) -> None:
         for content, parties in rosters.items():
             self.guard.admit(content, parties, series_of(content), changing=self._may_lose(content))
+
+    def _write(self, call: Invocation, admission: Admission) -> None:
+        """Write an admitted call to the log, unless that has it, and its rosters, already. A call may be repeated with
+        rosters that were not in it the first time.
+        """
+        rosters = {content: frozenset(parties) for content, parties in admission.rosters.items()}
+        if self.log is None or (admission.repeated and rosters.items() <= self._written):
+            return
+        turn, asked = call.turn, {content: tuple(sorted(parties)) for content, parties in rosters.items()}
+        where = turn.phase, turn.round, turn.step, turn.incarnation, call.sequence if admission.nth else 0
+        what = call.handler, admission.nth, admission.request, asked, admission.changed
+        self.log.admitted(AdmittedCall(self.party, *where, *what))
+        self._written |= rosters.items()
 
     def _may_lose(self, content: str) -> bool:
         phase, _, handler, _ = content.split("/", 3)
@@ -242,13 +256,16 @@ class Watch:
             self._note("commit", error)
             raise error
 
-    def check_catch_up(self, step: int) -> None:
+    def check_catch_up(self, step: int, checkpoint: bool) -> None:
         """Refuse to count as back at a step other than one after all in which this party was ever asked: no step is
-        answered from two states.
+        answered from two states. Nor without a checkpoint of this step or before: a site that was started again would
+        answer from a fresh state, under fresh noise.
         """
         error = None
         if not self.contract.at_least:
             error = ProtocolError(f"{self.party}: nobody may be absent in this run, so nobody catches up")
+        elif self.full and not checkpoint:
+            error = ProtocolError(f"{self.party}: holds no checkpoint of step {step} or before to go back to")
         elif self.full and any(known > step + 1 for known in self._steps):
             error = ProtocolError(f"{self.party}: was asked in steps after {step} already, and does not go back there")
         if error is not None:
@@ -268,8 +285,8 @@ class Watch:
 
     # -- what everybody was asked ------------------------------------------------------------------
 
-    def asked_so_far(self, sequence: int) -> bytes:
-        """A digest of all that this party was asked in the run, before this call of the round, and everybody else in
+    def asked_so_far(self, sequence: int, handler: str) -> bytes:
+        """A digest of all that this party was asked in the run, beside this very call, and everybody else in
         its sum must have been asked too. Masks are derived from it: what a party answers depends on what it was told
         before, so parties that were told different things have no total in common. Empty in a simulation.
         """
@@ -279,9 +296,10 @@ class Watch:
         for role, steps in sorted(self._told.items()):
             parts += (role, steps[-1].digest) if steps else ()
         # Of calls that some may be absent from: who is in a sum was there in all of its round, and remembers no other.
-        place = "" if self._place is None else self._place[2]
-        for phase, number, handler, request in self._told_here:
-            parts += (phase, number, handler, request) if phase != place or number < sequence else ()
+        # Numbers are the server's, so they say nothing of which call came first: all count but this one.
+        own = "" if self._place is None else self._place[2], sequence, handler
+        for told in self._told_here:
+            parts += () if told[:3] == own else told
         return hashlib.sha256(frame(*parts)).digest()
 
     @property
@@ -371,17 +389,8 @@ class Watch:
         rosters: dict[str, Collection[PartyId]] = {}
         if order.step.name == "confirm":
             rosters = {order.tag.content: frozenset(order.step.request.group)}
-        known = (call.sequence, order.step.name) in self._sum_steps if self._place == _place_of(call) else False
-        return Admission(line, 0, "", rosters, repeated=known)
-
-    def _enter_step(self, call: Invocation, admission: Admission, step: str) -> None:
-        """Only the group that was confirmed is written down: with it a sum becomes readable."""
-        if admission.rosters and self.log is not None and not admission.repeated:
-            turn, groups = call.turn, {content: tuple(sorted(p)) for content, p in admission.rosters.items()}
-            where = turn.phase, turn.round, turn.step, turn.incarnation
-            self.log.admitted(AdmittedCall(self.party, *where, 0, call.handler, 0, "", groups))
-        self._begin_place(call)
-        self._sum_steps.add((call.sequence, step))
+        # Of these steps only the group is written down, when it is confirmed: with it a sum becomes readable.
+        return Admission(line, 0, "", rosters, repeated=True)
 
     def _begin_place(self, call: Invocation) -> None:
         place = _place_of(call)
@@ -390,25 +399,15 @@ class Watch:
                 self._told_here.clear()
             self._place, self._seen = place, {}
             self._masked.clear()
-            self._sum_steps.clear()
 
     def enter(self, call: Invocation, admission: Admission) -> None:
         """Remember an admitted call; with a log, only after it was written there."""
         self._remember(admission.rosters)
         turn = call.turn
-        if call.mask is not None and call.mask.step is not None and not call.mask.runs_handler:
-            self._enter_step(call, admission, call.mask.step.name)
-            return
-        if self.log is not None and not admission.repeated:
-            asked = (
-                admission.nth,
-                admission.request,
-                {content: tuple(sorted(parties)) for content, parties in admission.rosters.items()},
-                admission.changed,
-            )
-            where = turn.phase, turn.round, turn.step, turn.incarnation
-            self.log.admitted(AdmittedCall(self.party, *where, call.sequence, call.handler, *asked))
+        self._write(call, admission)
         self._begin_place(call)
+        if call.mask is not None and not call.mask.runs_handler:
+            return
         self._at = turn.step
         if self.full and self.contract.resumes(turn.phase):
             self._steps.add(turn.step)
