@@ -445,8 +445,29 @@ def test_a_share_sent_twice_with_different_values_and_a_false_one() -> None:
     server._shares[names[0]] = false  # one false share of five, four needed: found out and passed over
     _check(server, server.total_words(), values)
     server._shares[names[2]] = {**server._shares[names[2]], names[1]: (0, 5)}  # two of five: no four are right
-    with pytest.raises(ProtocolError, match="a holder sent a false one"):
+    with pytest.raises(ProtocolError, match="holders sent false ones"):
         server.total_words()
+
+
+@pytest.mark.parametrize("liars", itertools.combinations(range(10), 3))
+def test_false_shares_of_as_many_as_can_be_spared(liars: Sequence[int]) -> None:
+    """Seven of ten are needed: three may lie, whoever they are."""
+    parties, roster = named(10, 7)
+    names, values = sorted(parties), _values(sorted(parties))
+    lying, server = {names[k] for k in liars}, SurvivorServer(roster, TAG)
+    for name, party in parties.items():
+        server.take_secrets(name, share_secrets(party, roster, TAG))
+    for name, party in parties.items():
+        meet(party, TAG, names)
+        server.add(name, party.mask(values[name], roster, TAG))
+    for name, party in parties.items():
+        server.take_codes(name, confirm(party, TAG, server.settle()))
+    for name, party in parties.items():
+        if name in lying:
+            server.take_shares(name, {owner: (0, 1 + k) for k, owner in enumerate(names)})
+        else:
+            server.take_shares(name, release(party, TAG, server.codes_for(name), server.boxes_for(name)))
+    _check(server, server.total_words(), values)
 
 
 def test_what_parties_refuse() -> None:

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -44,6 +45,8 @@ from isthmus.privacy.prg import SHORT_KEY_BYTES, Words, add_streams
 from isthmus.privacy.shamir import PRIME, SECRET_BYTES, fresh_secret, recover, share
 
 CODE_BYTES = 16
+_TRIES = 2000
+"""Sets of shares that are left out before a secret is given up: all pairs of 60."""
 _NONCE = bytes(12)
 """Every key seals one message."""
 
@@ -298,22 +301,22 @@ class SurvivorServer(SumServer):
         return self._checked(total, len(self.survivors))
 
     def _recovered(self, owner: str) -> int:
-        """A secret from the shares of its holders. A false share among more than are needed is passed over."""
+        """A secret from the shares of its holders. False ones among more than are needed are passed over, if they are
+        few.
+        """
         which, threshold = int(owner not in self.survivors), self.roster.sharing.threshold
         digest = self._secrets[owner].digests[32 * which : 32 * (which + 1)]
         shares = {
             self.roster.points[holder]: its[owner][1] for holder, its in sorted(self._shares.items()) if owner in its
         }
         self._enough(len(shares), threshold)
-        points = sorted(shares)
-        for first in range(len(points)):
-            some = [points[(first + k) % len(points)] for k in range(threshold)]
-            secret = recover({point: shares[point] for point in some}, threshold)
+        spare = range(len(shares) - threshold + 1)
+        left_out = itertools.chain.from_iterable(itertools.combinations(sorted(shares), count) for count in spare)
+        for some in itertools.islice(left_out, _TRIES):
+            secret = recover({point: share for point, share in shares.items() if point not in some}, threshold)
             if _digest(secret, self.tag) == digest:
                 return secret
-            if len(points) == threshold:
-                break
-        raise ProtocolError(f"the shares of {owner} do not fit: a holder sent a false one; repeat the round")
+        raise ProtocolError(f"the shares of {owner} do not fit: holders sent false ones; repeat the round")
 
     def _opened(self, owner: str, secret: int) -> dict[str, bytes]:
         neighbours = self.roster.neighbours(owner)
