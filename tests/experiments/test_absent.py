@@ -153,7 +153,16 @@ def test_the_ledger_keeps_to_the_sheet(tmp_path: Path) -> None:
 
 
 def test_methods_that_need_everyone_say_so() -> None:
-    for method, why in (("fedper", "remember earlier rounds"), ("fedgcn", "fedgcn needs every client")):
+    remember = r"its clients remember earlier rounds, and one that missed some would answer something else\): leave"
+    for method, why in (
+        ("fedper", remember),
+        ("ditto", remember),
+        ("fedgcn", remember),
+        ("scaffold", r"local_update is asked of all of them\): leave least_clients out"),
+        ("fedspray", r"local_update is asked of all of them\): leave least_clients out"),
+        ("fedstruct", r"begin is asked of all of them\): leave least_clients out"),
+        ("hifgl", r"begin is asked of all of them\): leave least_clients out"),
+    ):
         given = small(method, {}, clients=5, least_clients=4)
         with pytest.raises(ConfigError, match=why):
             SimulatedRun(given, scenario_of(given))

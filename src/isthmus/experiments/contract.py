@@ -71,8 +71,9 @@ def at_least_of(settings: Settings, view: View, script: Script) -> int:
     for phase, line in lines_of(script):
         if phase not in setup and phase != EVALUATION and not line.survivors:
             why = getattr(settings.method_config, "why_all_clients", str)()
+            why = why or f"{line.handler.__name__} is asked of all of them"
             raise ConfigError(
-                f"{method} needs every client in every round ({why or f'{line.handler.__name__} is of all of them'}): "
+                f"{method} needs every client in every round ({why}): "
                 "leave least_clients out, or use fedavg with reset_optimizer=true, fedprox or fedsgd"
             )
         if line.survivors and line.most > 1 and settings.secure:

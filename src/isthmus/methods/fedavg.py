@@ -93,13 +93,15 @@ class FedAvgConfig(AveragingConfig):
         return found
 
     def why_all_clients(self) -> str:
+        if why := super().why_all_clients():  # no setting changes that
+            return why
         if self.fraction < 1.0:
             return "with fraction below 1 a round is of one group"
         if not (self.reset_optimizer and self.share_input_norm):
             return "its clients remember earlier rounds: set reset_optimizer=true and share_input_norm=true"
         if self.score_model == "after_local":
             return "its clients score models of their own: set score_model=received"
-        return super().why_all_clients()
+        return ""
 
     def check_clients(self, view: View) -> None:
         super().check_clients(replace(view, clients=view.clients[: drawn(len(view.clients), self.fraction)]))
