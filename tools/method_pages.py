@@ -101,11 +101,13 @@ def sheet(method: Method) -> list[str]:
 def settings(method: Method) -> list[str]:
     """Its own settings; those all methods have are explained elsewhere."""
     common = {each.key for each in settings_of("local" if method.name != "local" else "fedavg")}
-    common |= {field for field in FedAvgConfig.__dataclass_fields__}
+    averages = issubclass(method.config, FedAvgConfig) and method.config is not FedAvgConfig
+    common |= set(FedAvgConfig.__dataclass_fields__) if averages else set()
     own = [each for each in settings_of(method.name) if each.group == "method" and each.key not in common]
     rows = [f"| `{each.key}` | {value(each.default)} | {each.meaning} |" for each in own]
     table = ["| setting | default | |", "|---|---|---|", *rows, ""] if rows else []
-    return [*table, f"All settings: `isthmus methods {method.name}`; those of [training](../training.md) apply."]
+    more = "[training](../training.md)" + (" and of [FedAvg](fedavg.md)" if averages else "")
+    return [*table, f"All settings: `isthmus methods {method.name}`; those of {more} apply."]
 
 
 def value(default: Any) -> str:

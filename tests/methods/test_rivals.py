@@ -140,6 +140,7 @@ def test_scaffold_reads_no_gradient_off_the_steps_of_adam() -> None:
     with pytest.raises(ConfigError, match="option=II"):
         resolve("scaffold", {**SMALL, "option": "II"})
     assert not resolve("scaffold", SMALL).method_config.by_distance
+    assert resolve("scaffold", {**SMALL, "option": "ports"}).method_config.by_distance  # for comparison, by name
     with pytest.raises(ConfigError, match="server_lr"):
         resolve("scaffold", {**SMALL, "server_lr": -1.0})
 
@@ -461,9 +462,31 @@ def test_which_model_is_scored_is_a_setting(method: str) -> None:
 
 
 def test_the_score_rule_says_which_model_was_scored(tmp_path: Path) -> None:
-    for choice, said in (("received", False), ("after_local", True)):
-        result = isthmus.run("fedavg", **SMALL, score_model=choice, out=tmp_path / choice, quiet=True)
-        assert ("after local training" in result["score_rule"]) is said
+    settings = {**SMALL, "dropout": 0.5, "execution": "auto"}
+    plain, told = "", {"after_local": ", models after local training", "dropped": ", with dropout left on"}
+    for choice, said in ({"received": ""} | told).items():
+        result = isthmus.run("fedavg", **settings, score_model=choice, out=tmp_path / choice, quiet=True)
+        plain = plain if said else result["score_rule"]
+        assert result["score_rule"] == plain + said
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "moon", "gcflplus", "fedgta", "fedpub", "fedtad"])
+def test_dropout_left_on_changes_scores_and_no_model(method: str) -> None:
+    plain, dropped = (play(method, dropout=0.5, score_model=choice) for choice in ("received", "dropped"))
+    assert same(plain, dropped)
+    ours, theirs = clients_of(plain)[0], clients_of(dropped)[0]
+    found = theirs.scored_logits()
+    assert torch.equal(found, theirs.scored_logits())  # the same within a round: further scores are of the same model
+    assert torch.equal(ours.scored_logits(), theirs.logits()) and not torch.allclose(found, theirs.logits(), atol=1e-3)
+
+
+def test_dropout_is_left_on_where_it_means_something() -> None:
+    for method, settings in (("fedavg", {}), ("adafgl", {"dropout": 0.5}), ("fedsageplus", {"dropout": 0.5})):
+        with pytest.raises(ConfigError, match="score_model=dropped is for"):
+            resolve(method, {**SMALL, "score_model": "dropped", **settings})
+    with pytest.raises(ConfigError, match="backbones in node tasks"):
+        graphs = {"dataset": "motifs", "partition": None, "split": "stratified:60/20/20", "preset": "fedstar"}
+        play("fedavg", **graphs, hidden=(8, 8), dropout=0.5, score_model="dropped")
 
 
 def test_a_method_whose_personal_models_are_scored_refuses_to_choose() -> None:

@@ -37,7 +37,7 @@ def dense(data: Any, *, loops: bool = True) -> Tensor:
 
 
 def test_a_report_of_fedgta_by_hand() -> None:
-    client = clients_of(play("fedgta", rounds=1, precision="float64", temperature=20.0))[0]
+    client = clients_of(play("fedgta", rounds=1, precision="float64", temperature=20.0, mix=0.3))[0]
     data, known = client.data, client.data.train
     shared = dict(client.state.weights)
     report = client.report_update(OwnModel(shared))
@@ -46,7 +46,7 @@ def test_a_report_of_fedgta_by_hand() -> None:
     first = torch.where(known[:, None], one_hot, z)
     y, matrix = first.clone(), dense(data)
     for _ in range(5):
-        y = 0.5 * matrix @ y + 0.5 * first
+        y = 0.3 * matrix @ y + 0.7 * first
         y[known] += one_hot[known]
     q, t = (torch.where(known[:, None], one_hot, torch.softmax(y / heat, 1)) for heat in (1.0, 20.0))
     raw = [(q**p).mean(0) for p in range(1, 7)]
@@ -92,6 +92,14 @@ def test_names_of_classes_and_order_of_clients_do_not_matter_to_fedgta() -> None
         assert client in sets[client]  # everybody is near itself
         assert {order[j] for j in moved[place]} == set(sets[client])
     assert all((j in sets[i]) == (i in sets[j]) for i in range(5) for j in range(5))
+
+
+def test_two_clients_with_the_same_moments_are_not_nearer_than_one() -> None:
+    """A threshold of 1 is Local, although rounding puts some cosines of equal moments above 1."""
+    draws = Stream(5).torch()
+    for _ in range(50):
+        moments = torch.rand(12, generator=draws, dtype=torch.float64)
+        assert fedgta.neighbour_sets([moments, moments], 1.0) == [[0], [1]]
 
 
 @pytest.mark.parametrize("method", ["fedgta", "fedpub", "fedtad"])
@@ -290,6 +298,17 @@ def test_held_labels_do_not_spread() -> None:
     assert adafgl.label_propagation(replace(two, y=flipped), given, held) == pytest.approx(1.0 - found)
 
 
+def test_labels_spread_ten_steps_along_a_chain() -> None:
+    """Both classes start alike where no label is given, and ties are class 0: class 1 is right as far as it comes."""
+    data = clients_of(start("adafgl"))[0].data
+    line = torch.arange(data.num_nodes - 1)
+    there = torch.stack([line, line + 1])
+    y = torch.ones(data.num_nodes, dtype=torch.int64)
+    chain = replace(data, y=y, edge_index=torch.cat([there, there.flip(0)], dim=1))
+    found = adafgl.label_propagation(chain, torch.tensor([0]), torch.arange(1, 16))
+    assert found == pytest.approx(10 / 15)
+
+
 def test_one_head_alone_by_the_switch() -> None:
     client = clients_of(play("adafgl", switch=0.9))[0]
     p, _, _ = client.extracted()
@@ -317,6 +336,47 @@ def test_the_servers_rate_scales_the_mean_change() -> None:
     full, half = (play("scaffold", **SGD, rounds=1, server_lr=rate).loop.state.weights for rate in (1.0, 0.5))
     expected = {name: first[name] + 0.5 * (full[name] - first[name]) for name in first}
     assert max_difference(half, expected) < 1e-12
+
+
+GRAPHS: dict[str, Any] = {
+    **SGD,
+    "dataset": "motifs",
+    "partition": None,
+    "split": "stratified:60/20/20",
+    "preset": "fedstar",
+    "hidden": (8, 8),
+    "weight_decay": 0.0,
+    "lr": 1e-9,
+    "rounds": 1,
+}
+
+
+def test_every_batch_of_graphs_is_a_step_of_scaffold() -> None:
+    """With steps too short to matter the mean gradient along the way is the gradient at x, however many they are."""
+    settings = {**GRAPHS, "batch_size": 1, "local_epochs": 2}
+    walked, asked = (play("scaffold", **settings, option=option).loop.state.control for option in ("II", "I"))
+    assert all(torch.allclose(walked[name], asked[name], rtol=1e-4, atol=1e-6) for name in asked)
+    assert max(float(tensor.abs().max()) for tensor in asked.values()) > 1e-3
+
+
+def test_a_client_of_scaffold_that_takes_no_step_has_no_gradient() -> None:
+    experiment = start("scaffold", **{**GRAPHS, "rounds": 2})
+    idle = clients_of(experiment)[0]
+    idle.data = replace(idle.data, train=torch.zeros_like(idle.data.train))
+    idle.setup()
+    experiment.loop.play()
+    assert not any(bool(tensor.any()) for tensor in idle.state.control.values())
+    assert any(bool(tensor.any()) for tensor in experiment.loop.state.control.values())
+
+
+def test_decay_beside_the_gradient_is_no_part_of_a_control_variate() -> None:
+    """adamw shrinks weights by itself; sgd and adam add the decay to the gradient."""
+    settings = {"precision": "float64", "rounds": 1, "weight_decay": 0.05}
+    kinds = ("adam", "adamw")
+    within, beside = (play("scaffold", **settings, optimizer=kind).loop.state.control for kind in kinds)
+    first = start("scaffold", **settings).loop.state.weights
+    expected = {name: tensor - 0.05 * first[name] for name, tensor in within.items()}
+    assert max_difference(beside, expected) < 1e-12
 
 
 # -- Ditto -----------------------------------------------------------------------------------------

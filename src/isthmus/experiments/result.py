@@ -16,6 +16,8 @@ from isthmus.experiments.byte_totals import ByteTotals
 from isthmus.experiments.config import Settings
 from isthmus.experiments.scoring import round_of_score, score_of, selected_line
 
+SCORED = {"after_local": ", models after local training", "dropped": ", with dropout left on"}
+"""What the score rule adds for a ``score_model``."""
 PACKAGES = ("torch", "torch_geometric", "numpy", "scipy")
 
 
@@ -56,8 +58,7 @@ def form_result(
     run = settings.run
     selected, last = selected_line(lines, run.selection), lines[-1]
     score, score_rule = score_of(selected, last, settings.score, run.metric)
-    if getattr(settings.method_config, "score_model", "received") == "after_local":
-        score_rule += ", models after local training"
+    score_rule += SCORED.get(getattr(settings.method_config, "score_model", "received"), "")
     means = selected.get("test_group_client_means", {})  # absent in runs of older versions
     return {
         "method": run.method,

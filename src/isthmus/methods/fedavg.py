@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
+from torch import Tensor
 
 from isthmus.errors import ConfigError
 from isthmus.federation.interface import Federation, Stacked, View
@@ -29,6 +30,7 @@ from isthmus.federation.roles import Cohort, Role, handler
 from isthmus.federation.script import Script, ask, total
 from isthmus.methods.averaging import AveragingConfig, bounded_step, groups_of_draws, parties_of_sum, update_line
 from isthmus.methods.cohort_training import ModelCohort
+from isthmus.methods.learners import NodeLearner
 from isthmus.methods.noise import updates_statement
 from isthmus.methods.registry import Log, Method, Phase, register
 from isthmus.methods.training import (
@@ -39,6 +41,7 @@ from isthmus.methods.training import (
 from isthmus.nn.backbone import NORM, Backbone
 from isthmus.nn.graph_models import GraphModel
 from isthmus.nn.optim import fresh_state
+from isthmus.nn.registry import OWN_BACKBONES
 from isthmus.nn.train import parameter_shapes
 from isthmus.records import Record
 from isthmus.seeds import Stream
@@ -56,6 +59,7 @@ class FedAvgConfig(AveragingConfig):
         share_input_norm: False keeps the input LayerNorm at home, as FedStruct's reference code does.
         score_model: A client scores the model as ``received``, or what its own epochs made of the one before
             (``after_local``), which some published tables do: the two differ by points on one and the same run.
+            ``dropped`` scores as received with dropout left on, a mistake of published code, to compare with it.
     """
 
     forgets: ClassVar[bool] = True
@@ -63,11 +67,16 @@ class FedAvgConfig(AveragingConfig):
     scores_after_local: ClassVar[bool] = True
     """Whether ``score_model`` has a meaning; not where a client's own model is scored in any case."""
 
+    scores_dropped: ClassVar[bool] = True
+    """Whether ``score_model=dropped`` has a meaning: where one model is scored on the client's own graph. A method says
+    so itself.
+    """
+
     mini_batches: ClassVar[bool] = True
     fraction: float = 1.0
     reset_optimizer: bool = False
     share_input_norm: bool = True
-    score_model: Literal["received", "after_local"] = "received"
+    score_model: Literal["received", "after_local", "dropped"] = "received"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,6 +86,11 @@ class FedAvgConfig(AveragingConfig):
             raise ConfigError(
                 "score_model=after_local is for fedavg, fedprox, fedper, fedsage, fedsageplus, moon, fedpub and fedtad "
                 "with fraction=1: leave it out"
+            )
+        if self.score_model == "dropped" and not (vars(type(self)).get("scores_dropped") and self.dropout):
+            raise ConfigError(
+                "score_model=dropped is for fedavg, fedprox, moon, gcfl, gcflplus, fedgta, fedpub and fedtad with "
+                "dropout above 0: leave it out"
             )
         if self.dp_noise_in == "total" and self.fraction < 1.0:
             # The server knows which group it asks, so drawing one makes nothing more private.
@@ -92,6 +106,10 @@ class FedAvgConfig(AveragingConfig):
             found.pop("first_weights", None)
         return found
 
+    @property
+    def one_by_one(self) -> bool:
+        return super().one_by_one or self.score_model == "dropped"
+
     def why_all_clients(self) -> str:
         if why := super().why_all_clients():  # no setting changes that
             return why
@@ -105,6 +123,8 @@ class FedAvgConfig(AveragingConfig):
 
     def check_clients(self, view: View) -> None:
         super().check_clients(replace(view, clients=view.clients[: drawn(len(view.clients), self.fraction)]))
+        if self.score_model == "dropped" and (view.task == "graph" or self.backbone in OWN_BACKBONES):
+            raise ConfigError("score_model=dropped is for Isthmus' backbones in node tasks: leave it out")
 
     def personal_prefixes(self, model: Backbone | GraphModel) -> tuple[str, ...]:
         """Parameters that never leave the client, by prefix of their names."""
@@ -179,6 +199,12 @@ class FedAvgClient(WeightedClient[ConfigT]):
         if self.config.reset_optimizer:
             self.state = replace(self.state, optimizer=fresh_state(self.config.optimizer, self.state.weights))
         return super().train(weights, received)
+
+    def scored_logits(self) -> Tensor:
+        if self.config.score_model != "dropped":
+            return super().scored_logits()
+        assert isinstance(self.learner, NodeLearner)  # `FedAvgConfig.check_clients`
+        return self.learner.dropped_logits(self.export(), lambda purpose: self.stream(f"scored, {purpose}"))
 
     @handler
     def local_update(self, common: Broadcast) -> Update:

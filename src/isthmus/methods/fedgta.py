@@ -70,6 +70,7 @@ class FedGTAConfig(SingleModelsConfig):
     """
 
     scores_after_local: ClassVar[bool] = False
+    scores_dropped: ClassVar[bool] = True
     order: int = 6
     moments: Literal["raw", "central", "hybrid"] = "hybrid"
     similarity: float = 0.5
@@ -181,7 +182,7 @@ def fedgta_round(state: ServerState, federation: Federation, config: FedGTAConfi
 def neighbour_sets(reported: list[Tensor], threshold: float) -> list[list[int]]:
     """N_i: the client itself, and every other whose moments have a cosine above the threshold."""
     rows = torch.nn.functional.normalize(torch.stack(reported).double(), dim=1)
-    near = rows @ rows.T > threshold
+    near = (rows @ rows.T).clamp(max=1.0) > threshold  # rounding goes beyond 1
     near.fill_diagonal_(True)
     return [torch.nonzero(row).flatten().tolist() for row in near]
 

@@ -33,6 +33,7 @@ class FedProxConfig(FedAvgConfig):
     forgets: ClassVar[bool] = True
     shares_noise: ClassVar[bool] = True
 
+    scores_dropped: ClassVar[bool] = True
     mini_batches: ClassVar[bool] = True
     mu: float = 0.01
 

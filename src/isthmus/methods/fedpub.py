@@ -70,6 +70,7 @@ class FedPubConfig(SingleModelsConfig):
         proxy_graphs, proxy_nodes, proxy_degree: Blocks of the random graph, nodes of one, and a node's mean degree.
     """
 
+    scores_dropped: ClassVar[bool] = True
     sharpness: float = 3.0
     sparsity: float = 1e-3
     nearness: float = 1e-3

@@ -64,6 +64,7 @@ class GCFLConfig(SingleModelsConfig):
     """
 
     scores_after_local: ClassVar[bool] = False
+    scores_dropped: ClassVar[bool] = True
     why_everybody: ClassVar[str] = "clusters are cut by the updates of all their clients"
     eps1: float = 0.05
     eps2: float = 0.1

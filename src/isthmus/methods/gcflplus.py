@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -42,6 +43,7 @@ class GCFLPlusConfig(GCFLConfig):
         standardise: Divide each series by its standard deviation first.
     """
 
+    scores_dropped: ClassVar[bool] = True
     window: int = 5
     standardise: bool = False
 

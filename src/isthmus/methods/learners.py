@@ -203,6 +203,12 @@ class NodeLearner(Learner):
         """What the last layer is given, without dropout: the nodes of ``inputs`` first."""
         return call_with_embedding(self.model, weights, inputs)[1]
 
+    @torch.no_grad()
+    def dropped_logits(self, weights: Weights, streams: Streams) -> Tensor:
+        """`logits` with dropout as in training."""
+        dropout = dropout_source(self.config, [streams])
+        return self.everything.unpad(call_with_embedding(self.model, weights, self.everything, dropout)[0])
+
     def gradients(self, weights: Weights, streams: Streams) -> dict[str, Tensor]:
         return gradients(
             self.model, weights, self.inputs, loss=self.config.loss, dropout=dropout_source(self.config, [streams])

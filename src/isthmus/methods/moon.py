@@ -52,6 +52,7 @@ class MoonConfig(FedAvgConfig):
     """
 
     own_start: ClassVar[bool] = True
+    scores_dropped: ClassVar[bool] = True
     mu: float = 1.0
     temperature: float = 0.5
     contrast: Literal["all", "train"] = "all"

@@ -10,7 +10,7 @@ apart during local training.
     c_i^+ - c_i  Update.control_change
     eta_l        lr
     eta_g        server_lr
-    K            local_epochs             full-batch steps
+    K            steps of a round         local_epochs with full batches, more with batches of graphs
     S, N         fraction of the clients, all clients
 
 A local step is :math:`y_i \leftarrow y_i - \eta_l (g_i(y_i) - c_i + c)`, afterwards
@@ -19,15 +19,15 @@ A local step is :math:`y_i \leftarrow y_i - \eta_l (g_i(y_i) - c_i + c)`, afterw
     c_i^+ = g_i(x) \quad \text{(option I)} \qquad \text{or} \qquad c_i^+ = c_i - c + \frac{x - y_i}{K \eta_l} \quad
     \text{(option II)}
 
-with weight decay counted in both. The server takes :math:`x + \eta_g \frac{1}{|S|} \sum_S (y_i - x)` and
-:math:`c + \frac{1}{N} \sum_S (c_i^+ - c_i)`: sums suffice.
+with weight decay counted in both (not adamw's, which is no part of a gradient). The server takes :math:`x + \eta_g
+\frac{1}{|S|} \sum_S (y_i - x)` and :math:`c + \frac{1}{N} \sum_S (c_i^+ - c_i)`: sums suffice.
 
 Option II reads the mean gradient off the distance walked, which is right for plain SGD only: under Adam a step is about
 ``lr`` long whatever the gradient, and the correction would be far larger than the gradient. So ``option=auto`` is II
 for SGD and I for Adam, and II with Adam is refused.
 
-# Differs from public ports: they take option II with Adam, and weight changes by the clients' nodes; here every client
-counts the same in both sums, as in the paper, without which c is not the mean of all c_i.
+# Differs from public ports: they take option II with Adam (``option=ports``), and weight changes by the clients' nodes;
+here every client counts the same in both sums, as in the paper, without which c is not the mean of all c_i.
 """
 
 from __future__ import annotations
@@ -62,12 +62,13 @@ class ScaffoldConfig(TrainConfig):
     Args:
         server_lr: Step of the server along the mean of the clients' changes (eta_g); 1 takes the mean of their models.
         option: How a client renews its control variate: ``I`` by its gradient at the common model, ``II`` by the
-            distance it walked (plain SGD only), ``auto`` by the optimiser.
+            distance it walked (plain SGD only), ``auto`` by the optimiser; ``ports`` is II whatever the optimiser, as
+            public ports have it, to compare with them.
         fraction: Share of the clients drawn in a round, in (0, 1]; behind masks one of the fixed groups (`averaging`).
     """
 
     server_lr: float = 1.0
-    option: Literal["auto", "I", "II"] = "auto"
+    option: Literal["auto", "I", "II", "ports"] = "auto"
     fraction: float = 1.0
 
     def idle(self) -> dict[str, str]:
@@ -88,7 +89,7 @@ class ScaffoldConfig(TrainConfig):
     @property
     def by_distance(self) -> bool:
         """Option II."""
-        return self.option == "II" or (self.option == "auto" and self.optimizer == "sgd")
+        return self.option in ("II", "ports") or (self.option == "auto" and self.optimizer == "sgd")
 
 
 @dataclass(frozen=True)
@@ -149,19 +150,23 @@ class ScaffoldClient(ModelClient[ScaffoldConfig]):
         """K corrected steps from x, and a new control variate."""
         self.scratch.control = common.control
         x, before = self.allowed(common.weights), self.state.control
-        after = None if self.config.by_distance else self.gradient(x)  # c_i^+ = g_i(x)
         trained = self.train(x, received=x)  # y_i <- y_i - eta_l (g_i(y_i) - c_i + c)
         change = {name: trained.weights[name] - tensor for name, tensor in x.items()}
-        if after is None:  # c_i^+ = c_i - c + (x - y_i) / (K eta_l)
-            walked = 1.0 / (self.config.local_epochs * self.config.rate(self.round))
+        steps = trained.optimizer.steps[0] - self.state.optimizer.steps[0]
+        after: Weights
+        if self.config.by_distance and steps:  # c_i^+ = c_i - c + (x - y_i) / (K eta_l)
+            walked = 1.0 / (steps * self.config.rate(self.round))
             after = {name: before[name] - common.control[name] - change[name] * walked for name in x}
+        else:  # c_i^+ = g_i(x)
+            after = self.gradient(x)
         self.state = replace(self.state, weights=trained.weights, optimizer=trained.optimizer, control=after)
         return Update(change, {name: after[name] - before[name] for name in x})
 
     def gradient(self, weights: Weights) -> Weights:
-        """g_i with weight decay, as a step has it."""
+        """g_i as a step has it: with weight decay, which adamw keeps out of it."""
         gradients = self.learner.gradients(weights, self.stream)
-        return {name: gradients[name] + self.config.weight_decay * tensor for name, tensor in weights.items()}
+        decay = 0.0 if self.config.optimizer == "adamw" else self.config.weight_decay
+        return {name: gradients[name] + decay * tensor for name, tensor in weights.items()}
 
 
 def zeros_like(weights: Weights) -> Weights:

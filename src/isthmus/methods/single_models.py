@@ -26,13 +26,13 @@ class SingleModelsConfig(FedAvgConfig):
     why_everybody: ClassVar[str] = "every client gets an average of its own in every round"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.fraction < 1.0:
-            raise ConfigError(f"{self.why_everybody}: leave fraction at 1")
-        if self.dp_clip:
+        if self.dp_clip:  # before others say what else it would need
             raise ConfigError(
                 "this method's server needs the clients' models as they are: leave dp_clip at 0, or use fedavg"
             )
+        super().__post_init__()
+        if self.fraction < 1.0:
+            raise ConfigError(f"{self.why_everybody}: leave fraction at 1")
 
 
 @dataclass(frozen=True)

@@ -364,6 +364,10 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
         """What the client's own model says of its samples, one row each."""
         return self.learner.logits(self.state.weights)
 
+    def scored_logits(self) -> Tensor:
+        """What is scored: `logits`, where a method does not say otherwise."""
+        return self.logits()
+
     @handler
     def evaluate(self) -> Evaluation:
         """Score the client's own model on its own data."""
@@ -371,7 +375,7 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
         with learner.scoring() as parts:
             if self._counter is None or self._counter[0] is not learner:
                 self._counter = learner, Counter([learner.y], [parts])
-            evaluation = self._counter[1].evaluation(self.logits())
+            evaluation = self._counter[1].evaluation(self.scored_logits())
         self.scratch.scored = lambda: evaluation
         return evaluation
 
@@ -396,7 +400,7 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
     def detail(self) -> Detail:
         """Counts for scores beyond accuracy, of the model scored last."""
         with self.learner.scoring() as parts:
-            logits = self.logits()
+            logits = self.scored_logits()
         return detail(logits, self.learner.y, {part: parts[part] for part in ("val", "test")})
 
     @handler

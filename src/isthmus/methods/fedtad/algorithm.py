@@ -71,6 +71,7 @@ class FedTADConfig(SingleModelsConfig):
     """
 
     why_everybody: ClassVar[str] = "the server learns from every client's model"
+    scores_dropped: ClassVar[bool] = True
     distil_epochs: int = 5
     generator_steps: int = 1
     model_steps: int = 5
