@@ -20,7 +20,7 @@ from torch import Tensor
 from isthmus.errors import ProtocolError
 from isthmus.federation import codec
 from isthmus.federation.messages import Count, Embedding, Identifier, Message, Model, Share, Structure
-from isthmus.federation.schema import DTYPES, ScaledRows, add_csr, schema
+from isthmus.federation.schema import DTYPES, LazyRows, OnlyTotal, ScaledRows, add_csr, schema
 from isthmus.records import Record, make_record
 
 DTYPE_LIST = tuple(DTYPES)
@@ -734,6 +734,23 @@ def test_scaled_rows_stand_for_the_product() -> None:
     rows = ScaledRows(stack, scale)
     assert torch.equal(node.row(rows, 2), stack[2] * 2.0)
     assert torch.equal(node.sum_rows(rows), (stack * scale[:, None, None]).sum(0))
+
+
+@pytest.mark.parametrize("stands", ["stack", "scaled rows", "lazy rows", "only the total"])
+def test_a_stack_is_measured_like_its_rows(stands: str) -> None:
+    stack = torch.arange(12, dtype=torch.float32).reshape(3, 4)
+    tensor: Any = {
+        "stack": stack,
+        "scaled rows": ScaledRows(stack, torch.ones(3, dtype=torch.float64)),
+        "lazy rows": LazyRows(lambda k: stack[k], lambda: stack.sum(0), torch.empty(()).expand(4)),
+        "only the total": OnlyTotal(stack.sum(0), 3),
+    }[stands]
+    message = Inner(tensor, torch.tensor([1, 2, 3]), torch.ones(3))  # type: ignore[arg-type]
+    node = schema(Inner)
+    for k in range(3):
+        row = node.row(message, k)
+        assert node.footprint_of_row(message) == node.footprint(row)
+        assert codec.measure_row(message) == codec.measure(row) == (len(codec.encode(row)), {"model": 16, "count": 16})
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint16, torch.uint32, torch.uint64])

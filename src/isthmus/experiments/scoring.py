@@ -25,10 +25,11 @@ def evaluation_line(evaluations: Mapping[str, Evaluation], nodes: Mapping[str, i
     columns = _columns(evaluations)
     for part in ("val", "test"):
         column = columns[part]
+        scores = column.scores()
         line[part] = column.pooled()
         line[f"{part}_loss"] = column.pooled_loss()
-        line[f"{part}_client_mean"] = client_mean(column.scores())
-        line[f"{part}_node_weighted"] = weighted_mean(dict(zip(column.clients, column.scores(), strict=True)), nodes)
+        line[f"{part}_client_mean"] = client_mean(scores)
+        line[f"{part}_node_weighted"] = weighted_mean(dict(zip(column.clients, scores, strict=True)), nodes)
     groups = _groups(columns)
     line["test_groups"] = {group: column.sums() for group, column in groups.items()}
     line["test_group_client_means"] = {group: client_mean(column.scores()) for group, column in groups.items()}

@@ -85,15 +85,16 @@ class Bookkeeping:
             return
         if broadcast:
             receivers = [party for party, _ in messages]
-            self._alike(handler, "clear", messages[0][1], [SERVER], receivers, len(receivers))
+            measure = codec.measure(messages[0][1])
+            self._alike(handler, "clear", type(messages[0][1]), measure, [SERVER], receivers, len(receivers))
         else:
             self.batch(handler, "clear", [(SERVER, party, message) for party, message in messages])
 
     def replies(self, handler: str, outcome: Mapping[PartyId, Outcome] | Stacked[Any], protection: Protection) -> None:
         """What the server receives for a call."""
         if isinstance(outcome, Stacked):
-            # Sizes do not depend on values, so one row gives the size of all.
-            self._alike(handler, protection, outcome.like_row(), outcome.parties, [SERVER], len(outcome.parties))
+            measure, parties = codec.measure_row(outcome.message), outcome.parties
+            self._alike(handler, protection, type(outcome.message), measure, parties, [SERVER], len(parties))
             return
         replies = [(party, SERVER, reply) for party, reply in outcome.items() if isinstance(reply, Message)]
         self.batch(handler, protection, replies)
@@ -175,14 +176,16 @@ class Bookkeeping:
         self,
         handler: str,
         protection: Protection,
-        message: Message,
+        message: type[Message],
+        measure: tuple[int, Mapping[str, int]],
         sender: Sequence[PartyId],
         receiver: Sequence[PartyId],
         count: int,
     ) -> None:
-        size, by_kind = codec.measure(message)
+        """So many messages of one measure."""
+        size, by_kind = measure
         many = {kind: value * count for kind, value in by_kind.items()}
-        self._entry(type(message), handler, protection, sender, receiver, [size] * count, many)
+        self._entry(message, handler, protection, sender, receiver, [size] * count, many)
 
     def _entry(
         self,

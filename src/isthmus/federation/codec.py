@@ -15,10 +15,10 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import safetensors.torch
@@ -98,42 +98,57 @@ def size(record: Record) -> int:
 
 def measure(message: Message) -> tuple[int, dict[str, int]]:
     """Size of a message, and how many of its bytes carry which kind (the rest is header)."""
-    sink = Sink()
-    tree = schema(type(message)).write(message, sink)
-    tensors = tuple((tensor.dtype, *tensor.shape) for tensor in sink.tensors)
-    blobs = tuple(map(len, sink.blobs))
-    shape = type(message), _SHAPE.encode(tree), tensors, blobs, len(sink.floats), len(sink.integers)
-    if (found := _MEASURED.get(shape)) is None:
+    kind = type(message)
+    return _measured(kind, schema(kind).footprint(message), lambda: message)
+
+
+def measure_row(stack: Message) -> tuple[int, dict[str, int]]:
+    """`measure` of each message of a stack (`isthmus.federation.interface.Stacked`): all are of one size."""
+    node = schema(type(stack))
+    return _measured(type(stack), node.footprint_of_row(stack), lambda: node.row(stack, 0))
+
+
+def _measured(kind: type[Message], footprint: Hashable, message: Callable[[], Message]) -> tuple[int, dict[str, int]]:
+    """Clients send the same shapes round after round: a message is looked at where its footprint is new."""
+    if (found := _MEASURED.get((kind, footprint))) is None:
         if len(_MEASURED) >= MOST_MEASURED:
             _MEASURED.clear()
         by_kind: dict[str, int] = {}
-        _by_kind(message, by_kind)
-        found = _MEASURED[shape] = size(message), by_kind
+        whole = message()
+        _by_kind(whole, by_kind)
+        found = _MEASURED[kind, footprint] = size(whole), by_kind
     return found[0], dict(found[1])
 
 
-_SHAPE = json.JSONEncoder(separators=(",", ":"))
-_MEASURED: dict[tuple[Any, ...], tuple[int, dict[str, int]]] = {}
+_MEASURED: dict[tuple[type[Message], Hashable], tuple[int, dict[str, int]]] = {}
 MOST_MEASURED = 4096
-"""Shapes of messages whose measures are remembered: clients send the same shapes round after round."""
+"""Footprints of messages whose measures are remembered."""
 
 
 def finite(message: Message) -> bool:
     """Whether all models, gradients and embeddings in a message are finite numbers."""
-    if not looked_at(type(message)):  # type: ignore[arg-type]
+    kind = type(message)
+    if not looked_at(kind):  # type: ignore[arg-type]
         return True
-    kinds = kinds_of(type(message))
-    nested = _nested(kinds)
-    for name, node in schema(type(message)).fields.items():
+    node = schema(kind)
+    for name, nested, numbers in _looked_into(kind):  # type: ignore[arg-type]
         value = getattr(message, name)
-        if name in nested and not all(map(finite, messages_inside(value))):
+        if nested and not all(map(finite, messages_inside(value))):
             return False
-        if kinds.get(name) in FINITE:
+        if numbers:
             sink = Sink()
-            node.write(value, sink)
+            node.fields[name].write(value, sink)
             if not all(_finite(tensor) for tensor in sink.tensors if tensor.is_floating_point()):
                 return False
     return True
+
+
+@cache
+def _looked_into(message: type[Message]) -> tuple[tuple[str, bool, bool], ...]:
+    """Fields of a message, whether messages are inside, and whether their own numbers must be finite."""
+    kinds = kinds_of(message)
+    nested = _nested(kinds)
+    return tuple((name, name in nested, kinds.get(name) in FINITE) for name in schema(message).fields)
 
 
 @cache
@@ -144,7 +159,7 @@ def looked_at(message: type[Message]) -> bool:
 
 def _finite(tensor: Tensor) -> bool:
     # A sum is cheap and finite almost always; only if it is not is every element looked at.
-    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+    return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
 
 
 def _nested(kinds: Mapping[str, Kind]) -> set[str]:

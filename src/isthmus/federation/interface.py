@@ -71,12 +71,6 @@ class Stacked(Generic[M]):
         assert isinstance(row, type(self.message))
         return row
 
-    def like_row(self) -> M:
-        """A message of the size of every row; the values of its tensors may be others."""
-        row = schema(type(self.message)).like_row(self.message)
-        assert isinstance(row, type(self.message))
-        return row
-
     def rows(self) -> list[M]:
         """The messages of all parties."""
         return schema(type(self.message)).rows(self.message, len(self.parties))

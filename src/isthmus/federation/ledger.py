@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from isthmus.federation.messages import Kind, Message, PartyId, kinds_of, role_of
@@ -42,9 +43,7 @@ class Entry:
 
     @classmethod
     def of(cls, message: type[Message], **columns: Any) -> Entry:
-        return cls(
-            message=message.__name__, kinds={name: str(kind) for name, kind in kinds_of(message).items()}, **columns
-        )
+        return cls(message=message.__name__, kinds=dict(_kinds_by_name(message)), **columns)
 
     @classmethod
     def from_json(cls, line: str) -> Entry:
@@ -54,7 +53,7 @@ class Entry:
         return cls(**raw)
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), separators=(",", ":"))
+        return json.dumps(vars(self), separators=(",", ":"))  # not asdict, which copies every address
 
     @property
     def roles(self) -> tuple[str, str]:
@@ -75,6 +74,11 @@ class Entry:
     @property
     def total(self) -> int:
         return sum(self.bytes)
+
+
+@cache
+def _kinds_by_name(message: type[Message]) -> Mapping[str, str]:
+    return {name: str(kind) for name, kind in kinds_of(message).items()}
 
 
 class Ledger:

@@ -1,14 +1,15 @@
 """The shape of a record, compiled once from its annotations.
 
 One tree of nodes per record type does everything that needs to walk a message: check it, copy it (isolation in
-process), write and read it (codec), add messages up (``sum``) and take one client's row out of a stack (cohort).
+process), write and read it (codec), tell messages of different sizes apart (ledger), add messages up (``sum``) and take
+one client's row out of a stack (cohort).
 Reading is driven by what the *receiver* declares, never by what the bytes claim.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -126,6 +127,16 @@ class Node:
     def read(self, tree: Json, source: Source) -> Any:
         raise NotImplementedError
 
+    def footprint(self, value: Any) -> Hashable:
+        """What the size of a value depends on: two values of one footprint take the same bytes. Checks what `write`
+        checks.
+        """
+        raise NotImplementedError
+
+    def footprint_of_row(self, stack: Any) -> Hashable:
+        """`footprint` of every `row` of a stack, which is not formed."""
+        return self.footprint(self.row(stack, 0))
+
     def add(self, a: Any, b: Any) -> Any:
         """a + b; a may be re-used. Raises for things that have no sum."""
         raise ProtocolError(f"{self.where} cannot be summed: only tensors and numbers can")
@@ -133,10 +144,6 @@ class Node:
     def row(self, stack: Any, k: int) -> Any:
         """Client k's value out of a cohort's stack."""
         raise ProtocolError(f"{self.where} cannot be stacked: only tensors and numbers can")
-
-    def like_row(self, stack: Any) -> Any:
-        """`row` of somebody, for its size: the values of tensors may be others."""
-        return self.row(stack, 0)
 
     def rows(self, stack: Any, count: int) -> list[Any]:
         """`row` of every k."""
@@ -158,6 +165,9 @@ class NoneNode(Node):
         if tree is not None:
             raise self.wrong(tree, "None")
 
+    def footprint(self, value: Any) -> Hashable:
+        return self.copy(value)
+
 
 class BoolNode(Node):
     def copy(self, value: Any) -> bool:
@@ -175,6 +185,10 @@ class BoolNode(Node):
             raise ProtocolError(f"{self.where} must be a bool, got {number}")
         return bool(number)
 
+    def footprint(self, value: Any) -> Hashable:
+        self.copy(value)
+        return "b"
+
 
 class IntNode(Node):
     def copy(self, value: Any) -> int:
@@ -190,6 +204,13 @@ class IntNode(Node):
 
     def read(self, tree: Json, source: Source) -> int:
         return _take_integer(self, tree, "i", source)
+
+    def footprint(self, value: Any) -> Hashable:
+        self.copy(value)
+        return "i"
+
+    def footprint_of_row(self, stack: Any) -> Hashable:
+        return "i"
 
     def add(self, a: Any, b: Any) -> int:
         return self.copy(a + b)
@@ -223,6 +244,13 @@ class FloatNode(Node):
         source.next_float += 1
         return float(source.floats[source.next_float - 1])
 
+    def footprint(self, value: Any) -> Hashable:
+        self.copy(value)
+        return "f"
+
+    def footprint_of_row(self, stack: Any) -> Hashable:
+        return "f"
+
     def add(self, a: Any, b: Any) -> float:
         return float(a) + float(b)
 
@@ -250,6 +278,9 @@ class StrNode(Node):
             raise self.wrong(tree, "a string")
         return tree[1:]
 
+    def footprint(self, value: Any) -> Hashable:
+        return "s" + self.copy(value)
+
 
 class BytesNode(Node):
     def copy(self, value: Any) -> bytes:
@@ -266,6 +297,9 @@ class BytesNode(Node):
             raise self.wrong(tree, "bytes")
         source.next_blob += 1
         return source.blobs[source.next_blob - 1]
+
+    def footprint(self, value: Any) -> Hashable:
+        return len(self.copy(value))
 
 
 class TensorNode(Node):
@@ -317,6 +351,21 @@ class TensorNode(Node):
             return self._read_csr(source.take_tensor(), source.take_tensor(), source.take_tensor(), (tree[1], tree[2]))
         raise self.wrong(tree, "a tensor")
 
+    def footprint(self, value: Any) -> Hashable:
+        tensor = self._check(value)
+        if tensor.layout == torch.sparse_csr:
+            parts = tensor.values(), tensor.col_indices(), tensor.crow_indices()
+            return (tensor.shape, *((part.dtype, part.shape) for part in parts))
+        return tensor.dtype, tensor.shape
+
+    def footprint_of_row(self, stack: Any) -> Hashable:
+        if isinstance(stack, LazyRows):
+            return self.footprint(stack.like)
+        if isinstance(stack, OnlyTotal):
+            return self.footprint(stack.total)
+        rows = self._check(stack.tensor if isinstance(stack, ScaledRows) else stack)
+        return rows.dtype, rows.shape[1:]
+
     def _read_csr(self, values: Tensor, columns: Tensor, pointers: Tensor, shape: tuple[int, int]) -> Tensor:
         """torch trusts CSR parts by default; from another party each invariant is checked."""
         sound = (
@@ -352,14 +401,6 @@ class TensorNode(Node):
             return stack.total / stack.parties
         tensor: Tensor = stack[k].clone()  # what the server holds must not change while the cohort trains on
         return tensor
-
-    def like_row(self, stack: Any) -> Tensor:
-        if isinstance(stack, LazyRows):
-            return stack.like
-        if isinstance(stack, OnlyTotal):
-            return stack.total
-        row: Tensor = stack.tensor[0] if isinstance(stack, ScaledRows) else stack[0]
-        return row
 
     def sum_rows(self, stack: Any) -> Tensor:
         if isinstance(stack, OnlyTotal):
@@ -406,8 +447,11 @@ class OptionalNode(Node):
     def row(self, stack: Any, k: int) -> Any:
         return None if stack is None else self.inner.row(stack, k)
 
-    def like_row(self, stack: Any) -> Any:
-        return None if stack is None else self.inner.like_row(stack)
+    def footprint(self, value: Any) -> Hashable:
+        return None if value is None else self.inner.footprint(value)
+
+    def footprint_of_row(self, stack: Any) -> Hashable:
+        return None if stack is None else self.inner.footprint_of_row(stack)
 
     def sum_rows(self, stack: Any) -> Any:
         return None if stack is None else self.inner.sum_rows(stack)
@@ -446,8 +490,11 @@ class TupleNode(Node):
     def row(self, stack: Any, k: int) -> tuple[Any, ...]:
         return tuple(node.row(item, k) for node, item in zip(self._nodes(stack), stack, strict=True))
 
-    def like_row(self, stack: Any) -> tuple[Any, ...]:
-        return tuple(node.like_row(item) for node, item in zip(self._nodes(stack), stack, strict=True))
+    def footprint(self, value: Any) -> Hashable:
+        return tuple(node.footprint(item) for node, item in zip(self._nodes(value), value, strict=True))
+
+    def footprint_of_row(self, stack: Any) -> Hashable:
+        return tuple(node.footprint_of_row(item) for node, item in zip(self._nodes(stack), stack, strict=True))
 
     def sum_rows(self, stack: Any) -> tuple[Any, ...]:
         return tuple(node.sum_rows(item) for node, item in zip(self._nodes(stack), stack, strict=True))
@@ -461,7 +508,7 @@ class MapNode(Node):
         self.value = value
 
     def _items(self, value: Any) -> Any:
-        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        if not isinstance(value, Mapping) or not all([isinstance(key, str) for key in value]):
             raise self.wrong(value, "a map with string keys")
         return value.items()
 
@@ -482,8 +529,11 @@ class MapNode(Node):
     def row(self, stack: Any, k: int) -> dict[str, Any]:
         return {key: self.value.row(item, k) for key, item in stack.items()}
 
-    def like_row(self, stack: Any) -> dict[str, Any]:
-        return {key: self.value.like_row(item) for key, item in stack.items()}
+    def footprint(self, value: Any) -> Hashable:
+        return tuple([(key, self.value.footprint(item)) for key, item in self._items(value)])
+
+    def footprint_of_row(self, stack: Any) -> Hashable:
+        return tuple([(key, self.value.footprint_of_row(item)) for key, item in self._items(stack)])
 
     def rows(self, stack: Any, count: int) -> list[Any]:
         columns = {key: self.value.rows(item, count) for key, item in stack.items()}
@@ -532,8 +582,13 @@ class RecordNode(Node):
     def row(self, stack: Any, k: int) -> Any:
         return self.record(**{name: node.row(getattr(stack, name), k) for name, node in self.fields.items()})
 
-    def like_row(self, stack: Any) -> Any:
-        return self.record(**{name: node.like_row(getattr(stack, name)) for name, node in self.fields.items()})
+    def footprint(self, value: Any) -> Hashable:
+        self._check(value)
+        return tuple([node.footprint(getattr(value, name)) for name, node in self.fields.items()])
+
+    def footprint_of_row(self, stack: Any) -> Hashable:
+        self._check(stack)
+        return tuple([node.footprint_of_row(getattr(stack, name)) for name, node in self.fields.items()])
 
     def rows(self, stack: Any, count: int) -> list[Any]:
         columns = [node.rows(getattr(stack, name), count) for name, node in self.fields.items()]

@@ -217,6 +217,8 @@ class ModelCohort(Cohort[Any]):
 
     def extra_gradient(self, received: Weights) -> ExtraGradient | None:
         """Every client's own further loss term: one object where all have the same, else client after client."""
+        if type(self.clients[0]).extra_gradient is ModelClient.extra_gradient:
+            return None
         terms: list[ExtraGradient | None] = [client.extra_gradient(received) for client in self.clients]
         first = terms[0]
         if all(term is first for term in terms) or (
@@ -237,6 +239,8 @@ class ModelCohort(Cohort[Any]):
 
     def frozen(self) -> Collection[str]:
         """Names of weights that no client trains."""
+        if type(self.clients[0]).frozen is ModelClient.frozen:
+            return ()
         names = {frozenset(client.frozen()) for client in self.clients}
         if len(names) > 1:
             raise RunError("clients that train together must freeze the same weights: run with execution=each")

@@ -134,11 +134,8 @@ class Counter:
     def stacked(self, logits: Tensor) -> Evaluation:
         """Of all clients, as a stack."""
         correct, losses = self.count(logits)
-        found: dict[str, Any] = {
-            part: Tally(correct[i], self.totals[i], losses[i])  # type: ignore[arg-type]
-            for i, part in enumerate(self.parts)
-        }
-        return Evaluation(found)
+        columns: Any = (table.unbind(0) for table in (correct, self.totals, losses))
+        return Evaluation({part: Tally(*counts) for part, *counts in zip(self.parts, *columns, strict=True)})
 
 
 def detail(logits: Tensor, y: Tensor, masks: Mapping[str, Tensor]) -> Detail:

@@ -161,23 +161,85 @@ def idle_rows(
         rows: Which.
         table: Step sizes and scales (steps, 2).
     """
+    grad = np.zeros(weights.shape[1], dtype=weights.dtype)
+    for row in rows:
+        _idle_row(row, table, common, pull, anchor, weights, firsts, seconds, grad)
+
+
+@compiled
+def _idle_row(
+    row: int,
+    table: Array,
+    common: Array,
+    pull: float,
+    anchor: Array,
+    weights: Array,
+    firsts: Any,
+    seconds: Any,
+    grad: Array,
+) -> None:
+    """``grad`` is zero where nothing pulls."""
+    for step in range(len(table)):
+        if pull != 0:
+            for h in range(len(grad)):
+                grad[h] = pull * (weights[row, h] - anchor[row, h])
+        _step(grad, weights, firsts, seconds, row, table[step, 0], table[step, 1], common)
+
+
+@compiled
+def idle_round(
+    idle: Array,
+    origin: Array,
+    table: Array,
+    common: Array,
+    pull: float,
+    anchor: Array,
+    weights: Array,
+    firsts: Any,
+    seconds: Any,
+    rest: Array,
+    total: Array,
+    add: bool,
+) -> None:
+    """`idle_rows` in one pass with what comes before and after: ``weights`` are taken from ``origin``, unless that is
+    empty; then total (+)= rest * weights row by row, unless ``rest`` is empty.
+
+    Args:
+        idle: Which rows, as a mask; others are left alone, and count nothing in the total.
+    """
     width = weights.shape[1]
     grad = np.zeros(width, dtype=weights.dtype)
-    for row in rows:
-        for step in range(len(table)):
-            if pull != 0:
-                for h in range(width):
-                    grad[h] = pull * (weights[row, h] - anchor[row, h])
-            _step(grad, weights, firsts, seconds, row, table[step, 0], table[step, 1], common)
+    for row in range(len(idle)):
+        if len(rest) and not add:
+            for h in range(width):
+                total[row, h] = 0
+        if not idle[row]:
+            continue
+        if len(origin):
+            for h in range(width):
+                weights[row, h] = origin[row, h]
+        _idle_row(row, table, common, pull, anchor, weights, firsts, seconds, grad)
+        if len(rest):
+            share = rest[row]
+            for h in range(width):
+                total[row, h] += share * weights[row, h]
+
+
+class Origin(NamedTuple):
+    """First weights (F, H) of the first and second term; both empty where there are none."""
+
+    first: Array
+    second: Array
 
 
 class Sum(NamedTuple):
     """The weighted sum of the clients' first weights, added up while they are in cache: share of each client (K,), and
-    the sum by feature and term; shares are empty where it is not wanted.
+    the sum (F, H) of each term; shares are empty where it is not wanted.
     """
 
     shares: Array
-    total: Array
+    first: Array
+    second: Array
 
 
 @compiled
@@ -440,7 +502,7 @@ def train_clients(
     plan: Plan,
     aim: Aim,
     loss: Array,
-    origin: Any,
+    origin: Origin,
     added: Sum,
     weights: Array,
     firsts: Any,
@@ -452,7 +514,7 @@ def train_clients(
     """The epochs of the clients, one after the other; ``loss`` gets what the last epoch began with.
 
     Args:
-        origin: First weights by feature and term from which all clients start; None where each starts from its own.
+        origin: First weights from which all clients start, of each term; empty where each starts from its own.
     """
     layers, flat_places = layout.layers, flats.shape[1]
     kind, first_width = weights.dtype, layout.first_width
@@ -475,14 +537,15 @@ def train_clients(
         one, two = np.empty(most * widest, dtype=kind), np.empty(most * widest, dtype=kind)
         flat = flats[k]
         bit = drop.start[k]
-        if origin is not None:
+        if len(origin.first):
             for t in range(layout.terms):
                 begin, end = layout.active_start[k, t]
+                source = origin.first if t == 0 else origin.second
                 for j in range(begin, end):
                     row = layout.active[j]
-                    here = t * layout.features + layout.feature[row]
+                    here = layout.feature[row]
                     for i in range(first_width):
-                        weights[row, i] = origin[here, i]
+                        weights[row, i] = source[here, i]
         for epoch in range(len(plan.table)):
             # Forward.
             place, count, width = 0, layout.rows[k, 0], first_width
@@ -563,11 +626,12 @@ def train_clients(
             share = added.shares[k]
             for t in range(layout.terms):
                 begin, end = layout.active_start[k, t]
+                total = added.first if t == 0 else added.second
                 for j in range(begin, end):
                     row = layout.active[j]
-                    here = t * layout.features + layout.feature[row]
+                    here = layout.feature[row]
                     for i in range(first_width):
-                        added.total[here, i] += share * weights[row, i]
+                        total[here, i] += share * weights[row, i]
 
 
 @compiled

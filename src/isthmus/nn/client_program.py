@@ -19,7 +19,7 @@ from torch import Tensor
 
 from isthmus.errors import DataError
 from isthmus.nn.backbone import Backbone
-from isthmus.nn.client_kernel import Aim, Dropout, Layout, Matrices, Plan, Sum, train_clients
+from isthmus.nn.client_kernel import Aim, Dropout, Layout, Matrices, Origin, Plan, Sum, train_clients
 from isthmus.nn.dropout import DropoutSource
 from isthmus.nn.inputs import Inputs
 from isthmus.nn.kernels import Array, split, threads_for
@@ -67,16 +67,28 @@ class Program:
         counts = (np.bincount(feature, minlength=self.features) for _, feature, _ in self.active)
         return tuple(np.flatnonzero(count < self.clients) for count in counts)
 
+    @cached_property
+    def idle_masks(self) -> tuple[Array, ...]:
+        """`idle` as masks over features."""
+        masks = tuple(np.zeros(self.features, dtype=np.bool_) for _ in self.idle)
+        for mask, features in zip(masks, self.idle, strict=True):
+            mask[features] = True
+        return masks
+
+    @cached_property
+    def no_targets(self) -> tuple[Array, Array]:
+        """Targets of `Aim`, and their sums, where there are none."""
+        kind = self.layout.weight.dtype
+        return np.zeros((0, self.classes), dtype=kind), np.zeros(0, dtype=kind)
+
     def flatten(self, tensors: Mapping[str, Tensor], out: Tensor) -> None:
-        """Write what is given of the other weights into the flat arrays (K, width), one row or one for all."""
+        """Write what is given of the other weights into the flat arrays (K, width), the same into each."""
+        flat = out.numpy()
         for name, tensor in tensors.items():
             if name in self.flat:
                 place, shape = self.flat[name]
-                self._part(out, place, shape).copy_(tensor)
-
-    def _part(self, flat: Tensor, place: int, shape: tuple[int, ...]) -> Tensor:
-        stride = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-        return flat.as_strided((flat.shape[0], *shape), (flat.stride(0), *stride), flat.storage_offset() + place)
+                # In numpy: torch takes several times as long to find a part of a tensor.
+                flat[:, place : place + math.prod(shape)] = tensor.detach().numpy().reshape(-1)
 
     def trained(self, names: Collection[str]) -> Array:
         """Where the flat weights of these names lie, neighbours joined."""
@@ -124,7 +136,7 @@ class Program:
         trained: Array,
         aim: Aim,
         clients: Array | None = None,
-        origin: Array | None = None,
+        origin: Origin | None = None,
         added: Sum | None = None,
     ) -> Tensor:
         """Train clients, all by default; the loss of each at the last step, before it (K,).
@@ -137,8 +149,9 @@ class Program:
         """
         loss, layout = np.zeros(self.clients, dtype=plan.common.dtype), self.layout._replace(trained=trained)
         arrays = [*padded(rows), *padded(flat)]
-        if added is None:
-            added = Sum(np.zeros(0, loss.dtype), np.zeros((0, 0), loss.dtype))
+        nothing = np.zeros((0, 0), loss.dtype)
+        origin = Origin(nothing, nothing) if origin is None else origin
+        added = Sum(nothing.reshape(-1), nothing, nothing) if added is None else added
         chosen = np.arange(self.clients) if clients is None else clients
 
         def work(begin: int, end: int) -> None:

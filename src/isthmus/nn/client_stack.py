@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from isthmus.nn.buffers import empty
-from isthmus.nn.client_kernel import Aim, Sum, add_rows_scaled, idle_rows, take_rows
+from isthmus.nn.client_kernel import Aim, Origin, Plan, Sum, add_rows_scaled, idle_round, take_rows
 from isthmus.nn.client_program import Program, padded
 from isthmus.nn.client_training import Pull, make_plan
 from isthmus.nn.dropout import DropoutSource
@@ -41,8 +41,9 @@ class ClientStack:
         self.adam = bool(states[0].first)
         self.moment_names = tuple(states[0].first)
         self._given: dict[str, Tensor] = {}  # common weights that replace everybody's, not yet written
-        self._added: tuple[Tensor, dict[str, Tensor]] | None = None  # shares, and the totals of first weights with them
-        self._rest: dict[tuple[int, int], tuple[Array, Tensor]] = {}  # by term and group, see `_idle_total`
+        self._added: tuple[Tensor, dict[str, Tensor]] | None = None  # shares, and the totals of weights with them
+        self._rest: dict[tuple[int, int], tuple[Array, Array]] = {}  # by term and group, see `_rest_of`
+        self._like: dict[str, Tensor] = {}
         sources: list[Sequence[Weights]] = [weights]
         if self.adam:
             sources += [[state.first for state in states], [state.second for state in states]]
@@ -102,23 +103,26 @@ class ClientStack:
         """Every client takes these weights in the place of its own."""
         self._given = {**self._given, **given}
 
-    def _write_given(self, given: Weights, clients: Array | None = None, *, active: bool = True) -> None:
+    def _write_given(self, given: Weights, clients: Array | None = None) -> None:
+        """Take common weights over; ``clients``: only these."""
         program, features = self.program, self.program.features
         for t, name in enumerate(program.first):
             if name not in given:
                 continue
             owner, feature, place = program.active[t]
             source = given[name].detach().contiguous()
-            if clients is not None and active:
+            if clients is not None:
                 mine = np.isin(owner, clients)
                 feature, place = feature[mine], place[mine]
-            if active:
-                take_rows(place, feature, source.numpy(), self.rows[0].numpy())
+            take_rows(place, feature, source.numpy(), self.rows[0].numpy())
             groups = range(len(self.idle[0])) if clients is None else np.unique(self.group[clients])
             for g in groups:
                 self.idle[0][g, t * features : (t + 1) * features] = source
+        self._write_flat(given, clients)
+
+    def _write_flat(self, given: Weights, clients: Array | None) -> None:
         chosen = self.flat[0] if clients is None else self.flat[0][clients]
-        program.flatten(given, chosen)
+        self.program.flatten(given, chosen)
         if clients is not None:
             self.flat[0][clients] = chosen
 
@@ -140,43 +144,74 @@ class ClientStack:
         """A round of local epochs of all clients, or of some, from ``received`` where it names a weight.
 
         Args:
-            shares: With which `total` will be asked for, of those that train: the first weights are then added up while
-                they are in cache.
+            shares: With which `total` will be asked for, of those that train: the weights are then added up while they
+                are in cache.
         """
         program = self.program
         some = clients is not None and len(clients) < program.clients
         chosen = np.asarray(clients, dtype=np.int64) if some else None
         late = {name: tensor for name, tensor in self._given.items() if chosen is not None or name not in received}
         self._given, self._added = {}, None
-        self._write_given(late)
+        if late:
+            self._write_given(late)
         if chosen is not None:
             self._split(chosen)
-        origin = None
-        if all(name in received for name in program.first):  # written by the loop itself, client by client
-            origin = torch.cat([received[name].detach() for name in program.first]).numpy()
-        self._write_given(received, chosen, active=origin is None)
+        origin: list[Array] = []
+        if all(name in received for name in program.first):  # written by the loops themselves, row by row
+            origin = [received[name].detach().contiguous().numpy() for name in program.first]
+            self._write_flat(received, chosen)
+        else:
+            self._write_given(received, chosen)
         plan = make_plan(program, step_plan(optimizer, self.steps, epochs, lr, weight_decay, program.dtype), pull)
-        features = program.features
         taking_part = list(range(program.clients)) if chosen is None else chosen.tolist()
-        for g in sorted({int(self.group[k]) for k in taking_part}):
-            table = plan.table[:, next(k for k in taking_part if self.group[k] == g)]
-            for t in range(len(program.first)):
-                own = slice(t * features, (t + 1) * features)
-                anchor = plan.anchor[own] if plan.pull else plan.anchor
-                arrays = padded([part[g, own] for part in self.idle])
-                idle_rows(program.idle[t], table, plan.common, plan.pull, anchor, *arrays)
-        bits = program.draw(dropout, epochs, chosen)
-        added = None
-        if shares is not None and program.adds_up(self.rows[0], plan):
+        share, totals, added = None, list[Tensor](), None
+        if shares is not None and taking_part and program.adds_up(self.rows[0], plan):
             share = self._shares(shares, clients)
-            total = torch.cat([self._idle_total(t, share) for t in range(len(program.first))])
-            added = Sum(share.astype(total.numpy().dtype), total.numpy())
-            parts = {name: total[t * features : (t + 1) * features] for t, name in enumerate(program.first)}
-            self._added = shares, parts
-        loss = program.run(self.rows, self.flat, plan, bits, program.trained(trained), aim, chosen, origin, added)
+            size = program.features, program.layout.first_width
+            totals = [empty(size, program.dtype) for _ in program.first]
+            sums = [total.numpy() for total in totals]
+            added = Sum(share.astype(sums[0].dtype), sums[0], sums[-1])
+        self._idle_steps(plan, taking_part, origin, share, [total.numpy() for total in totals])
+        bits = program.draw(dropout, epochs, chosen)
+        started = Origin(origin[0], origin[-1]) if origin else None
+        loss = program.run(self.rows, self.flat, plan, bits, program.trained(trained), aim, chosen, started, added)
+        if shares is not None and share is not None:
+            self._added = shares, dict(zip(program.first, totals, strict=True)) | self._flat_totals(share)
         for client in taking_part:
-            self.steps[int(client)] += epochs
+            self.steps[client] += epochs
         return loss
+
+    def _idle_steps(
+        self,
+        plan: Plan,
+        clients: Sequence[int],
+        origin: Sequence[Array],
+        share: Array | None,
+        totals: Sequence[Array],
+    ) -> None:
+        """The steps of the idle rows of all groups that take part, from ``origin`` where it is given; with shares,
+        ``totals`` become what these rows add up to.
+        """
+        program, features = self.program, self.program.features
+        member = {int(self.group[k]): k for k in reversed(clients)}  # the first of each group
+        none = np.zeros((0, 0), dtype=plan.common.dtype)
+        for g in sorted(member):
+            table = plan.table[:, member[g]]
+            for t, idle in enumerate(program.idle_masks):
+                own = slice(t * features, (t + 1) * features)
+                rest = none.reshape(-1) if share is None else self._rest_of(t, g, share)
+                idle_round(
+                    idle,
+                    origin[t] if origin else none,
+                    table,
+                    plan.common,
+                    plan.pull,
+                    plan.anchor[own] if plan.pull else plan.anchor,
+                    *padded([part[g, own] for part in self.idle]),
+                    rest,
+                    totals[t] if totals else none,
+                    g != min(member),
+                )
 
     def _split(self, chosen: Array) -> None:
         """Clients that take part leave the groups of those that do not."""
@@ -206,9 +241,7 @@ class ClientStack:
             return self._added[1][name]
         share = self._shares(shares, clients)
         if name not in program.first:
-            at, shape = program.flat[name]
-            part = self.flat[0][:, at : at + math.prod(shape)]
-            return (torch.from_numpy(share).to(program.dtype) @ part).view(shape)
+            return self._flat_totals(share)[name]
         t = program.first.index(name)
         owner, feature, place = program.active[t]
         total = self._idle_total(t, share)
@@ -222,32 +255,43 @@ class ClientStack:
         share[slice(None) if clients is None else np.asarray(clients)] = shares.numpy()
         return share
 
+    def _flat_totals(self, share: Array) -> dict[str, Tensor]:
+        """The sums of all weights after the first layer."""
+        total = torch.from_numpy(share).to(self.program.dtype) @ self.flat[0]
+        places = self.program.flat.items()
+        return {name: total[at : at + math.prod(shape)].view(shape) for name, (at, shape) in places}
+
     def _idle_total(self, t: int, share: Array) -> Tensor:
         """What the clients' idle rows add to a total of the first weights of term t."""
         program = self.program
-        owner, feature, _ = program.active[t]
         own = slice(t * program.features, (t + 1) * program.features)
         total = torch.zeros(program.features, program.layout.first_width, dtype=program.dtype)
         for g in range(len(self.idle[0])):
-            members = self.group == g
-            whole = share[members].sum()
-            if whole == 0.0:
-                continue
-            known = self._rest.get((t, g))
-            if known is None or not np.array_equal(known[0], share):
-                mine = members[owner]
-                seen = np.bincount(feature[mine], weights=share[owner[mine]], minlength=program.features)
-                everybody = np.bincount(feature[mine], minlength=program.features) == members.sum()
-                rest = torch.from_numpy(np.where(everybody, 0.0, whole - seen)).to(program.dtype)
-                known = self._rest[t, g] = share, rest.unsqueeze(1)
-            total.addcmul_(self.idle[0][g, own], known[1])
+            if share[self.group == g].any():
+                rest = torch.from_numpy(self._rest_of(t, g, share))
+                total.addcmul_(self.idle[0][g, own], rest.unsqueeze(1))
         return total
+
+    def _rest_of(self, t: int, g: int, share: Array) -> Array:
+        """The shares of a group's clients for which a row of the first weights is idle, added up (F,)."""
+        known = self._rest.get((t, g))
+        if known is None or not np.array_equal(known[0], share):
+            program, members = self.program, self.group == g
+            owner, feature, _ = program.active[t]
+            mine = members[owner]
+            seen = np.bincount(feature[mine], weights=share[owner[mine]], minlength=program.features)
+            everybody = np.bincount(feature[mine], minlength=program.features) == members.sum()
+            rest = np.where(everybody, 0.0, share[members].sum() - seen)
+            known = self._rest[t, g] = share, rest.astype(program.layout.weight.dtype)
+        return known[1]
 
     def like(self, name: str) -> Tensor:
         """A tensor of the shape and type of each client's weight."""
-        program = self.program
-        shape = program.flat[name][1] if name in program.flat else (program.features, program.layout.first_width)
-        return torch.empty((), dtype=program.dtype).expand(shape)
+        if name not in self._like:
+            program = self.program
+            shape = program.flat[name][1] if name in program.flat else (program.features, program.layout.first_width)
+            self._like[name] = torch.empty((), dtype=program.dtype).expand(shape)
+        return self._like[name]
 
     def row(self, name: str, client: int) -> Tensor:
         """One client's weight."""

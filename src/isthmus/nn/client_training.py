@@ -39,8 +39,7 @@ def aim_of(loss: str | Loss, program: Program, unpad: Callable[[Tensor], Tensor]
         unpad: `Inputs.unpad` of the inputs that soft labels are for.
     """
     if isinstance(loss, str):
-        none = torch.zeros(0, program.classes, dtype=program.dtype)
-        return Aim(loss != "ce", none.numpy(), none[:, 0].numpy()), None
+        return Aim(loss != "ce", *program.no_targets), None
     assert loss.soft is not None
     targets, total = (unpad(part).contiguous() for part in (loss.soft.targets, loss.soft.total))
     if targets.shape != (len(program.layout.y), program.classes) or {targets.dtype, total.dtype} != {program.dtype}:

@@ -60,6 +60,8 @@ class Sparse:
 
 def constant_product(dense: Tensor, times: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
     """``M h`` of a constant M that is given by ``times`` (h -> M h) and ``back`` (g -> M^T g)."""
+    if not dense.requires_grad:
+        return times(dense)
     product: Tensor = _ConstantProduct.apply(dense, times, back)  # type: ignore[no-untyped-call]
     return product
 
