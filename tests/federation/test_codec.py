@@ -388,11 +388,35 @@ def _decoded_or_refused(data: bytes) -> None:
 def test_large_records_are_written_the_same_and_read_without_sharing_memory() -> None:
     record = Inner(torch.arange(codec.LARGE, dtype=torch.float32), 3, 0.5)
     data = codec.encode_large(record)
-    assert isinstance(data, memoryview) and data == codec.encode(record)
+    assert isinstance(data, codec.Pieces) and b"".join(data.stretches) == codec.encode(record)
+    assert len(data) == codec.size(record)
     assert isinstance(codec.encode_large(SMALL), bytes)
     decoded = codec.decode(data, Inner)
     decoded.tensor.zero_()
     assert _same(codec.decode(data, Inner), record)
+
+
+def test_large_tensors_are_not_copied_where_they_are_written() -> None:
+    record = Inner(torch.zeros(codec.LARGE), 3, 0.5)
+    data = codec.encode_large(record)
+    record.tensor.fill_(1.0)
+    assert float(codec.decode(data, Inner).tensor.sum()) == codec.LARGE
+
+
+@pytest.mark.parametrize("change", ["shorter", "longer", "cut elsewhere", "empty"])
+def test_pieces_that_do_not_fit_are_refused(change: str) -> None:
+    data = codec.encode_large(Inner(torch.ones(codec.LARGE), 3, 0.5))
+    assert isinstance(data, codec.Pieces)
+    whole = b"".join(data.stretches)
+    first = len(data.stretches[0])
+    for stretches in {
+        "shorter": [(whole[:first], whole[first:-1])],
+        "longer": [(whole[:first], whole[first:] + b"0"), (whole[:first], whole[first:], b"0")],
+        "cut elsewhere": [(whole[: first + 4], whole[first + 4 :]), (whole[:first], whole[first:-4], whole[-4:])],
+        "empty": [(b"",), (whole[:5], whole[5:])],
+    }[change]:
+        with pytest.raises(ProtocolError):
+            codec.decode(codec.Pieces(stretches), Inner)
 
 
 def test_every_truncation_is_refused() -> None:

@@ -68,7 +68,7 @@ from isthmus.federation.host import Answer, Order
 from isthmus.federation.interface import View
 from isthmus.federation.roles import RoleTable
 from isthmus.federation.watch import WatchRules
-from isthmus.federation.wire import Frame, pack, unpack
+from isthmus.federation.wire import Whole, pack, unpack
 from isthmus.privacy.keys import Identity
 from isthmus.seeds import Stream
 
@@ -168,7 +168,7 @@ class SiteRuntime:
 
     # -- begin a run -------------------------------------------------------------------------------
 
-    def _begin(self, run: str, frame: Frame) -> JoinReply:
+    def _begin(self, run: str, frame: Whole) -> JoinReply:
         begin = codec.decode(_only(frame), BeginRun, BEGIN_LIMITS)
         if begin.run != run or len(begin.run_id) != len(NO_RUN):
             raise ProtocolError("a run was begun under two names, or with an invalid id")
@@ -371,7 +371,7 @@ def _facts(data: Any, secure: bool) -> ClientFacts:
     return ClientFacts(data.num_features, data.num_classes, 0 if secure else samples, "graph" if graphs else "node")
 
 
-def _only(frame: Frame) -> bytes:
+def _only(frame: Whole) -> bytes:
     if len(frame) != 1:
         raise ProtocolError("malformed request: it must be one part")
     return bytes(frame[0])

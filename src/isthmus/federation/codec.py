@@ -15,7 +15,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
@@ -36,10 +36,27 @@ Buffer = bytes | memoryview
 assert sys.byteorder == "little", "the wire format is little-endian"
 
 LARGE = 2**18
+ALONE = 2**16
+"""Bytes of a tensor from which on it travels in the memory it has, where the carrier allows it."""
 FINITE = (Kind.MODEL, Kind.GRADIENT, Kind.EMBEDDING, Kind.FEATURE, Kind.RANDOM_START)
 # Possessive, and closed by the end of the text: nothing to backtrack into, so hostile quotes cost linear time.
 _STRINGS = re.compile(r'"(?:[^"\\]++|\\.?)*+(?:"|\Z)', re.DOTALL)
 _BRACKETS = re.compile(r"[\[\]{}]")
+
+
+class Pieces:
+    """The bytes of a large record as stretches of memory in their order, which need not be joined: its header, views of
+    its large tensors, the small ones between them. To be sent before anybody changes these tensors.
+    """
+
+    def __init__(self, stretches: Sequence[Buffer]) -> None:
+        self.stretches = tuple(stretches)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.stretches))
+
+
+Part = bytes | memoryview | Pieces
 
 
 @dataclass(frozen=True)
@@ -61,19 +78,19 @@ def encode(record: Record) -> bytes:
     return b"".join(pieces(record))
 
 
-def encode_large(record: Record) -> Buffer:
-    """The same; a large record as a view of numpy's memory, which comes in large pages: fresh memory is most of what
-    such a copy costs.
-    """
+def encode_large(record: Record) -> Part:
+    """The same; of a large record no tensor of some size is copied."""
     parts = pieces(record)
-    total = sum(map(len, parts))
-    if total < LARGE:
+    if sum(map(len, parts)) < LARGE:
         return b"".join(parts)
-    whole, at = np.empty(total, dtype=np.uint8), 0
-    for piece in parts:
-        whole[at : at + len(piece)] = np.frombuffer(piece, dtype=np.uint8)
-        at += len(piece)
-    return whole.data
+    stretches, small = list[Buffer](), list[Buffer]()
+    for part in parts:
+        if len(part) < ALONE:
+            small.append(part)
+            continue
+        stretches += [b"".join(small), part] if small else [part]
+        small = []
+    return Pieces([*stretches, b"".join(small)] if small else stretches)
 
 
 def pieces(record: Record) -> list[Buffer]:
@@ -193,11 +210,11 @@ def _by_kind(message: Message, by_kind: dict[str, int]) -> None:
             by_kind[kinds[name]] = by_kind.get(kinds[name], 0) + size
 
 
-def decode(data: Buffer, expected: type[R], limits: Limits = LIMITS) -> R:
+def decode(data: Part, expected: type[R], limits: Limits = LIMITS) -> R:
     """Read a record of exactly the type the receiver declares; anything else is a :class:`ProtocolError`.
 
-    Bytes are read by the safetensors library. A memoryview, which only an engine of one trust domain hands over, is
-    read here, because the library would have it copied once more.
+    Bytes are read by the safetensors library. A memoryview or pieces, which only an engine of one trust domain hands
+    over, are read here, because the library would have them copied once more.
     """
     tree, tensors = _open(data, limits)
     source = _source(tensors)
@@ -254,14 +271,15 @@ def _raw(tensor: Tensor) -> Buffer:
     )  # a view: the bytes are copied once, where they are joined
 
 
-def _open(data: Buffer, limits: Limits) -> tuple[Json, dict[str, Tensor]]:
+def _open(data: Part, limits: Limits) -> tuple[Json, dict[str, Tensor]]:
     if len(data) > limits.max_bytes:
         raise ProtocolError(f"message of {len(data)} bytes exceeds the limit of {limits.max_bytes}")
-    length = int.from_bytes(data[:8], "little") if len(data) >= 8 else -1
-    if not 0 < length <= min(len(data) - 8, limits.max_header):
+    head, *others = data.stretches if isinstance(data, Pieces) else (data,)
+    length = int.from_bytes(head[:8], "little") if len(head) >= 8 else -1
+    if not 0 < length <= min(len(head) - 8, limits.max_header):
         raise ProtocolError("message is truncated or has no valid header")
     try:
-        header = json.loads(bytes(data[8 : 8 + length]), object_pairs_hook=_no_duplicates)
+        header = json.loads(bytes(head[8 : 8 + length]), object_pairs_hook=_no_duplicates)
         metadata = header.pop("__metadata__")
         text = metadata.pop("isthmus")
         if metadata:
@@ -274,7 +292,8 @@ def _open(data: Buffer, limits: Limits) -> tuple[Json, dict[str, Tensor]]:
         if _depth(text) > limits.max_depth:
             raise ProtocolError(f"message is nested deeper than {limits.max_depth}")
         tree = json.loads(text, object_pairs_hook=_no_duplicates)
-        tensors = safetensors.torch.load(data) if isinstance(data, bytes) else _tensors(header, data[8 + length :])
+        body = [memoryview(head)[8 + length :], *(memoryview(each) for each in others)]
+        tensors = safetensors.torch.load(data) if isinstance(data, bytes) else _tensors(header, body)
     except ProtocolError:
         raise
     except Exception as error:
@@ -282,26 +301,32 @@ def _open(data: Buffer, limits: Limits) -> tuple[Json, dict[str, Tensor]]:
     return tree, tensors
 
 
-def _tensors(header: Mapping[str, Mapping[str, Json]], body: memoryview) -> dict[str, Tensor]:
-    """Tensors copied out of a buffer, with the library's checks: known types, sizes that fit, no gap, no overlap,
-    nothing left over.
+def _tensors(header: Mapping[str, Mapping[str, Json]], body: Sequence[memoryview]) -> dict[str, Tensor]:
+    """Tensors copied out of stretches of memory, each out of one, with the library's checks: known types, sizes that
+    fit, no gap, no overlap, nothing left over.
     """
-    tensors, at = dict[str, Tensor](), 0
+    tensors, at, which, start = dict[str, Tensor](), 0, 0, 0
     for name, entry in sorted(header.items(), key=lambda item: tuple(item[1]["data_offsets"])):
         dtype, shape, (begin, end) = _TYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
         if set(entry) != {"dtype", "shape", "data_offsets"} or not all(
             type(n) is int and n >= 0 for n in (*shape, begin, end)
         ):
             raise ProtocolError("message header is malformed")
-        if begin != at or end - begin != math.prod(shape) * dtype.itemsize or end > len(body):
+        while which + 1 < len(body) and begin >= start + len(body[which]):
+            start, which = start + len(body[which]), which + 1
+        if (
+            begin != at
+            or end - begin != math.prod(shape) * dtype.itemsize
+            or not start <= begin <= end <= start + len(body[which])
+        ):
             raise ProtocolError("message header does not fit its tensors")
         own = np.empty(end - begin, dtype=np.uint8)
-        own[:] = body[begin:end]
+        own[:] = np.frombuffer(body[which], dtype=np.uint8)[begin - start : end - start]
         tensors[name] = (
             torch.from_numpy(own).view(dtype).reshape(shape) if own.size else torch.empty(shape, dtype=dtype)
         )
         at = end
-    if at != len(body):
+    if at != sum(map(len, body)):
         raise ProtocolError("message has bytes left over")
     return tensors
 

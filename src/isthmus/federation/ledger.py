@@ -43,7 +43,7 @@ class Entry:
 
     @classmethod
     def of(cls, message: type[Message], **columns: Any) -> Entry:
-        return cls(message=message.__name__, kinds=dict(_kinds_by_name(message)), **columns)
+        return cls(message=message.__name__, kinds=dict(_kinds_by_name(message)), **columns)  # type: ignore[arg-type]
 
     @classmethod
     def from_json(cls, line: str) -> Entry:

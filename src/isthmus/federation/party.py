@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal, Protocol
 
@@ -444,4 +444,15 @@ def transfer_wire(message: Message) -> Message:
 
 def readdress(call: Invocation, argument: Message | None, parcels: tuple[Parcel, ...] | None) -> Invocation:
     """The same call with contents that have crossed a process or trust boundary."""
-    return replace(call, argument=argument, parcels=parcels)
+    return Invocation(
+        call.party,
+        call.role,
+        call.handler,
+        call.turn,
+        call.sequence,
+        argument,
+        parcels,
+        call.combine,
+        call.mask,
+        call.mail,
+    )

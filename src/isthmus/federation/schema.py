@@ -166,7 +166,8 @@ class NoneNode(Node):
             raise self.wrong(tree, "None")
 
     def footprint(self, value: Any) -> Hashable:
-        return self.copy(value)
+        self.copy(value)
+        return None
 
 
 class BoolNode(Node):
@@ -551,13 +552,31 @@ class RecordNode(Node):
         self.record = record
         hints = get_type_hints(record, include_extras=True)
         self.fields = {f.name: _compile(f"{record.__name__}.{f.name}", hints[f.name]) for f in fields(record)}
+        marks = [_NUMBERS.get(type(node)) for node in self.fields.values()]
+        self._numbers = tuple(marks) if marks and None not in marks else None
+        self._numbers_footprint = tuple("i" if kind is int else "f" for kind in marks)
 
     def _check(self, value: Any) -> None:
         if type(value) is not self.record:
             raise self.wrong(value, f"a {self.record.__name__}")
 
+    def _plain(self, value: Any) -> list[Any] | None:
+        """The values of a record of numbers alone that need no closer look. Evaluations have a dozen such records for
+        every client.
+        """
+        if self._numbers is None:
+            return None
+        values = [getattr(value, name) for name in self.fields]
+        for k, kind in enumerate(self._numbers):
+            if type(values[k]) is not kind or (kind is int and not -(2**63) <= values[k] < 2**63):
+                return None
+        return values
+
     def copy(self, value: Any) -> Any:
         self._check(value)
+        plain = self._plain(value)
+        if plain is not None:
+            return self.record(*plain)
         return self.record(**{name: node.copy(getattr(value, name)) for name, node in self.fields.items()})
 
     def write(self, value: Any, sink: Sink) -> Json:
@@ -584,10 +603,14 @@ class RecordNode(Node):
 
     def footprint(self, value: Any) -> Hashable:
         self._check(value)
+        if self._plain(value) is not None:
+            return self._numbers_footprint
         return tuple([node.footprint(getattr(value, name)) for name, node in self.fields.items()])
 
     def footprint_of_row(self, stack: Any) -> Hashable:
         self._check(stack)
+        if self._numbers is not None:
+            return self._numbers_footprint
         return tuple([node.footprint_of_row(getattr(stack, name)) for name, node in self.fields.items()])
 
     def rows(self, stack: Any, count: int) -> list[Any]:
@@ -636,6 +659,9 @@ def _take_integer(node: Node, tree: Json, mark: str, source: Source) -> int:
     source.next_integer += 1
     return int(source.integers[source.next_integer - 1])
 
+
+_NUMBERS: dict[type[Node], type] = {IntNode: int, FloatNode: float}
+"""Types of numbers that are what they say, by their nodes."""
 
 _NO_SUM = (torch.bool, torch.uint16, torch.uint32, torch.uint64)
 

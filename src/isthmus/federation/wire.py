@@ -19,13 +19,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import chain
 from typing import Any, TypeVar, get_args
 
 from torch import Tensor
 
 from isthmus.errors import ProtocolError, RunError, unknown
 from isthmus.federation import codec
-from isthmus.federation.codec import LIMITS, Buffer, Limits
+from isthmus.federation.codec import LIMITS, Buffer, Limits, Part, Pieces
 from isthmus.federation.interface import Failure, FailureKind
 from isthmus.federation.messages import Message, PartyId
 from isthmus.federation.party import Combine, Invocation, Outcome, Parcel, Turn
@@ -46,7 +47,9 @@ from isthmus.federation.secure import (
 from isthmus.privacy.masks import SumRoster, SumTag
 from isthmus.records import Record
 
-Frame = tuple[Buffer, ...]
+Frame = tuple[Part, ...]
+Whole = tuple[Buffer, ...]
+"""A frame none of whose parts is in pieces."""
 R = TypeVar("R", bound=Record)
 S = TypeVar("S")
 
@@ -175,9 +178,9 @@ class Writer:
     """Encodes messages once each. Give the same one to several frames of a broadcast, and it is still encoded once."""
 
     def __init__(self) -> None:
-        self._encoded: dict[int, tuple[object, Buffer]] = {}
+        self._encoded: dict[int, tuple[object, Part]] = {}
 
-    def encode(self, source: S, form: Callable[[S], Record]) -> Buffer:
+    def encode(self, source: S, form: Callable[[S], Record]) -> Part:
         """The bytes of an object in the form that travels; made at most once."""
         key = id(source)
         if key not in self._encoded:
@@ -189,7 +192,7 @@ class _Parts:
     """Messages behind a header, each once."""
 
     def __init__(self, writer: Writer) -> None:
-        self.writer, self.data, self._at = writer, list[Buffer](), dict[int, int]()
+        self.writer, self.data, self._at = writer, list[Part](), dict[int, int]()
 
     def add(self, source: S | None, form: Callable[[S], Record]) -> int:
         if source is None:
@@ -417,8 +420,10 @@ _COLUMNS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def _read_header(data: Buffer, kind: type[H], limits: Limits) -> H:
+def _read_header(data: Part, kind: type[H], limits: Limits) -> H:
     """A header of exactly this form."""
+    if isinstance(data, Pieces):
+        raise ProtocolError("malformed frame: its header is in pieces")
     if len(data) > limits.max_header:
         raise ProtocolError(f"a header of {len(data)} bytes exceeds the limit of {limits.max_header}")
     try:
@@ -491,10 +496,11 @@ class _Reader:
 def pack(frame: Frame) -> bytes:
     """One buffer: magic, number of parts, their lengths (8 bytes each, little-endian), the parts."""
     lengths = [len(frame), *map(len, frame)]
-    return b"".join([MAGIC, *(length.to_bytes(8, "little") for length in lengths), *frame])
+    stretches = (part.stretches if isinstance(part, Pieces) else (part,) for part in frame)
+    return b"".join([MAGIC, *(length.to_bytes(8, "little") for length in lengths), *chain.from_iterable(stretches)])
 
 
-def unpack(data: bytes, limits: Limits = LIMITS) -> Frame:
+def unpack(data: bytes, limits: Limits = LIMITS) -> Whole:
     """The reverse; truncated, oversized or trailing bytes are refused."""
     if len(data) > limits.max_bytes:
         raise ProtocolError(f"frame of {len(data)} bytes exceeds the limit of {limits.max_bytes}")

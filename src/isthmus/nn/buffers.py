@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,7 +16,7 @@ _LARGE = 1 << 20  # bytes
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """An uninitialised tensor. Large ones come from numpy, which asks the system for large pages: a pass over moments
     of many clients then takes about half as long, and fresh memory costs a fraction."""
-    if dtype not in (torch.float32, torch.float64) or 4 * int(np.prod(shape)) < _LARGE:
+    if dtype not in (torch.float32, torch.float64) or 4 * math.prod(shape) < _LARGE:
         return torch.empty(shape, dtype=dtype)
     return torch.from_numpy(np.empty(shape, dtype=np.float32 if dtype == torch.float32 else np.float64))
 

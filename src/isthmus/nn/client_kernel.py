@@ -153,43 +153,10 @@ def _step(
 
 @compiled
 def idle_rows(
-    rows: Array, table: Array, common: Array, pull: float, anchor: Array, weights: Array, firsts: Any, seconds: Any
-) -> None:
-    """All steps of rows whose gradient is zero: decay, momentum and the pull to the anchor move them.
-
-    Args:
-        rows: Which.
-        table: Step sizes and scales (steps, 2).
-    """
-    grad = np.zeros(weights.shape[1], dtype=weights.dtype)
-    for row in rows:
-        _idle_row(row, table, common, pull, anchor, weights, firsts, seconds, grad)
-
-
-@compiled
-def _idle_row(
-    row: int,
-    table: Array,
-    common: Array,
-    pull: float,
-    anchor: Array,
-    weights: Array,
-    firsts: Any,
-    seconds: Any,
-    grad: Array,
-) -> None:
-    """``grad`` is zero where nothing pulls."""
-    for step in range(len(table)):
-        if pull != 0:
-            for h in range(len(grad)):
-                grad[h] = pull * (weights[row, h] - anchor[row, h])
-        _step(grad, weights, firsts, seconds, row, table[step, 0], table[step, 1], common)
-
-
-@compiled
-def idle_round(
     idle: Array,
     origin: Array,
+    origin_firsts: Any,
+    origin_seconds: Any,
     table: Array,
     common: Array,
     pull: float,
@@ -201,25 +168,36 @@ def idle_round(
     total: Array,
     add: bool,
 ) -> None:
-    """`idle_rows` in one pass with what comes before and after: ``weights`` are taken from ``origin``, unless that is
-    empty; then total (+)= rest * weights row by row, unless ``rest`` is empty.
+    """All steps of rows whose gradient is zero: decay, momentum and the pull to the anchor move them. In one pass with
+    what comes before and after: all rows are taken from ``origin``, unless that is empty, and their moments from
+    theirs, unless they are None; total (+)= rest * weights row by row, unless ``rest`` is empty.
 
     Args:
-        idle: Which rows, as a mask; others are left alone, and count nothing in the total.
+        idle: Which rows are stepped, as a mask; others add nothing to the total.
+        table: Step sizes and scales (steps, 2).
     """
     width = weights.shape[1]
     grad = np.zeros(width, dtype=weights.dtype)
     for row in range(len(idle)):
-        if len(rest) and not add:
-            for h in range(width):
-                total[row, h] = 0
-        if not idle[row]:
-            continue
         if len(origin):
             for h in range(width):
                 weights[row, h] = origin[row, h]
-        _idle_row(row, table, common, pull, anchor, weights, firsts, seconds, grad)
-        if len(rest):
+        if origin_firsts is not None:
+            for h in range(width):
+                firsts[row, h] = origin_firsts[row, h]
+                seconds[row, h] = origin_seconds[row, h]
+        if idle[row]:
+            for step in range(len(table)):
+                if pull != 0:
+                    for h in range(width):
+                        grad[h] = pull * (weights[row, h] - anchor[row, h])
+                _step(grad, weights, firsts, seconds, row, table[step, 0], table[step, 1], common)
+        if not len(rest):
+            continue
+        if not add:
+            for h in range(width):
+                total[row, h] = 0
+        if idle[row]:
             share = rest[row]
             for h in range(width):
                 total[row, h] += share * weights[row, h]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from isthmus.nn.buffers import empty
-from isthmus.nn.client_kernel import Aim, Origin, Plan, Sum, add_rows_scaled, idle_round, take_rows
+from isthmus.nn.client_kernel import Aim, Origin, Plan, Sum, add_rows_scaled, idle_rows, take_rows
 from isthmus.nn.client_program import Program, padded
 from isthmus.nn.client_training import Pull, make_plan
 from isthmus.nn.dropout import DropoutSource
@@ -200,9 +200,11 @@ class ClientStack:
             for t, idle in enumerate(program.idle_masks):
                 own = slice(t * features, (t + 1) * features)
                 rest = none.reshape(-1) if share is None else self._rest_of(t, g, share)
-                idle_round(
+                idle_rows(
                     idle,
                     origin[t] if origin else none,
+                    None,
+                    None,
                     table,
                     plan.common,
                     plan.pull,

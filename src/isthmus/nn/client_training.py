@@ -95,13 +95,22 @@ def train_client(
     shape = (len(program.first) * features, program.layout.first_width)
     rows = [empty(shape, program.dtype) for _ in sources]
     flat = [empty((1, program.width), program.dtype) for _ in sources]
-    for source, target, other in zip(sources, rows, flat, strict=True):
-        _lay_out(program, source, target.numpy(), other[0].numpy())
-    for t in range(len(program.first)):
+    for source, other in zip(sources, flat, strict=True):
+        _lay_out(program, source, other[0].numpy())
+    none = np.zeros((0, 0), dtype=plan.common.dtype)
+    for t, (name, idle) in enumerate(zip(program.first, program.idle_masks, strict=True)):
         own = slice(t * features, (t + 1) * features)
-        anchor = plan.anchor[own] if plan.pull else plan.anchor
         idle_rows(
-            program.idle[t], plan.table[:, 0], plan.common, plan.pull, anchor, *padded([part[own] for part in rows])
+            idle,
+            *padded([source[name].contiguous() for source in sources]),
+            plan.table[:, 0],
+            plan.common,
+            plan.pull,
+            plan.anchor[own] if plan.pull else plan.anchor,
+            *padded([part[own] for part in rows]),
+            none.reshape(-1),
+            none,
+            False,
         )
     loss = program.run(rows, flat, plan, program.draw(dropout, epochs), program.trained(trained), aim)
     ended = [_named(program, part, other, source) for part, other, source in zip(rows, flat, sources, strict=True)]
@@ -109,11 +118,8 @@ def train_client(
     return ended[0], OptimizerState(tuple(step + epochs for step in state.steps), *moments), loss
 
 
-def _lay_out(program: Program, source: Weights, rows: Array, flat: Array) -> None:
-    """Copy a client's named tensors. In numpy: torch takes several times as long to find a part of a tensor."""
-    features = program.features
-    for t, name in enumerate(program.first):
-        rows[t * features : (t + 1) * features] = source[name].numpy()
+def _lay_out(program: Program, source: Weights, flat: Array) -> None:
+    """Copy a client's tensors after the first. In numpy: torch takes several times as long to find a part of one."""
     for name, (place, shape) in program.flat.items():
         # Moments of what is frozen are not read and not kept.
         flat[place : place + math.prod(shape)] = source[name].numpy().reshape(-1) if name in source else 0

@@ -42,7 +42,7 @@ import ray.exceptions
 import torch
 
 from isthmus.errors import ConfigError, IsthmusError, RunError
-from isthmus.federation.codec import Buffer
+from isthmus.federation.codec import Part, Pieces
 from isthmus.federation.contract import Contract
 from isthmus.federation.engines.remote import Place, RemoteEngine
 from isthmus.federation.host import FrameKind, Order, PartyHost
@@ -61,7 +61,9 @@ _CONNECT_SECONDS = 10.0
 _LONGEST_FOLDER = 40  # a path longer than this leaves no room for ray's sockets (107 characters in all)
 
 SMALL = 2**16
-Bundle = bytes | list[np.ndarray]
+Arrays = list[np.ndarray]
+"""A part of a frame, stretch by stretch."""
+Bundle = bytes | list[Arrays]
 
 
 class Cluster:
@@ -304,7 +306,7 @@ class RayEngine(RemoteEngine):
         for frame in frames.values():
             for part in frame:
                 if users[id(part)] > 1 and len(part) >= SHARED and id(part) not in put:
-                    put[id(part)] = ray.put(_array(part))
+                    put[id(part)] = ray.put(_arrays(part))
         answers: dict[Place, Frame | Failure] = {}
         refs: dict[Place, Any] = {}
         for place, frame in frames.items():
@@ -362,26 +364,31 @@ class _Actor:
     def keep_tags(self, stores: Mapping[PartyId, Store]) -> None:
         self.host.keep_tags(stores.__getitem__)
 
-    def handle(self, kind: FrameKind, own: Bundle, places: Sequence[int] = (), *shared: np.ndarray) -> Bundle:
+    def handle(self, kind: FrameKind, own: Bundle, places: Sequence[int] = (), *shared: Arrays) -> Bundle:
         parts = _parts(own)
-        for k, part in zip(places, shared, strict=True):
-            parts.insert(k, part.data)
+        for k, arrays in zip(places, shared, strict=True):
+            parts.insert(k, _part(arrays))
         return _bundle(self.host.handle(kind, tuple(parts)))
 
 
-def _array(part: Buffer) -> np.ndarray:
-    return np.frombuffer(part, dtype=np.uint8)
+def _arrays(part: Part) -> Arrays:
+    stretches = part.stretches if isinstance(part, Pieces) else (part,)
+    return [np.frombuffer(stretch, dtype=np.uint8) for stretch in stretches]
 
 
-def _bundle(parts: Sequence[Buffer]) -> Bundle:
+def _part(arrays: Arrays) -> Part:
+    return arrays[0].data if len(arrays) == 1 else Pieces([array.data for array in arrays])
+
+
+def _bundle(parts: Sequence[Part]) -> Bundle:
     """What ray is given: small parts as one byte string, which travels inside the call; large ones as arrays, which it
-    shares.
+    copies into memory that all processes share.
     """
-    return pack(tuple(parts)) if sum(map(len, parts)) < SMALL else [_array(part) for part in parts]
+    return pack(tuple(parts)) if sum(map(len, parts)) < SMALL else [_arrays(part) for part in parts]
 
 
-def _parts(bundle: Bundle) -> list[Buffer]:
-    return list(unpack(bundle)) if isinstance(bundle, bytes) else [part.data for part in bundle]
+def _parts(bundle: Bundle) -> list[Part]:
+    return list(unpack(bundle)) if isinstance(bundle, bytes) else [_part(arrays) for arrays in bundle]
 
 
 def _first_line(error: BaseException) -> str:
