@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
 from torch_geometric.nn import GCNConv
 
+from isthmus.compiling import use_threads
 from isthmus.data.node_data import NodeData
 from isthmus.experiments.config import resolve
 from isthmus.experiments.run import SimulatedRun
@@ -233,7 +234,7 @@ def main() -> None:
     parser.add_argument("--memory-dataset", default="coauthor-physics")
     parser.add_argument("--skip-memory", action="store_true")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    use_threads(1)
     if arguments.memory:
         memory(arguments.memory, arguments.memory_dataset)
         return

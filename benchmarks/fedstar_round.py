@@ -36,6 +36,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 from torch_geometric.nn import GCNConv, GINConv, global_add_pool
 
+from isthmus.compiling import use_threads
 from isthmus.data.embeddings import structure_embedding
 from isthmus.data.graph_set import GraphSetData
 from isthmus.data.graphscenario import GraphScenario, build_graph_scenario
@@ -322,7 +323,7 @@ def main() -> None:
     parser.add_argument("--embeddings", default="dd,collab")
     parser.add_argument("--embed", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    use_threads(1)
     if arguments.embed:
         embed(arguments.embed)
         return

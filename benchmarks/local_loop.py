@@ -39,6 +39,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv, SAGEConv
 
+from isthmus.compiling import use_threads
 from isthmus.data.node_data import NodeData
 from isthmus.data.scenario import build_scenario
 from isthmus.errors import DataError
@@ -328,7 +329,7 @@ def main() -> None:
     parser.add_argument("--commit", action="store_true", help="write the ratios to benchmarks/ratios.json")
     parser.add_argument("--check", action="store_true", help="fail where a ratio fell by more than a fifth")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    use_threads(1)
     print("one thread; CPU ms per round, medians; +e with evaluation")
     rows = {}
     with tempfile.TemporaryDirectory() as folder:

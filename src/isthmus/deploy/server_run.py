@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
+from isthmus.compiling import use_threads
 from isthmus.data.own_dataset import SITE_TABLES
 from isthmus.deploy.handshake import (
     BEGIN,
@@ -103,7 +102,7 @@ def run_on_sites(path: Path, run: str, attempt: int, transport: Transport) -> No
         if folder.result() is not None:
             return
         settings = settings_from_toml(folder.config)
-        torch.set_num_threads(settings.run.threads)
+        use_threads(settings.run.threads)
         begin = BeginRun(run, folder.run_id, attempt, folder.config, versions(), known=newest_heads(path.parent))
         if settings.run.dataset == SITE_TABLES and not any(folder.ledger(0)):
             _prepare(replace(begin, stage="prepare"), settings, folder, transport)

@@ -17,8 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
+from isthmus.compiling import use_threads
 from isthmus.data.graph_set import GraphSetData
 from isthmus.data.tables.model import TablesModel
 from isthmus.deploy.approval import SHORT, check_approved
@@ -216,7 +215,7 @@ class SiteRuntime:
                 self.chain.append(REFUSED, run=begin.run, mark=begin.run_id.hex(), text=str(error)[:MOST_TEXT])
 
     def _join(self, begin: BeginRun, settings: Settings) -> _OpenRun:
-        torch.set_num_threads(settings.run.threads)
+        use_threads(settings.run.threads)
         folder = self.settings.state / begin.run
         if self.settings.tables is not None:
             from isthmus.deploy.site_tables import SiteTablesRun

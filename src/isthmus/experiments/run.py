@@ -15,8 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
+from isthmus.compiling import limited_threads
 from isthmus.data import given
 from isthmus.data.feature_scaling import UNSCALED
 from isthmus.data.own_graph import owners_of, remember
@@ -95,7 +94,7 @@ def start(
         return result
     if out is not None and not overwrite:
         RunFolder(out).refuse_used()  # before anything is loaded
-    with _threads(settings.run.threads):
+    with limited_threads(settings.run.threads):
         scenario = scenario_of(settings)
         begun, (settings, trials) = settings.run, chosen(settings, partial(_validated, scenario, settings.run))
         scenario = _scenario_again(scenario, begun, settings)
@@ -161,7 +160,7 @@ def resume(
             )
             return result
         with (
-            _threads(settings.run.threads),
+            limited_threads(settings.run.threads),
             SimulatedRun(settings, scenario_of(settings), callbacks=callbacks) as simulated,
         ):
             if more is not None:
@@ -461,17 +460,6 @@ def default_folder(settings: Settings) -> Path:
             ) from None
         return path
     raise AssertionError
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Set the number of torch threads for the duration of a run."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

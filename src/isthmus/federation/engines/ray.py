@@ -41,6 +41,7 @@ import ray
 import ray.exceptions
 import torch
 
+from isthmus.compiling import use_threads
 from isthmus.errors import ConfigError, IsthmusError, RunError
 from isthmus.federation.codec import Part, Pieces
 from isthmus.federation.contract import Contract
@@ -351,7 +352,7 @@ class _Actor:
     def build(
         self, parts: Mapping[ClientId, Any], table: RoleTable, config: Any, stream: Stream, cohort: bool, threads: int
     ) -> None:
-        torch.set_num_threads(threads)
+        use_threads(threads)
         # One trust domain: texts of errors may leave, so that a failed simulation says why.
         self.host = PartyHost(parts, table, config, stream, cohort=cohort, explain=True)
 
