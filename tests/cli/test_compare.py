@@ -159,6 +159,7 @@ def test_one_seed_has_no_spread(tmp_path: Path, capsys: pytest.CaptureFixture[st
     [
         (["local", "local", *SCENARIO], 2, "local is given twice"),
         (["local", "fedavgg", *SCENARIO], 2, "unknown method 'fedavgg': did you mean 'fedavg'?"),
+        (["local", "fedavgg", "fedprox:seed=3", *SCENARIO], 2, "2 of 3 methods cannot run with these settings: "),
         (["local"], 2, "no data set given"),
         ([], 2, "Missing argument"),
         (["local", *SCENARIO, "--runs", "0"], 2, "--runs"),
@@ -226,6 +227,17 @@ def test_everything_that_differs_is_said_at_once() -> None:
         ConfigError, match=r"2 of 3 methods cannot run .*fedstruct: fedstruct learns .*hifgl: hifgl learns"
     ):
         compared_settings(["fedavg", "fedstruct", "hifgl"], {"dataset": "motifs:graphs=20"}, None, None, 1)
+    named = ["fedavg", "nosuch", "local:mlp", "fedprox:seed=3", "fedstruct:lr=-1"]
+    with pytest.raises(ConfigError, match=r"4 of 5 methods cannot run") as refused:
+        compared_settings(named, {"dataset": "cora", "preset": "own"}, None, None, 2)
+    told = str(refused.value)
+    assert "nosuch: unknown method 'nosuch'" in told and "local:mlp: local:mlp: settings of a method are" in told
+    assert "fedprox:seed=3: all methods of a comparison run with the seeds" in told and "lr must be above 0" in told
+
+
+def test_a_seed_for_all_methods_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^all methods of a comparison run with the seeds from 0 on: leave seed out"):
+        compared_settings(["fedavg", "local"], {"dataset": "cora", "preset": "own"}, {"seed": 3}, None, 2)
 
 
 def test_own_settings_win_over_flags_and_own_presets_are_scored_alike(tmp_path: Path) -> None:

@@ -142,6 +142,7 @@ def test_test_labels_do_not_touch_training_or_selection(selection: str, tmp_path
         "test",
         "test_groups",
         "test_group_client_means",
+        "test_minority_per_client",
         "test_loss",
         "test_client_mean",
         "test_node_weighted",

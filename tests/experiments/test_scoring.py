@@ -38,6 +38,18 @@ def test_scores_of_a_round_by_hand() -> None:
     )
     assert line["train_loss"] is None
     assert line["per_client"]["a"] == {"train": [0, 0], "val": [1, 2], "test": [3, 4]}
+    assert "test_minority_per_client" not in line
+
+
+def test_minority_nodes_are_counted_client_by_client() -> None:
+    parts = {"train": NOTHING, "val": NOTHING, "test": Tally(3, 4, 1.0)}
+    evaluations = {
+        "a": Evaluation({**parts, "test:minority": Tally(1, 2, 0.0)}),
+        "b": Evaluation({**parts, "test:minority": NOTHING}),
+    }
+    line = evaluation_line(evaluations, {"a": 4, "b": 4})
+    assert line["test_minority_per_client"] == {"a": [1, 2], "b": [0, 0]}
+    assert line["test_groups"]["minority"] == [1, 2]
 
 
 def test_a_stack_of_clients_has_the_line_of_its_rows() -> None:

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -140,9 +140,9 @@ def compared_settings(
     A method's own settings win over those for all. ``preset=own`` (for all, or of one method) is the preset of that
     method's paper where the data set is one of the paper's, else the general one; then all are scored alike.
     """
-    common = _for_each(methods, overrides or {})
+    common, unreadable = _for_each(methods, overrides or {})
     settings, refused = _resolved(common, flags, config, runs)
-    _raise_refusals(methods, refused)
+    _raise_refusals(methods, {**unreadable, **refused})
     given = (flags, overrides or {}, *(split_method(method)[1] for method in methods))
     presets = {each[0].run.preset for each in settings.values()}
     if len(presets) > 1 and config is None and not any(one.get("preset") or one.get("profile") for one in given):
@@ -158,16 +158,32 @@ def compared_settings(
     return settings
 
 
-def _for_each(methods: Sequence[str], overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The settings for all that each method has: one that only some have is left out for the others, and said."""
-    allowed = {method: allowed_keys(split_method(method)[0]) for method in methods}
-    for key in overrides:
+def _for_each(
+    methods: Sequence[str], overrides: Mapping[str, Any]
+) -> tuple[dict[str, dict[str, Any]], dict[str, ConfigError]]:
+    """The settings for all that each method has: one that only some have is left out for the others, and said. And the
+    refusals of methods that are unknown or cannot be read.
+    """
+    allowed: dict[str, Collection[str]] = {}
+    refused: dict[str, ConfigError] = {}
+    for method in methods:
+        try:
+            name, own = split_method(method)
+            allowed[method] = allowed_keys(name)
+            if "seed" in own or "seed" in overrides:
+                raise ConfigError("all methods of a comparison run with the seeds from 0 on: leave seed out, give runs")
+        except ConfigError as error:
+            refused[method] = error
+    allowed = {method: keys for method, keys in allowed.items() if method not in refused}
+    for key in overrides if allowed else ():
         without = [method for method, keys in allowed.items() if key not in keys]
-        if len(without) == len(methods):
+        if len(without) == len(allowed):
             raise unknown("key", key, {one for keys in allowed.values() for one in keys})
         if without:
             say(f"{key} is no setting of {', '.join(without)}, which {'runs' if len(without) == 1 else 'run'} without")
-    return {method: {key: value for key, value in overrides.items() if key in keys} for method, keys in allowed.items()}
+    return {
+        method: {key: value for key, value in overrides.items() if key in keys} for method, keys in allowed.items()
+    }, refused
 
 
 def _raise_refusals(methods: Sequence[str], refused: Mapping[str, ConfigError]) -> None:

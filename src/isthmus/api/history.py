@@ -8,7 +8,7 @@ from typing import Any
 
 from isthmus.errors import ConfigError
 
-_NESTED = ("per_client", "test_groups", "test_group_client_means")
+_NESTED = ("per_client", "test_groups", "test_group_client_means", "test_minority_per_client")
 """Parts of a metrics line that are no column."""
 
 

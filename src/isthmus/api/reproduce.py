@@ -286,11 +286,8 @@ class Reproduction:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             figures = every.draw(tables, folder / FIGURES)
-            path.write_text(
-                write_page(
-                    paper, tables, list(runs.values()), {key: f"{FIGURES}/{file}" for key, file in figures.items()}
-                )
-            )
+            shown = {key: [(f"{FIGURES}/{file}", verdict) for file, verdict in each] for key, each in figures.items()}
+            path.write_text(write_page(paper, tables, list(runs.values()), shown))
             if runs:
                 records = {name: record_of(name, each, curve_of(self.out / name)) for name, each in runs.items()}
                 if unused := sorted(self.records.keys() - records.keys()):  # the settings of their rows have changed
@@ -301,15 +298,19 @@ class Reproduction:
             raise ConfigError(f"cannot write {path}: {error.strerror}; choose another folder") from None
         return path
 
-    def draw(self, compared: Sequence[tuple[Table, Sequence[Comparison]]], folder: Path) -> dict[str, str]:
-        """Draw what can be drawn, one SVG per table; returns the files' names by table."""
-        drawn: dict[str, str] = {}
+    def draw(
+        self, compared: Sequence[tuple[Table, Sequence[Comparison]]], folder: Path
+    ) -> dict[str, list[tuple[str, str]]]:
+        """Draw what can be drawn, one SVG per plot; returns the files' names with their verdicts by table."""
+        drawn: dict[str, list[tuple[str, str]]] = {}
         for table, rows in compared:
-            picture = draw(table, rows, self.with_curves)
-            if picture is not None:
-                folder.mkdir(parents=True, exist_ok=True)
-                drawn[table.key] = f"{table.paper}-{table.key}.svg"
-                (folder / drawn[table.key]).write_text(picture)
+            for number, plot in enumerate(table.plots, 1):
+                drawing = draw(table, plot, rows, self.with_curves)
+                if drawing is not None:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    name = f"{table.paper}-{table.key}{f'-{number}' if number > 1 else ''}.svg"
+                    (folder / name).write_text(drawing.picture)
+                    drawn.setdefault(table.key, []).append((name, drawing.verdict))
         return drawn
 
     def with_curves(self, cell: Cell) -> dict[int, Mapping[str, Any]]:

@@ -99,9 +99,10 @@ def check_run(
     found = known()
     if found is None or files or plugins:
         return
-    for name in names:
-        if name not in (*found["methods"], AUTO):
-            raise unknown("method", name, found["methods"])
+    if strange := [name for name in names if name not in (*found["methods"], AUTO)]:
+        if len(names) > 1:
+            return  # a comparison tells what is wrong with all of its methods at once
+        raise unknown("method", strange[0], found["methods"])
     if names and AUTO not in names:
         allowed = {key for name in names for key in found["methods"][name]["keys"]} | set(found["run keys"])
         for key in overrides:

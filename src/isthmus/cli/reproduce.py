@@ -93,8 +93,9 @@ def command(
         drawn = work.draw(shown, out / "figures")
         if not drawn:
             raise ConfigError(f"nothing of {target} can be drawn: no such figure, or none of its cells was run")
-        for key, file in drawn.items():
-            print(f"figure of {key}: {out / 'figures' / file}", file=sys.stderr)
+        for key, figures in drawn.items():
+            for file, verdict in figures:
+                print(f"figure of {key}: {out / 'figures' / file}\n    {verdict}", file=sys.stderr)
     if docs is not None:
         print(f"page: {work.write_docs(paper, docs)}", file=sys.stderr)
     if table is not None:

@@ -120,10 +120,7 @@ def form_result(
 def _of_clients(nodes: Mapping[str, int], selected: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
     """Scores and sizes of each client; with secure sums none, but of enough clients a histogram of their scores."""
     if selected["per_client"] is not None:
-        rows = [
-            _client(client, nodes[client], selected["per_client"].get(client, {}), last["per_client"].get(client, {}))
-            for client in nodes
-        ]
+        rows = [_client(client, nodes[client], selected, last) for client in nodes]
         return {"per_client": rows}
     bins, later = selected["client_scores"], last["client_scores"]
     return {
@@ -132,7 +129,9 @@ def _of_clients(nodes: Mapping[str, int], selected: Mapping[str, Any], last: Map
     }
 
 
-def _client(name: str, nodes: int, selected: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
+def _client(name: str, nodes: int, selected_line: Mapping[str, Any], last_line: Mapping[str, Any]) -> dict[str, Any]:
+    selected, last = (line["per_client"].get(name, {}) for line in (selected_line, last_line))
+
     def score(line: Mapping[str, Any], part: str) -> float | None:
         given: float | None = line[f"{part}_score"] if f"{part}_score" in line else _share(line.get(part))
         return given
@@ -150,6 +149,7 @@ def _client(name: str, nodes: int, selected: Mapping[str, Any], last: Mapping[st
         "val_score": score(selected, "val"),
         "test_score": score(selected, "test"),
         "test_score_last": score(last, "test"),
+        "test_minority": _share(selected_line.get("test_minority_per_client", {}).get(name)),
     }
 
 

@@ -33,6 +33,9 @@ def evaluation_line(evaluations: Mapping[str, Evaluation], nodes: Mapping[str, i
     groups = _groups(columns)
     line["test_groups"] = {group: column.sums() for group, column in groups.items()}
     line["test_group_client_means"] = {group: client_mean(column.scores()) for group, column in groups.items()}
+    if "minority" in groups:
+        counts_of = zip(groups["minority"].clients, groups["minority"].counts(), strict=True)
+        line["test_minority_per_client"] = dict(counts_of)
     line["train_loss"] = columns["train"].pooled_loss() if "train" in columns else None  # not scored
     shown = {part: columns[part].counts() for part in ("train", "val", "test") if part in columns}
     line["per_client"] = {

@@ -1,40 +1,61 @@
 """Figures of the papers, drawn from our results, with the paper's claim and whether ours shows it.
 
-A table's ``plot`` in its TOML file says how: ``x`` is ``columns`` or ``rows`` (the other, with the parts, are the
-series), ``kind`` is ``lines``, ``bars``, ``curves`` (test score against rounds, seed 0) or ``clients`` (the same of
-each client of one cell); ``claim`` is a sentence, ``holds`` are statements that are checked against our means:
-``A > B`` (in every place that both have), ``flat A 3`` (within 3 points), ``falls A``, ``rises A``.
+A table's ``plot`` in its TOML file, one or a list, says how: ``x`` is ``columns`` or ``rows`` (the other, with the
+parts, are the series), ``kind`` is ``lines``, ``bars``, ``curves`` (test score against rounds, first seed), ``clients``
+(the same of each client of one cell) or ``client-bars`` (a score of each client, first seed); ``cells`` are words that
+pick what is shown; ``claim`` is a sentence, ``holds`` are statements that are checked against what is drawn: ``A > B``
+(in every place that both have), ``flat A 3`` (within 3 points), ``falls A``, ``rises A``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from isthmus.papers.cells import Cell
 from isthmus.papers.judge import Comparison
 from isthmus.papers.svg import Series, chart
-from isthmus.papers.tables import Plot, Table
+from isthmus.papers.tables import Plot, Table, matching
 
 Results = Callable[[Cell], Mapping[int, Mapping[str, Any]]]
 
 
-def draw(table: Table, rows: Sequence[Comparison], results: Results) -> str | None:
-    """The figure of a table as SVG; None where it has none, or nothing was run."""
-    plot = table.plot
-    if plot is None:
+class Drawing(NamedTuple):
+    """A figure of a table: the picture, and the claim with what our numbers say of it."""
+
+    picture: str
+    verdict: str
+
+
+class _Shown(NamedTuple):
+    places: list[str]
+    series: list[Series]
+    unit: str = "%"
+
+
+def draw(table: Table, plot: Plot, rows: Sequence[Comparison], results: Results) -> Drawing | None:
+    """A figure of a table as SVG with its verdict; None where nothing of it was run."""
+    if plot.cells:
+        names = {cell.name for words in plot.cells for cell in matching(table.cells, words)}
+        rows = [row for row in rows if row.cell.name in names]
+    shown = _READ[plot.kind](table, plot, rows, results)
+    if not shown.series:
         return None
-    if plot.kind in ("curves", "clients"):
-        return _curves(plot, rows, results)
+    unit = {"%": "accuracy, %", "s": "seconds", "GB": "GB"}[shown.unit]
+    axis = plot.axis or ("round" if plot.kind in ("curves", "clients") else "")
+    picture = chart(shown.places, shown.series, x=axis, y=unit, bars=plot.kind in ("bars", "client-bars"))
+    told = "; ".join(_holds(text, shown) for text in plot.holds) or "drawn, not judged"
+    return Drawing(picture, f"Claimed: {plot.claim} Ours: {told}.")
+
+
+def _means(table: Table, plot: Plot, rows: Sequence[Comparison], results: Results) -> _Shown:
+    """Means over seeds with their spread, over the columns or the rows."""
     shown = [row for row in rows if row.mean is not None]
-    if not shown:
-        return None
     seen = {_place(plot, row.cell) for row in shown}
     places = [place for place in (table.columns if plot.x == "columns" else table.rows) if place in seen]
-    names = list(dict.fromkeys(_name(plot, row.cell) for row in shown))
     found = {(_name(plot, row.cell), _place(plot, row.cell)): row for row in shown}
     series = []
-    for name in names:
+    for name in dict.fromkeys(_name(plot, row.cell) for row in shown):
         cells = [found.get((name, place)) for place in places]
         series.append(
             Series(
@@ -43,8 +64,7 @@ def draw(table: Table, rows: Sequence[Comparison], results: Results) -> str | No
                 tuple(None if row is None or row.seeds < 2 else row.run_spread for row in cells),
             )
         )
-    unit = {"%": "accuracy, %", "s": "seconds", "GB": "GB"}[shown[0].cell.unit]
-    return chart(places, series, x=plot.axis, y=unit, bars=plot.kind == "bars")
+    return _Shown(places, series, shown[0].cell.unit if shown else "%")
 
 
 def _place(plot: Plot, cell: Cell) -> str:
@@ -56,45 +76,52 @@ def _name(plot: Plot, cell: Cell) -> str:
     return " / ".join([cell.row if plot.x == "columns" else cell.column, *part])
 
 
-def _curves(plot: Plot, rows: Sequence[Comparison], results: Results) -> str | None:
+def _curves(table: Table, plot: Plot, rows: Sequence[Comparison], results: Results) -> _Shown:
     """Test score against rounds, of the first seed, from what records keep."""
-    found: dict[str, tuple[list[int], list[float | None]]] = {}
+    found: dict[str, dict[int, float | None]] = {}
     for row in rows:
-        if plot.cells and row.cell.name not in plot.cells:
-            continue
         kept = results(row.cell)
         curve = kept[min(kept)].get("curve") if kept else None
         if not isinstance(curve, Mapping):
             continue
-        if plot.kind == "clients":
-            found |= {name: (curve["round"], values) for name, values in (curve.get("clients") or {}).items()}
-        else:
-            found[row.cell.name] = curve["round"], curve["test"]
-    if not found:
-        return None
-    steps = sorted({step for steps, _ in found.values() for step in steps})
-    series = []
-    for name, (own, values) in found.items():
-        at = dict(zip(own, values, strict=True))
-        points = [at.get(step) for step in steps]
-        series.append(Series(name, tuple(None if value is None else 100 * value for value in points)))
-    return chart([str(step) for step in steps], series, x=plot.axis or "round", y="test accuracy, %")
+        lines = (curve.get("clients") or {}) if plot.kind == "clients" else {row.cell.name: curve["test"]}
+        found |= {name: dict(zip(curve["round"], values, strict=True)) for name, values in lines.items()}
+    steps = sorted({step for curve in found.values() for step in curve})
+    return _Shown([str(step) for step in steps], [_percent(name, curve, steps) for name, curve in found.items()])
 
 
-def verdict(table: Table, rows: Sequence[Comparison]) -> str:
-    """What the paper's figure claims, and whether ours shows it."""
-    plot = table.plot
-    assert plot is not None
-    told = [_holds(plot, text, rows) for text in plot.holds]
-    return f"Claimed: {plot.claim} Ours: {'; '.join(told) or 'drawn, not judged'}."
-
-
-def _holds(plot: Plot, text: str, rows: Sequence[Comparison]) -> str:
-    means: dict[str, dict[str, float]] = {}
+def _client_bars(table: Table, plot: Plot, rows: Sequence[Comparison], results: Results) -> _Shown:
+    """A score of every client, of the first seed: other seeds may deal other parts to a client of the same name."""
+    found: dict[str, dict[str, float | None]] = {}
     for row in rows:
-        if row.mean is not None:
-            means.setdefault(_name(plot, row.cell), {})[_place(plot, row.cell)] = row.mean
-    order = {place: i for i, place in enumerate(dict.fromkeys(_place(plot, row.cell) for row in rows))}
+        kept = results(row.cell)
+        clients = (kept[min(kept)].get("per_client") or ()) if kept else ()
+        scores = {client["client"]: client.get(plot.score) for client in clients}
+        if any(score is not None for score in scores.values()):
+            found[row.cell.row] = scores
+    places = list(dict.fromkeys(client for scores in found.values() for client in scores))
+    return _Shown(places, [_percent(name, scores, places) for name, scores in found.items()])
+
+
+def _percent(name: str, found: Mapping[Any, float | None], places: Sequence[Any]) -> Series:
+    values = [found.get(place) for place in places]
+    return Series(name, tuple(None if value is None else 100 * value for value in values))
+
+
+_READ: Mapping[str, Callable[[Table, Plot, Sequence[Comparison], Results], _Shown]] = {
+    "lines": _means,
+    "bars": _means,
+    "curves": _curves,
+    "clients": _curves,
+    "client-bars": _client_bars,
+}
+
+
+def _holds(text: str, shown: _Shown) -> str:
+    means = {
+        series.name: {p: v for p, v in zip(shown.places, series.values, strict=True) if v is not None}
+        for series in shown.series
+    }
     if " > " in text:
         above, below = text.split(" > ")
         common = [place for place in means.get(above, {}) if place in means.get(below, {})]
@@ -106,7 +133,7 @@ def _holds(plot: Plot, text: str, rows: Sequence[Comparison]) -> str:
         return f"{told} (not at {missed})" if held and missed else told
     word, _, rest = text.partition(" ")
     name, _, limit = rest.rpartition(" ") if word == "flat" else (rest, "", "")
-    values = [value for _, value in sorted(means.get(name, {}).items(), key=lambda pair: order[pair[0]])]
+    values = list(means.get(name, {}).values())
     if len(values) < 2:
         return f"{name}: not run at two places"
     if word == "flat":

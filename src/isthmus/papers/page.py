@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from isthmus.papers.counts import count, sentence
-from isthmus.papers.figures import verdict
 from isthmus.papers.judge import Comparison
 from isthmus.papers.tables import SPREADS, Paper, Table
 
@@ -22,14 +21,14 @@ def write_page(
     paper: Paper,
     tables: Sequence[tuple[Table, Sequence[Comparison]]],
     runs: Sequence[Run],
-    figures: Mapping[str, str] | None = None,
+    figures: Mapping[str, Sequence[tuple[str, str]]] | None = None,
 ) -> str:
     """The page.
 
     Args:
         tables: Every table with its cells; cells without a result are counted, not shown.
         runs: Results of all runs the tables draw on.
-        figures: Table key -> file of its figure, relative to the page.
+        figures: Table key -> its figures: file, relative to the page, and verdict.
     """
     parts = [
         f"# {paper.title}",
@@ -44,8 +43,8 @@ def write_page(
     parts += _findings(tables)
     for table, rows in tables:
         parts += _section(table, rows)
-        if figures and table.key in figures:
-            parts += [f"![{table.title}]({figures[table.key]})", "", verdict(table, rows), ""]
+        for file, verdict in (figures or {}).get(table.key, ()):
+            parts += [f"![{table.title}]({file})", "", verdict, ""]
     return "\n".join(parts).rstrip() + "\n"
 
 

@@ -18,7 +18,7 @@ from isthmus.errors import DataError
 _WHOLE = ("facts", "parameters", "seconds", "versions")
 SHORT = 400
 """Characters a list of a result may have to be kept."""
-_OF_A_CLIENT = ("client", "test_score", "test_score_last")
+_OF_A_CLIENT = ("client", "test_score", "test_score_last", "test_minority")
 
 Records = dict[str, Mapping[str, Any]]
 """Name of a run folder (settings and seed, see `folder_of`) -> its record: a result with less in it."""
@@ -34,7 +34,9 @@ def record_of(name: str, result: Mapping[str, Any], curve: Mapping[str, Any] | N
         if key in result:
             kept[key] = _without_long_lists(result[key])
     if result.get("per_client"):
-        kept["per_client"] = [{key: row[key] for key in _OF_A_CLIENT if key in row} for row in result["per_client"]]
+        kept["per_client"] = [
+            {key: row[key] for key in _OF_A_CLIENT if row.get(key) is not None} for row in result["per_client"]
+        ]
     known = curve or result.get("curve")
     return kept | ({"curve": known} if isinstance(known, Mapping) else {}) | {"run_dir": name}
 

@@ -25,7 +25,7 @@ SPREADS: dict[str, str] = {
     "unstated": "standard deviation over runs, which kind the paper does not say (ours: population)",
 }
 PARTS = " / "
-PLOTS = ("lines", "bars", "curves", "clients")
+PLOTS = ("lines", "bars", "curves", "clients", "client-bars")
 _ABOUT = ("score", "unit", "skip", "use")
 """Keys of a label that are no settings of a run."""
 
@@ -47,7 +47,12 @@ class Gain:
 
 @dataclass(frozen=True)
 class Plot:
-    """How a table is drawn (`isthmus.papers.figures`); ``cells`` are those a plot of curves takes, all if empty."""
+    """How a table is drawn (`isthmus.papers.figures`).
+
+    Args:
+        cells: Words that pick the cells it shows, as `matching` reads them; all if empty.
+        score: Key of a client's row in a result that bars of clients show.
+    """
 
     kind: str
     x: str
@@ -55,6 +60,7 @@ class Plot:
     claim: str
     holds: tuple[str, ...] = ()
     cells: tuple[str, ...] = ()
+    score: str = "test_score"
 
     def __post_init__(self) -> None:
         if self.kind not in PLOTS or self.x not in ("rows", "columns"):
@@ -70,7 +76,7 @@ class Table:
     aliases: tuple[str, ...]
     title: str
     figure: bool
-    plot: Plot | None
+    plots: tuple[Plot, ...]
     ours: bool
     """A check of our own, not a table of the paper."""
     runs: int
@@ -221,7 +227,7 @@ def _table(paper: str, raw: Mapping[str, Any], entry: Mapping[str, Any]) -> Tabl
         aliases=tuple(entry.get("alias", ())),
         title=entry["title"],
         figure=entry.get("figure", False),
-        plot=_plot(entry.get("plot")),
+        plots=_plots(entry.get("plot", ())),
         ours=entry.get("ours", False),
         runs=entry.get("runs", raw["runs"]),
         spread=spread,
@@ -239,6 +245,8 @@ def _table(paper: str, raw: Mapping[str, Any], entry: Mapping[str, Any]) -> Tabl
     if len({cell.row for cell in cells}) < len(entry["rows"]):
         raise DataError(f"table {key} has a row twice, or a row without numbers")
     table = replace(table, cells=tuple(_noted(cells, table.notes, key)))
+    if slips := [words for plot in table.plots for words in plot.cells if not matching(cells, words)]:
+        raise DataError(f"table {key}: no cell matches the plot's {slips[0]!r}")
     for row in (table.reference, table.gain and table.gain.low, *(table.gain.high.values() if table.gain else ())):
         # A paper-wide reference row need not be in every table.
         if row is not None and row not in table.rows and (row == entry.get("reference") or table.gain is not None):
@@ -246,16 +254,19 @@ def _table(paper: str, raw: Mapping[str, Any], entry: Mapping[str, Any]) -> Tabl
     return table
 
 
-def _plot(raw: Mapping[str, Any] | None) -> Plot | None:
-    if raw is None:
-        return None
-    return Plot(
-        raw.get("kind", "lines"),
-        raw.get("x", "columns"),
-        raw.get("axis", ""),
-        raw["claim"],
-        tuple(raw.get("holds", ())),
-        tuple(raw.get("cells", ())),
+def _plots(raw: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> tuple[Plot, ...]:
+    """One plot, or several of one table."""
+    return tuple(
+        Plot(
+            one.get("kind", "lines"),
+            one.get("x", "columns"),
+            one.get("axis", ""),
+            one["claim"],
+            tuple(one.get("holds", ())),
+            tuple(one.get("cells", ())),
+            one.get("score", "test_score"),
+        )
+        for one in ([raw] if isinstance(raw, Mapping) else raw)
     )
 
 
