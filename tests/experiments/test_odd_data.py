@@ -79,7 +79,7 @@ def test_what_cannot_be_is_refused_with_what_to_do(changes: dict[str, Any], said
 @pytest.mark.parametrize(
     ("changes", "settings", "said"),
     [
-        ({"edge_weight": np.ones(2 * NODES)}, {}, "edge_weight changes nothing here"),
+        ({"edge_weight": np.ones(2 * NODES)}, {}, "edge_weight changes nothing here: set edge_weights=use"),
         (WITHOUT_POSITIVES, {"metric": "auprc"}, "auprc is not defined on the validation nodes"),
         ({}, {}, None),
     ],

@@ -65,3 +65,35 @@ def test_graph_without_edges() -> None:
     assert (gcn_norm(none, 3).toarray() == np.eye(3)).all()
     assert (row_norm(none, 3).toarray() == np.eye(3)).all()
     assert mean_norm(none, 3).nnz == 0
+
+
+def test_weights_of_arcs_take_the_place_of_counts() -> None:
+    edge_index, n = graph(5, undirected=False)
+    weight = torch.rand(edge_index.shape[1], generator=torch.Generator().manual_seed(6))
+    a = np.zeros((n, n))  # row = source
+    np.add.at(a, (edge_index[0].numpy(), edge_index[1].numpy()), weight.numpy().astype(np.float64))
+    into = a.T * (1 - np.eye(n)) + np.eye(n)
+    scale = 1 / np.sqrt(into.sum(1))
+    np.testing.assert_allclose(gcn_norm(edge_index, n, weight).toarray(), scale[:, None] * into * scale, atol=1e-6)
+    sums = a.T.sum(1, keepdims=True)
+    mean = np.divide(a.T, sums, out=np.zeros_like(a), where=sums > 0)
+    np.testing.assert_allclose(mean_norm(edge_index, n, weight).toarray(), mean, atol=1e-6)
+    both = a + np.eye(n)
+    np.testing.assert_allclose(row_norm(edge_index, n, weight).toarray(), both / both.sum(1, keepdims=True), atol=1e-6)
+    np.testing.assert_allclose(adjacency(edge_index, n, weight).toarray(), a, atol=1e-6)
+
+
+def test_weighted_gcn_norm_is_that_of_pyg_without_loops() -> None:
+    edge_index, n = graph(7, undirected=False)
+    edge_index = edge_index[:, edge_index[0] != edge_index[1]]
+    weight = torch.rand(edge_index.shape[1], generator=torch.Generator().manual_seed(8))
+    index, values = pyg_gcn_norm(edge_index, weight.double(), num_nodes=n, dtype=torch.float64)
+    expected = torch.zeros(n, n, dtype=torch.float64)
+    expected.index_put_((index[1], index[0]), values, accumulate=True)
+    np.testing.assert_allclose(gcn_norm(edge_index, n, weight).toarray(), expected.numpy(), atol=1e-6)
+
+
+def test_weights_of_zero_are_no_neighbours() -> None:
+    edge_index, none = torch.tensor([[0, 1], [1, 2]]), torch.zeros(2)
+    assert (gcn_norm(edge_index, 3, none).toarray() == np.eye(3)).all()
+    assert not mean_norm(edge_index, 3, none).toarray().any()

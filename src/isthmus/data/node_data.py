@@ -19,7 +19,7 @@ class CrossEdges:
         owner: Owner of the far end, as an index into ``owners``.
         other: Global id of the far end.
         outgoing: True where the arc runs from the own end to the far end.
-        weight: Edge weight.
+        weight: Edge weight, 1 where models do not use weights.
         owners: Client ids, sorted.
     """
 
@@ -63,6 +63,7 @@ class NodeData(Samples):
         node_id: Global node ids (n,), int64.
         num_classes: Number of classes of the task (common to all owners).
         cross: Cross edges, or None where the method must not use them.
+        edge_weight: Weight of each own arc (E,), finite and at least 0; None where models do not use weights.
     """
 
     x: Tensor
@@ -74,6 +75,7 @@ class NodeData(Samples):
     node_id: Tensor
     num_classes: int
     cross: CrossEdges | None = None
+    edge_weight: Tensor | None = None
 
     @property
     def num_nodes(self) -> int:

@@ -47,7 +47,9 @@ def content_hash(own: Loaded | OwnGraphs) -> str:
     data, public = own.data, own.public
     masks = () if public is None else (public.train, public.val, public.test)
     columns = (part for name, values in sorted(own.columns.items()) for part in (name, np.asarray(values).tolist()))
-    return given.digest(data.x, data.edge_index, data.y, data.num_classes, *masks, own.owner, own.owner_names, *columns)
+    weights = () if own.edge_weight is None else (own.edge_weight,)
+    parts = (data.x, data.edge_index, data.y, data.num_classes, *masks, own.owner, own.owner_names, *columns, *weights)
+    return given.digest(*parts)
 
 
 def read_pt(path: Path, *, labelled: bool = True) -> Loaded | OwnGraphs:
@@ -90,7 +92,7 @@ def from_pyg(thing: object, source: str = "own data", *, labelled: bool = True) 
     if isinstance(thing, Mapping) and not hasattr(thing, "edge_index"):
         return _graphs(thing, source, labelled)
     x, edge_index = _features(thing, "the data"), _edges(thing, "the data")
-    _note_edge_values(thing)
+    _note_edge_values(thing, "edge_attr")
     given = getattr(thing, "y", None)
     if not labelled and (given is None or not bool((given >= 0).any())):
         y = torch.full((x.shape[0],), -1)
@@ -105,7 +107,15 @@ def from_pyg(thing: object, source: str = "own data", *, labelled: bool = True) 
         num_classes=max(int(y.max()) + 1, 2) if y.numel() else 2,
     )
     owner, names = _owner(getattr(thing, "owner", None), y.numel())
-    return Loaded(data, source, _public(thing, y.numel()), owner, owner_names=names, columns=_columns(thing, y.numel()))
+    return Loaded(
+        data,
+        source,
+        _public(thing, y.numel()),
+        owner,
+        owner_names=names,
+        columns=_columns(thing, y.numel()),
+        edge_weight=_edge_weight(getattr(thing, "edge_weight", None), edge_index.shape[1]),
+    )
 
 
 def _features(thing: object, what: str) -> Tensor:
@@ -137,9 +147,18 @@ def _edges(thing: object, what: str) -> Tensor:
     return edges
 
 
-def _note_edge_values(thing: object) -> None:
+def _edge_weight(weight: object, arcs: int) -> Tensor | None:
+    """One number per arc (E,), or None where there is none."""
+    if weight is None:
+        return None
+    if not isinstance(weight, Tensor) or weight.numel() != arcs:
+        raise DataError(f"edge_weight must be a tensor with one number for each of the {arcs} arcs, or be left out")
+    return weight.detach().flatten()
+
+
+def _note_edge_values(thing: object, *known: str) -> None:
     """Say that values of edges are not used: models here read who is linked to whom."""
-    names = [name for name in ("edge_weight", "edge_attr") if isinstance(getattr(thing, name, None), Tensor)]
+    names = [name for name in known if isinstance(getattr(thing, name, None), Tensor)]
     if names:
         log.warning(
             "%s changes nothing here: models read edges without values. Make features of nodes of it, such as the sum "
@@ -177,7 +196,7 @@ def _public(thing: object, count: int) -> PublicSplits | None:
 
 def _columns(thing: object, count: int) -> dict[str, object]:
     """Everything else that has one value per node."""
-    known = {"x", "y", "edge_index", "owner", *(f"{part}_mask" for part in PARTS)}
+    known = {"x", "y", "edge_index", "edge_weight", "owner", *(f"{part}_mask" for part in PARTS)}
     names = [name for name in thing.keys() if name not in known] if hasattr(thing, "keys") else []  # noqa: SIM118
     values = {name: getattr(thing, name) for name in names}
     return {
@@ -232,7 +251,7 @@ def _graphs(thing: Mapping[Any, Any], source: str, labelled: bool) -> OwnGraphs:
         if not isinstance(owner, str) or not isinstance(graphs, Sequence) or not graphs:
             raise DataError("sets of graphs are {owner: [Data, ...]} with names of owners and at least one graph each")
         parts[owner] = _graph_set(owner, graphs, labelled)
-    _note_edge_values(graphs[0])
+    _note_edge_values(graphs[0], "edge_weight", "edge_attr")
     return OwnGraphs(parts, source)
 
 

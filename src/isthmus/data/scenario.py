@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from isthmus.data.datasets import canonical_name, load_nodes
+from isthmus.data.edge_weights import EdgeWeights, weighted_arcs
 from isthmus.data.feature_scaling import UNSCALED, Scale, Scaling, scaling_of
-from isthmus.data.from_arrays import both_ways
 from isthmus.data.node_data import NodeData
 from isthmus.data.partition import Partitioner, check_owners, client_ids, number_of_clients, parse_partition
 from isthmus.data.split import Split, check_classes, check_masks, parse_split
@@ -62,6 +62,7 @@ def build_scenario(
     seed: int = 0,
     undirected: bool = False,
     scale: Scale = "none",
+    edge_weights: EdgeWeights = "ignore",
     cross_edges: bool = True,
 ) -> Scenario:
     """Load, partition and split a named data set.
@@ -74,6 +75,7 @@ def build_scenario(
         seed: Of all draws of the scenario.
         undirected: Store every arc in both directions; arcs are otherwise used as the data set has them.
         scale: See `isthmus.data.feature_scaling`.
+        edge_weights: Whether models use weights of edges; see `isthmus.data.edge_weights`.
         cross_edges: False leaves edges between clients out of ``parts``, for methods that must not know them: where
             nodes are divided at random they are most of the graph, and each is held twice.
 
@@ -87,7 +89,8 @@ def build_scenario(
     )  # complain about names before loading anything
     graph = load_nodes(dataset, Stream(seed, ("data",)))
     scaling = scaling_of(graph.data.x, scale)
-    graph = replace(graph, data=as_used(graph.data, scaling, undirected=undirected))
+    data = as_used(graph, scaling, undirected=undirected, edge_weights=edge_weights)
+    graph = replace(graph, data=data, edge_weight=None)
     scenario = scenario_of(
         graph,
         partitioner,
@@ -103,10 +106,12 @@ def build_scenario(
     return replace(scenario, scaling=scaling)
 
 
-def as_used(data: NodeData, scaling: Scaling, *, undirected: bool) -> NodeData:
-    """A graph as models see it: features on their scale, and with ``undirected`` every arc in both directions."""
-    arcs = both_ways(data.edge_index, data.num_nodes) if undirected else data.edge_index
-    return replace(data, x=scaling.apply(data.x), edge_index=arcs)
+def as_used(graph: Loaded, scaling: Scaling, *, undirected: bool, edge_weights: EdgeWeights = "ignore") -> NodeData:
+    """A graph as models see it: features on their scale, with ``undirected`` every arc in both directions, and with
+    ``edge_weights=use`` weights of arcs.
+    """
+    arcs, weight = weighted_arcs(graph, edge_weights, undirected=undirected)
+    return replace(graph.data, x=scaling.apply(graph.data.x), edge_index=arcs, edge_weight=weight)
 
 
 def scenario_of(

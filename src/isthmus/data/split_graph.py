@@ -61,7 +61,7 @@ def split_graph(
                 owner=owner[far],
                 other=whole.node_id[far],
                 outgoing=torch.arange(far.numel()) < out[index].numel(),
-                weight=torch.ones(far.numel()),
+                weight=_weights(whole, torch.cat([out[index], into[index]])),
                 owners=clients,
             )
         parts[client] = NodeData(
@@ -74,8 +74,13 @@ def split_graph(
             node_id=whole.node_id[rows],
             num_classes=whole.num_classes,
             cross=cross,
+            edge_weight=None if whole.edge_weight is None else whole.edge_weight[arcs],
         )
     return parts
+
+
+def _weights(whole: NodeData, arcs: Tensor) -> Tensor:
+    return torch.ones(arcs.numel()) if whole.edge_weight is None else whole.edge_weight[arcs]
 
 
 def _no_edges(clients: tuple[str, ...]) -> CrossEdges:

@@ -47,6 +47,8 @@ class Loaded:
         owner_names: What the owners are called, sorted; empty where they have numbers only.
         columns: Further values, one per node, which ``--partition column:NAME`` and ``--split group:NAME`` can name.
         transfers: The single transfers that arcs stand for, where the data have them.
+        edge_weight: Weight of each arc of ``data``, as given and unchecked (E,), where the data have some
+            (`isthmus.data.edge_weights` puts them into ``data`` where models use them).
         kept: Rows of the original graph that are left, and how many it had, where a partition left nodes out.
     """
 
@@ -59,16 +61,19 @@ class Loaded:
     columns: Mapping[str, object] = field(default_factory=dict)
     kept: tuple[Tensor, int] | None = None
     transfers: Transfers | None = None
+    edge_weight: Tensor | None = None
 
     def restricted(self, keep: Tensor) -> Loaded:
         """The subgraph induced by the rows ``keep`` (ascending), renumbered from 0."""
         rows = torch.full((self.data.num_nodes,), -1)
         rows[keep] = torch.arange(keep.numel())
         ends = rows[self.data.edge_index]
+        inside = (ends >= 0).all(dim=0)
         data = replace(
             self.data,
             x=select_rows(self.data.x, keep),
-            edge_index=ends[:, (ends >= 0).all(dim=0)],
+            edge_index=ends[:, inside],
+            edge_weight=None if self.data.edge_weight is None else self.data.edge_weight[inside],
             y=self.data.y[keep],
             node_id=torch.arange(keep.numel()),
             train=self.data.train[keep],
@@ -86,6 +91,7 @@ class Loaded:
             columns=columns,
             kept=(keep, self.data.num_nodes),
             transfers=None,
+            edge_weight=None if self.edge_weight is None else self.edge_weight[inside],
         )
 
 

@@ -37,7 +37,7 @@ from isthmus.experiments.scenarios import DEFAULTS
 from isthmus.federation.contract import Contract
 from isthmus.federation.interface import View
 
-SCENARIO = ("dataset", "partition", "clients", "split", "seed", "undirected")
+SCENARIO = ("dataset", "partition", "clients", "split", "seed", "undirected", "edge_weights")
 _DEFAULTS: dict[str, Any] = {
     "dataset": None,
     "partition": DEFAULTS["node"][0],
@@ -45,6 +45,7 @@ _DEFAULTS: dict[str, Any] = {
     "split": DEFAULTS["node"][1],
     "seed": 0,
     "undirected": False,
+    "edge_weights": "ignore",
 }
 
 

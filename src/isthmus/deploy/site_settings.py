@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from isthmus.data.edge_weights import EdgeWeights
 from isthmus.data.graph_set import GraphSetData
 from isthmus.data.node_data import NodeData
 from isthmus.deploy.offer import SCENARIO, Offer, check_kind
@@ -107,7 +108,8 @@ class SiteSettings:
                 raise unknown(f"key in [data] of {path.name}", key, SCENARIO)
         if share is None and tables is None and not {"dataset", "clients"} <= data.keys():
             raise ConfigError(f"[data] of {path.name} must hold at least dataset and clients")
-        types = {"dataset": str, "partition": str, "clients": int, "split": str, "seed": int, "undirected": bool}
+        types: dict[str, Any] = {key: str for key in ("dataset", "partition", "split")}
+        types |= {"clients": int, "seed": int, "undirected": bool, "edge_weights": EdgeWeights}
         checked = {key: coerce(value, types[key], f"{key} in [data] of {path.name}") for key, value in data.items()}
         client = raw.get("client")
         if share is None and not isinstance(client, str):
@@ -159,6 +161,7 @@ class SiteSettings:
             split=given.get("split"),
             seed=given.get("seed", 0),
             undirected=given.get("undirected", False),
+            edge_weights=given.get("edge_weights", "ignore"),
         ).parts
         (client,) = self.clients_of(sorted(parts))
         return parts[client]

@@ -104,7 +104,7 @@ class SiteTablesRun:
         write_atomic(
             self.folder / "links.json", json.dumps({name: asdict(count) for name, count in counts.items()}).encode()
         )
-        found = prepared(self.tables, agreed)
+        found = prepared(self.tables, agreed, self.settings.run.edge_weights)
         if isinstance(found, NodeData) and not self.settings.method.cross_edges:
             found = found.without_cross()
         return {self.client: found}

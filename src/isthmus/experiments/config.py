@@ -18,6 +18,7 @@ from typing import Any, Literal
 import tomli_w
 
 from isthmus.data.datasets import with_defaults
+from isthmus.data.edge_weights import EdgeWeights
 from isthmus.data.feature_scaling import Scale
 from isthmus.data.graphscenario import dataset_name, task_of
 from isthmus.data.own_dataset import contents_of, kind_of, load_own
@@ -59,6 +60,9 @@ class RunConfig:
         undirected: Use every directed edge in both directions; otherwise as in the data set.
         scale: Features of one graph: as they are (``none``), each ``row`` of mean square 1, columns of mean 0 and
             deviation 1 (``standard``), or what suits them (``auto``); tables have a scale by column in their schema.
+        edge_weights: Weights of edges in one graph: ``ignore``, or ``use`` them in propagation, by methods and
+            backbones that can. They are ``edge_weight`` of a graph, ``weight`` of ``[edges]`` in a schema, or the
+            amounts transferred.
         data_hash: SHA-256 of own data, resolved; a run is continued with the same data only.
         link: How owners of tables find the edges between them: ``psi`` (private set intersection), ``plain`` (items
             compared in the clear, for one process), ``none``; ``auto`` is plain in one process, else psi.
@@ -100,6 +104,7 @@ class RunConfig:
     seed: int = 0
     undirected: bool = False
     scale: Scale = "none"
+    edge_weights: EdgeWeights = "ignore"
     data_hash: str | None = None
     link: Literal["auto", "psi", "plain", "none"] = "auto"
     plugins: tuple[str, ...] = ()
@@ -280,6 +285,8 @@ def resolve(
     config = _method_config(
         entry, {allowed[key][0]: value for key, value in values.items() if key in keys_of(entry.config)}
     )
+    if run.edge_weights == "use":
+        entry.check_edge_weights(config)
     if run.execution == "cohort" and isinstance(config, TrainConfig) and config.one_by_one:
         raise ConfigError("with dp_clip or forward_noise each client adds noise by itself: use it with execution=each")
     if parse_metric(run.metric) is not None and not entry.configured(config).has_details:

@@ -135,6 +135,11 @@ class ModelPackage:
 
     def plain_model(self) -> nn.Module:
         """The model as a plain module, see `isthmus.methods.plain_model.plain_model`; refused where it is more."""
+        if self.settings.run.edge_weights != "ignore":
+            raise ConfigError(
+                "a model trained with edge_weights=use reads weights of edges, which a plain module does not: predict "
+                "with `isthmus predict`, without explanations"
+            )
         return plain_model(
             self.method,
             self.settings.method_config,
@@ -392,7 +397,7 @@ def _checked(path: Path, name: str, digest: object) -> bytes:
 def data_digest(data: Any) -> str:
     """SHA-256 of what a model reads of an owner's data: features, edges, ids, edges to other owners."""
     found = hashlib.sha256()
-    names = ("x", "edge_index", "ptr", "edge_ptr", "node_id")
+    names = ("x", "edge_index", "edge_weight", "ptr", "edge_ptr", "node_id")
     tensors = [getattr(data, name) for name in names if getattr(data, name, None) is not None]
     cross = getattr(data, "cross", None)
     if cross is not None:

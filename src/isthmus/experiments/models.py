@@ -322,7 +322,14 @@ class Models:
                 path, name, models[name].schema, seed=self.packages[name].split_seed, nodes=nodes, edges=edges
             )
         link = link_of(settings.run.link, organisations=False) if len(clients) > 1 else "none"
-        ready = prepare(tables, seed=settings.run.seed, secure=settings.secure, link=link, models=models)
+        ready = prepare(
+            tables,
+            seed=settings.run.seed,
+            secure=settings.secure,
+            link=link,
+            models=models,
+            edge_weights=settings.run.edge_weights,
+        )
         cross = settings.method.cross_edges
         found = {}
         for name, part in ready.parts.items():
@@ -380,7 +387,7 @@ def _as_trained(loaded: Loaded, package: ModelPackage) -> NodeData:
         if run.scale != "none":
             raise DataError(f"{package.path} does not say how features were scaled: train again with this version")
         scaling = UNSCALED
-    data = as_used(loaded.data, scaling, undirected=run.undirected)
+    data = as_used(loaded, scaling, undirected=run.undirected, edge_weights=run.edge_weights)
     return replace(data, num_classes=package.num_classes)
 
 

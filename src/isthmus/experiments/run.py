@@ -110,7 +110,7 @@ def start(
 
 def _scenario_again(scenario: AnyScenario, built_for: RunConfig, settings: Settings) -> AnyScenario:
     """The scenario of settings: the one that is there, or another where a variant reads arcs or features otherwise."""
-    same = (built_for.undirected, built_for.scale) == (settings.run.undirected, settings.run.scale)
+    same = all(getattr(built_for, key) == getattr(settings.run, key) for key in ("undirected", "scale", "edge_weights"))
     return scenario if same else scenario_of(settings)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from isthmus.data.datasets import with_defaults
+from isthmus.data.edge_weights import EdgeWeights
 from isthmus.data.feature_scaling import Scale
 from isthmus.data.graph_set import GraphSetData
 from isthmus.data.graphscenario import GraphScenario, build_graph_scenario, task_of
@@ -44,6 +45,7 @@ def scenario_of(settings: Settings) -> AnyScenario:
         seed=run.seed,
         undirected=run.undirected,
         scale=run.scale,
+        edge_weights=run.edge_weights,
         secure_sum=run.secure_sum,
         link=run.link,
         cross_edges=settings.method.cross_edges,
@@ -59,6 +61,7 @@ def build(
     seed: int,
     undirected: bool = False,
     scale: Scale = "none",
+    edge_weights: EdgeWeights = "ignore",
     secure_sum: bool = False,
     link: str = "auto",
     cross_edges: bool = True,
@@ -82,6 +85,7 @@ def build(
             seed=seed,
             secure=secure_sum,
             link=link_of(link, organisations=False),
+            edge_weights=edge_weights,
         )
     task = task_of(dataset)
     asked = with_defaults(dataset, {"partition": partition, "clients": clients, "split": split})
@@ -92,6 +96,10 @@ def build(
             raise ConfigError("undirected=true is for one graph; sets of graphs are undirected already")
         if scale != "none":
             raise ConfigError("scale is for one graph; features of sets of graphs are used as they are: leave it out")
+        if edge_weights != "ignore":
+            raise ConfigError(
+                "edge_weights=use is for one graph; edges of sets of graphs have no weights: leave it out"
+            )
         split = DEFAULTS[task][1] if split is None else split
         return build_graph_scenario(dataset=dataset, partition=partition, clients=clients, split=split, seed=seed)
     if dataset.lower() == "banks" and partition in (None, "owner"):
@@ -106,6 +114,7 @@ def build(
         seed=seed,
         undirected=undirected,
         scale=scale,
+        edge_weights=edge_weights,
         cross_edges=cross_edges,
     )
 

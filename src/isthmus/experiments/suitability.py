@@ -66,6 +66,12 @@ def shortcomings(
             "dirsage tells incoming from outgoing arcs, and here every arc runs both ways: set undirected=false where "
             "the data have directions, or take backbone=sage, which costs less"
         )
+    mean = _mean_weight(nodes.values())
+    if backbone != "sage" and mean is not None and not 0.1 <= mean <= 10:
+        found.append(
+            f"edges weigh {mean:.3g} on average and a node's loop to itself counts 1: scale edge weights so that an "
+            "ordinary edge weighs about 1, or take backbone=sage, whose means do not depend on the scale"
+        )
     without = [client for client, data in parts.items() if not data.num_train]
     if without:
         names = ", ".join(without[:5]) + (" ..." if len(without) > 5 else "")
@@ -86,6 +92,12 @@ def _share_of_rarer(parts: Iterable[NodeData]) -> float:
     seen = [data.y[data.train | data.val] for data in parts if data.num_classes == 2]
     counts = torch.bincount(torch.cat(seen), minlength=2) if seen else torch.zeros(2)
     return float(counts.min() / counts.sum()) if bool((counts > 0).all()) else 1.0
+
+
+def _mean_weight(parts: Iterable[NodeData]) -> float | None:
+    """Of own edges; None where models do not use weights."""
+    weights = [data.edge_weight for data in parts if data.edge_weight is not None and data.edge_weight.numel()]
+    return float(torch.cat(weights).double().mean()) if weights else None
 
 
 def _directed(data: NodeData) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from isthmus.data.edge_weights import EdgeWeights
 from isthmus.data.graph_set import GraphSetData
 from isthmus.data.graphscenario import GraphScenario, graph_scenario_of
 from isthmus.data.node_data import NodeData
@@ -122,9 +123,11 @@ def prepare(
     secure: bool,
     link: Link,
     models: Mapping[str, TablesModel] | None = None,
+    edge_weights: EdgeWeights = "ignore",
 ) -> PreparedTables:
     """Agree on scaling and on edges between owners, by the messages organisations would exchange. With ``models``, as
-    they took them along: scaling and link key are those of the training.
+    they took them along: scaling and link key are those of the training. With ``edge_weights=use`` edges have the
+    weights that the schema names.
     """
     # In one process the key protects nothing; drawn from the seed, it makes runs repeatable.
     key = read_key(tables) or Stream(seed, ("link key",)).numpy().bytes(KEY_BYTES)
@@ -140,7 +143,7 @@ def prepare(
     for name, model in (models or {}).items():
         clients[name].state = replace(clients[name].state, scaling=model.scaling)
     return PreparedTables(
-        {name: prepared(tables[name], client.state) for name, client in clients.items()},
+        {name: prepared(tables[name], client.state, edge_weights) for name, client in clients.items()},
         tuple(session.ledger.take()),
         {name: client.counts() if client.state.key else {} for name, client in clients.items()},
         {name: tables_model(tables[name], client.state) for name, client in clients.items()},
@@ -156,6 +159,7 @@ def tables_scenario(
     seed: int,
     secure: bool = False,
     link: Link = "plain",
+    edge_weights: EdgeWeights = "ignore",
 ) -> TablesScenario | GraphTablesScenario:
     """A folder of tables as a scenario."""
     if partition not in (None, PARTITION):
@@ -165,7 +169,7 @@ def tables_scenario(
     tables = read_owners(tables_folder(dataset), seed)
     if clients not in (None, len(tables)):
         raise ConfigError(f"{dataset} holds the tables of {len(tables)} owners, not {clients}: leave the number out")
-    ready = prepare(tables, seed=seed, secure=secure, link=link)
+    ready = prepare(tables, seed=seed, secure=secure, link=link, edge_weights=edge_weights)
     if isinstance(next(iter(ready.parts.values())), GraphSetData):
         parts = {name: part for name, part in ready.parts.items() if isinstance(part, GraphSetData)}
         made = graph_scenario_of(parts, dataset=dataset, partition=PARTITION, split=SPLIT, seed=seed, source=SOURCE)
@@ -197,13 +201,17 @@ def union(parts: Sequence[NodeData]) -> NodeData:
     begin = torch.tensor([0, *(part.num_nodes for part in parts)]).cumsum(0)
     ids = torch.cat([part.node_id for part in parts])
     order = torch.argsort(ids)
-    arcs = []
+    arcs, weights = [], []
     for part, shift in zip(parts, begin.tolist(), strict=False):
         arcs.append(part.edge_index + shift)
+        if part.edge_weight is not None:
+            weights.append(part.edge_weight)
         if part.cross is not None:
             out = part.cross.outgoing  # the owner of the source lists the arc once
             target = order[torch.searchsorted(ids[order], part.cross.other[out])]
             arcs.append(torch.stack([part.cross.own[out] + shift, target]))
+            if part.edge_weight is not None:
+                weights.append(part.cross.weight[out])
     first = parts[0]
     return NodeData(
         x=torch.cat([part.x for part in parts]),
@@ -214,4 +222,5 @@ def union(parts: Sequence[NodeData]) -> NodeData:
         test=torch.cat([part.test for part in parts]),
         node_id=ids,
         num_classes=first.num_classes,
+        edge_weight=torch.cat(weights) if weights else None,
     )

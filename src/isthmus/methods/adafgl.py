@@ -365,6 +365,7 @@ METHOD = register(
         ),
         config=AdaFGLConfig,
         tasks=("node",),
+        edge_weights=False,
         own_backbones=False,
         phases=(
             Phase("setup", fedavg.count_round, rounds=1, setup=True),

@@ -325,6 +325,7 @@ METHOD = register(
         config=FedAvgConfig,
         init=init,
         phases=(Phase("setup", count_round, rounds=1, setup=True), Phase("train", fedavg_round)),
+        edge_weights=True,
         own_backbones=True,
         roles={"client": Role(FedAvgClient)},
         script=script,

@@ -178,6 +178,7 @@ METHOD = register(
         summary="personal models that share a prototype embedding per class; no weights travel",
         reference="Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022",
         config=FedProtoConfig,
+        edge_weights=True,
         tasks=("node",),
         init=init,
         phases=(Phase("train", fedproto_round),),

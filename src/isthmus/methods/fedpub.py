@@ -127,6 +127,7 @@ class RandomGraph(NamedTuple):
     edge_index: Tensor
     y: Tensor
     num_nodes: int
+    edge_weight: Tensor | None = None
 
 
 class FedPubClient(FedAvgClient[FedPubConfig]):
@@ -266,6 +267,7 @@ METHOD = register(
         summary="an average of its own for every client, over clients whose models behave alike, behind personal masks",
         reference="Baek et al., Personalized Subgraph Federated Learning, ICML 2023",
         config=FedPubConfig,
+        edge_weights=True,
         tasks=("node",),
         init=init,
         phases=(Phase("train", fedpub_round),),

@@ -153,6 +153,7 @@ METHOD = register(
         config=AveragingConfig,
         init=init,
         phases=(Phase("setup", count_round, rounds=1, setup=True), Phase("train", fedsgd_round)),
+        edge_weights=True,
         own_backbones=True,
         roles={"client": Role(FedSGDClient)},
         script=script,

@@ -234,6 +234,7 @@ METHOD = register(
         name="fedstar",
         summary="a structure channel common to all, features at home",
         reference="Tan et al., Federated Learning on Non-IID Graphs via Structural Knowledge Sharing, AAAI 2023",
+        edge_weights=False,
         own_backbones=False,
         config=FedStarConfig,
         phases=(Phase("setup", count_round, rounds=1, setup=True), Phase("train", fedstar_round)),

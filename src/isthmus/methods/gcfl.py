@@ -249,6 +249,7 @@ METHOD = register(
         init=init,
         phases=(Phase("train", gcfl_round),),
         evaluate=evaluate,
+        edge_weights=True,
         own_backbones=True,
         roles={"client": Role(GCFLClient)},
         script=script,

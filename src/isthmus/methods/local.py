@@ -66,6 +66,7 @@ METHOD = register(
         config=TrainConfig,
         init=init,
         phases=(Phase("train", local_round),),
+        edge_weights=True,
         own_backbones=True,
         roles={"client": Role(LocalClient)},
         script=script,

@@ -72,6 +72,8 @@ class Method:
         bounded: Its rounds heed what `isthmus.methods.averaging.AveragingConfig` sets against a client that works
             against the others; such settings are refused elsewhere.
         needs_single_updates: The server must see each client's message, so secure sums are refused.
+        edge_weights: Its models read edges by their propagation alone, so weights of edges (``edge_weights=use``) act.
+            Inherited by `replace`.
         own_backbones: Takes a module of the user's own as backbone, for node tasks: it needs nothing of a model but its
             parameters, logits and gradients.
         shared_values: How many numbers of a model are shared: ``(state) -> count``. By default those in ``weights``.
@@ -108,6 +110,7 @@ class Method:
     pooled: bool = False
     bounded: bool = False
     needs_single_updates: bool = False
+    edge_weights: bool = False
     own_backbones: bool = False
     shared_values: Callable[[Any], int] = num_shared_values
     privacy: Callable[[Any, Any, int, int, bool], Mapping[str, Any] | None] | None = None
@@ -170,6 +173,16 @@ class Method:
                 f"{self.name} learns from {wanted}: choose such a data set (isthmus datasets lists them), "
                 f"or another method ({others} from this one)"
             )
+
+    def check_edge_weights(self, config: Any) -> None:
+        """Refuse ``edge_weights=use`` where the method or its model would read edges without them."""
+        if not self.edge_weights:
+            able = ", ".join(name for name in sorted(METHODS) if METHODS[name].edge_weights)
+            raise ConfigError(
+                f"{self.name} reads edges without weights: set edge_weights=ignore, or take one of {able}"
+            )
+        if why := config.why_not_weighted():
+            raise ConfigError(why)
 
     def check_backbone(self, backbone: str, task: str, execution: str) -> None:
         """Refuse a module of the user's own where the method cannot use it."""

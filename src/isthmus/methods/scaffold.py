@@ -205,6 +205,7 @@ METHOD = register(
         init=init,
         phases=(Phase("train", scaffold_round),),
         roles={"client": Role(ScaffoldClient)},
+        edge_weights=True,
         own_backbones=True,
         script=script,
     )

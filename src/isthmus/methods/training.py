@@ -23,7 +23,14 @@ from isthmus.nn.backbone import Backbone
 from isthmus.nn.graph_models import GraphModel
 from isthmus.nn.layers import uniform01_
 from isthmus.nn.optim import OptimizerState, fresh_state
-from isthmus.nn.registry import OWN_BACKBONES, build_backbone, build_graph_model, build_own_backbone
+from isthmus.nn.registry import (
+    OWN_BACKBONES,
+    backbones,
+    build_backbone,
+    build_graph_model,
+    build_own_backbone,
+    find_architecture,
+)
 from isthmus.nn.train import ExtraGradient
 from isthmus.privacy.dp import Mechanism
 from isthmus.privacy.shared_noise import SharedNoise
@@ -172,6 +179,13 @@ class TrainConfig:
         if self.init == "uniform01":
             uniform01_(model, stream)
         return model.to(self.dtype)
+
+    def why_not_weighted(self) -> str:
+        """Why the model cannot use weights of edges; empty where it can."""
+        if self.backbone not in OWN_BACKBONES and find_architecture(self.backbone).edge_weights:
+            return ""
+        able = ", ".join(name for name in backbones() if find_architecture(name).edge_weights)
+        return f"backbone={self.backbone} reads no weights of edges: set edge_weights=ignore, or take one of {able}"
 
     @property
     def options(self) -> dict[str, Any]:

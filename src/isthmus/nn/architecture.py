@@ -31,6 +31,8 @@ class Architecture:
     """Other names of the backbone."""
     conv_type: ClassVar[type[Conv]]
     """What every layer is, unless `conv` says otherwise."""
+    edge_weights: ClassVar[bool] = False
+    """Whether its propagation takes weights of arcs; a run with ``edge_weights=use`` is refused otherwise."""
     linear: ClassVar[bool] = False
     """Whether the model is a single layer, from the first width to the last, with nothing after it."""
     own_dropout: ClassVar[bool] = False

@@ -24,6 +24,7 @@ class _Around:
     x: Tensor
     y: Tensor
     edge_index: Tensor
+    edge_weight: None = None
 
     @property
     def num_nodes(self) -> int:
@@ -38,7 +39,7 @@ def predict_blocks(model: Any, weights: Weights, data: Nodes, block: int, *, dty
         block: Nodes at a time. What they reach within the model's hops is held beside them.
     """
     count = data.num_nodes
-    steps = None if model.propagation is None else model.propagation(data.edge_index, count)
+    steps = None if model.propagation is None else model.propagation(data.edge_index, count, data.edge_weight)
     hops = 0 if steps is None else max(1, model.hops)
     features = from_torch_csr(data.x) if data.x.layout == torch.sparse_csr else None
     found: list[Tensor] = []

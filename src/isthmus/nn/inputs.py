@@ -37,6 +37,8 @@ class Nodes(Protocol):
     @property
     def edge_index(self) -> Tensor: ...
     @property
+    def edge_weight(self) -> Tensor | None: ...
+    @property
     def y(self) -> Tensor: ...
     @property
     def num_nodes(self) -> int: ...
@@ -146,7 +148,7 @@ def build_inputs(
     if mask is not None and bool((data.y[mask] < 0).any()):
         raise DataError("a training node has a negative label; leave unlabelled nodes out of the training mask")
     if steps is None and backbone.propagation is not None:
-        steps = backbone.propagation(data.edge_index, count)
+        steps = backbone.propagation(data.edge_index, count, data.edge_weight)
     levels = max(1, backbone.hops)
     if mask is not None and restrict:
         orders = _orders(steps, mask.numpy(), levels)

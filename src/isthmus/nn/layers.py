@@ -11,9 +11,9 @@ other ways (`isthmus.nn.first_layer_input`, `isthmus.nn.graph_batch`), without w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 import scipy.sparse as sp
@@ -26,8 +26,13 @@ from isthmus.nn.sparse import Propagator
 from isthmus.seeds import Stream
 from isthmus.tensors import Weights
 
-Propagation = Callable[[Tensor, int], sp.csr_matrix]
-"""(edge_index, num_nodes) -> M, so that ``M @ h`` is one propagation."""
+
+class Propagation(Protocol):
+    """(edge_index, num_nodes) -> M, so that ``M @ h`` is one propagation. Weights of arcs are given only to a backbone
+    that reads them (`isthmus.nn.architecture.Architecture.edge_weights`).
+    """
+
+    def __call__(self, edge_index: Tensor, num_nodes: int, edge_weight: Tensor | None = None, /) -> sp.csr_matrix: ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,21 +9,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from isthmus.data.edge_weights import EdgeWeights, checked
 from isthmus.data.graph_set import GraphSetData
 from isthmus.data.node_data import CrossEdges, NodeData
 from isthmus.data.tables.model import TablesModel
 from isthmus.data.tables.owner import OwnerTables
 from isthmus.data.tables.scaling import Scaling, encode
-from isthmus.errors import DataError
+from isthmus.errors import ConfigError, DataError
 from isthmus.preparation.linking import KEY_BYTES, node_ids
 from isthmus.preparation.owner import Preparation
 
 
-def prepared(tables: OwnerTables, agreed: Preparation) -> NodeData | GraphSetData:
-    """Scaled features, own edges, labels and split; for one graph also the edges to other owners both ends list."""
+def prepared(tables: OwnerTables, agreed: Preparation, edge_weights: EdgeWeights = "ignore") -> NodeData | GraphSetData:
+    """Scaled features, own edges, labels and split; for one graph also the edges to other owners both ends list. With
+    ``edge_weights=use`` edges have the weights this owner lists.
+    """
     scaling = Scaling(**{name: tensor.numpy() for name, tensor in agreed.scaling.items()})
     x = torch.from_numpy(encode(tables.schema, tables.features, scaling))
-    return _node_data(tables, agreed, x) if tables.graph is None else _graph_set(tables, x)
+    if edge_weights == "use":
+        _check_weighted(tables)
+    return _node_data(tables, agreed, x, edge_weights == "use") if tables.graph is None else _graph_set(tables, x)
 
 
 def tables_model(tables: OwnerTables, agreed: Preparation) -> TablesModel:
@@ -31,14 +36,27 @@ def tables_model(tables: OwnerTables, agreed: Preparation) -> TablesModel:
     return TablesModel(tables.schema, agreed.scaling, agreed.key)
 
 
-def _node_data(tables: OwnerTables, agreed: Preparation, x: Tensor) -> NodeData:
+def _check_weighted(tables: OwnerTables) -> None:
+    schema = tables.schema
+    if schema.task == "graph":
+        raise ConfigError("edge_weights=use is for one graph; edges of sets of graphs have no weights: leave it out")
+    if schema.edges is None or schema.edges.weight is None:
+        raise ConfigError(
+            'schema.toml names no weight of edges: add weight = "COLUMN" to [edges] of it, or set edge_weights=ignore'
+        )
+
+
+def _node_data(tables: OwnerTables, agreed: Preparation, x: Tensor, weighted: bool) -> NodeData:
     edges = tables.edges
     ids = torch.from_numpy(node_ids(tables.ids.to_list(), agreed.key or secrets.token_bytes(KEY_BYTES)))
-    kept = torch.nonzero(agreed.partner >= 0).flatten()
+    weight = checked(torch.tensor(edges.weight)) if weighted else torch.ones(len(edges.source))
+    far_weight = checked(torch.tensor(edges.far_weight)) if weighted else torch.ones(len(edges.own))
+    inside = torch.nonzero(weight > 0).flatten()  # an edge of weight 0 is none
+    kept = torch.nonzero((agreed.partner >= 0) & (far_weight > 0)).flatten()
     far = torch.from_numpy(node_ids_of(edges.far.gather(kept.numpy()).to_list() if len(kept) else [], agreed.key))
     return NodeData(
         x=x,
-        edge_index=torch.from_numpy(np.stack([edges.source, edges.target])),
+        edge_index=torch.from_numpy(np.stack([edges.source, edges.target]))[:, inside],
         y=torch.from_numpy(tables.y),
         **_masks(tables),
         node_id=ids,
@@ -48,9 +66,10 @@ def _node_data(tables: OwnerTables, agreed: Preparation, x: Tensor) -> NodeData:
             owner=agreed.partner[kept],
             other=far,
             outgoing=torch.from_numpy(edges.outgoing)[kept],
-            weight=torch.ones(len(kept)),
+            weight=far_weight[kept],
             owners=agreed.partners,
         ),
+        edge_weight=weight[inside] if weighted else None,
     )
 
 

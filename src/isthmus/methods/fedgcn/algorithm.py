@@ -76,6 +76,11 @@ class FedGCNConfig(FedAvgConfig):
     def form(self) -> Literal["exact", "published"]:
         return "published" if self.legacy else "exact"
 
+    def why_not_weighted(self) -> str:
+        if self.legacy and self.hops:
+            return "legacy=true hands edges out without weights: set edge_weights=ignore, or leave legacy out"
+        return super().why_not_weighted()
+
     @property
     def options(self) -> dict[str, Any]:
         """``hops`` is the exchange's, not the backbone's."""

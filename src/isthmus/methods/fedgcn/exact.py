@@ -146,8 +146,8 @@ class ExactClient(FedAvgClient[FedAvgConfig]):
     def take_sums(self, total: PartialSums | None) -> None:
         """a_i = (own part + that of all others) / sqrt(d_i)."""
         scale = np.sqrt(in_degree(self.data))[:, None]
-        target, source = _own_entries(self.data)
-        sums = _summed(np.ones(len(source)), target, source, (len(scale), len(scale))) @ (self.features() / scale)
+        target, source, weight = _own_entries(self.data)
+        sums = _summed(weight, target, source, (len(scale), len(scale))) @ (self.features() / scale)
         if total is not None:
             sums[self.arriving_rows()] += total.sums.numpy()
         self.state = replace(self.state, sums=NeighbourSums(torch.from_numpy(sums / scale).to(self.config.dtype)))
@@ -225,8 +225,8 @@ def second_layer(data: NodeData, far: FarSums | None) -> sp.csr_matrix:
     """Rows of Ahat of own nodes, over own nodes and, with 2 hops, foreign ones: Ahat_ij = 1 / sqrt(d_i d_j)."""
     assert data.cross is not None
     scale = 1.0 / np.sqrt(in_degree(data))
-    rows, columns = _own_entries(data)
-    values = scale[rows] * scale[columns]
+    rows, columns, own_weight = _own_entries(data)
+    values = own_weight * scale[rows] * scale[columns]
     if far is None:
         return _summed(values, rows, columns, (data.num_nodes, data.num_nodes))
     arriving = ~data.cross.outgoing.numpy()
@@ -244,15 +244,19 @@ def in_degree(data: NodeData) -> NDArray[np.float64]:
     arriving = ~data.cross.outgoing.numpy()
     weight = data.cross.weight.numpy()[arriving]
     crossing = np.bincount(data.cross.own.numpy()[arriving], weights=weight, minlength=data.num_nodes)
-    inside = np.bincount(_own_entries(data)[0], minlength=data.num_nodes)
+    target, _, own_weight = _own_entries(data)
+    inside = np.bincount(target, weights=own_weight, minlength=data.num_nodes)
     return (inside + crossing).astype(np.float64)
 
 
-def _own_entries(data: NodeData) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Targets and sources of own arcs, with exactly one self-loop at every node (`graph.normalise.gcn_norm`)."""
+def _own_entries(data: NodeData) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Targets, sources and weights of own arcs, with exactly one self-loop of weight 1 at every node
+    (`graph.normalise.gcn_norm`).
+    """
     source, target = data.edge_index.numpy()
     other, own = source != target, np.arange(data.num_nodes)
-    return np.append(target[other], own), np.append(source[other], own)
+    weight = np.ones(len(source)) if data.edge_weight is None else data.edge_weight.numpy().astype(np.float64)
+    return np.append(target[other], own), np.append(source[other], own), np.append(weight[other], np.ones(len(own)))
 
 
 def _summed(

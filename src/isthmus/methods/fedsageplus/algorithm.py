@@ -578,6 +578,7 @@ METHOD = register(
         reference="Zhang et al., Subgraph Federated Learning with Missing Neighbor Generation, NeurIPS 2021",
         config=FedSagePlusConfig,
         tasks=("node",),
+        edge_weights=False,
         own_backbones=False,
         init=init,
         phases=(

@@ -448,6 +448,7 @@ METHOD = register(
         summary="personal GNNs guided by a common feature encoder with a structure proxy per class",
         reference="Fu et al., Federated Graph Learning with Structure Proxy Alignment, KDD 2024",
         config=FedSprayConfig,
+        edge_weights=True,
         tasks=("node",),
         init=init,
         phases=(Phase("setup", census_round, rounds=1, setup=True), Phase("train", fedspray_round)),

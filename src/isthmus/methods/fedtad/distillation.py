@@ -51,6 +51,7 @@ class _Nodes(NamedTuple):
     edge_index: Tensor
     y: Tensor
     num_nodes: int
+    edge_weight: Tensor | None = None
 
 
 def first_generator(num_features: int, num_classes: int, noise: int, stream: Stream, dtype: torch.dtype) -> Weights:

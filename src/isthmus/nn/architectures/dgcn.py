@@ -33,6 +33,7 @@ class DGCN(Architecture):
 
     aliases: ClassVar[tuple[str, ...]] = ("decoupled-gcn",)
     conv_type: ClassVar[type[Conv]] = LinearLayer
+    edge_weights: ClassVar[bool] = True
     hops: int = 2
 
     def __post_init__(self) -> None:

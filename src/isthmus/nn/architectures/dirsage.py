@@ -19,7 +19,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from isthmus.errors import DataError
+from isthmus.errors import ConfigError, DataError
 from isthmus.graph.normalise import adjacency
 from isthmus.nn.architecture import Architecture
 from isthmus.nn.dense import add_bias
@@ -33,8 +33,10 @@ BASE = 1 << 12
 integers go up to BASE^2."""
 
 
-def two_way_adjacency(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
+def two_way_adjacency(edge_index: Tensor, num_nodes: int, edge_weight: Tensor | None = None) -> sp.csr_matrix:
     """Entry (v, u) holds the number of arcs u -> v, and `BASE` times the number of arcs v -> u."""
+    if edge_weight is not None:
+        raise ConfigError("dirsage counts arcs and has no room for weights: set edge_weights=ignore")
     outgoing = adjacency(edge_index, num_nodes)
     if outgoing.nnz and outgoing.data.max() >= BASE:
         raise DataError(f"an arc occurs {int(outgoing.data.max())} times, dirsage counts to {BASE - 1}: merge them")

@@ -36,8 +36,10 @@ from isthmus.tensors import Weights
 SLOPE = 0.2
 
 
-def in_adjacency(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
+def in_adjacency(edge_index: Tensor, num_nodes: int, edge_weight: Tensor | None = None) -> sp.csr_matrix:
     """Entry (v, u) counts the arcs u -> v, with one loop at every node."""
+    if edge_weight is not None:
+        raise ConfigError("gat reads edges without weights: set edge_weights=ignore")
     arcs = edge_index[:, edge_index[0] != edge_index[1]]
     return sp.csr_matrix(adjacency(arcs.flip(0), num_nodes) + sp.eye(num_nodes, format="csr", dtype=np.float32))
 

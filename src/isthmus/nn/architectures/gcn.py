@@ -37,3 +37,4 @@ class GCN(Architecture):
     """Normalised neighbourhoods."""
 
     conv_type: ClassVar[type[Conv]] = GCNConv
+    edge_weights: ClassVar[bool] = True

@@ -26,9 +26,10 @@ from isthmus.nn.layers import Conv, Hop, LinearLayer
 from isthmus.tensors import Weights
 
 
-def sum_with_itself(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
+def sum_with_itself(edge_index: Tensor, num_nodes: int, edge_weight: Tensor | None = None) -> sp.csr_matrix:
     r""":math:`A^\top + I`: the node and the sum over its neighbours."""
-    return sp.csr_matrix(adjacency(edge_index.flip(0), num_nodes) + sp.eye(num_nodes, format="csr", dtype=np.float32))
+    into = adjacency(edge_index.flip(0), num_nodes, edge_weight)
+    return sp.csr_matrix(into + sp.eye(num_nodes, format="csr", dtype=np.float32))
 
 
 class GINConv(Conv):
@@ -54,3 +55,4 @@ class GIN(Architecture):
     """Sums of neighbourhoods through perceptrons."""
 
     conv_type: ClassVar[type[Conv]] = GINConv
+    edge_weights: ClassVar[bool] = True

@@ -42,6 +42,7 @@ class GPRGNN(Architecture):
 
     aliases: ClassVar[tuple[str, ...]] = ("gpr-gnn",)
     conv_type: ClassVar[type[Conv]] = LinearLayer
+    edge_weights: ClassVar[bool] = True
     own_dropout: ClassVar[bool] = True
     drops_output: ClassVar[bool] = True
     hops: int = 10

@@ -40,3 +40,4 @@ class SAGE(Architecture):
 
     aliases: ClassVar[tuple[str, ...]] = ("graphsage",)
     conv_type: ClassVar[type[Conv]] = SAGEConv
+    edge_weights: ClassVar[bool] = True

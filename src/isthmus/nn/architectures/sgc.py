@@ -31,8 +31,8 @@ class Power:
 
     hops: int
 
-    def __call__(self, edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
-        once = gcn_norm(edge_index, num_nodes).astype(np.float64)
+    def __call__(self, edge_index: Tensor, num_nodes: int, edge_weight: Tensor | None = None, /) -> sp.csr_matrix:
+        once = gcn_norm(edge_index, num_nodes, edge_weight).astype(np.float64)
         matrix = once
         for _ in range(1, self.hops):
             matrix = matrix @ once
@@ -58,6 +58,7 @@ class SGC(Architecture):
     """
 
     linear: ClassVar[bool] = True
+    edge_weights: ClassVar[bool] = True
     hops: int = 2
 
     def __post_init__(self) -> None:
