@@ -17,7 +17,7 @@ from isthmus.experiments.run import SimulatedRun
 from isthmus.experiments.scenarios import scenario_of
 from isthmus.experiments.scoring import evaluation_line
 from isthmus.methods.evaluation import Evaluation, Tally, tally
-from isthmus.methods.learners import node_groups
+from isthmus.methods.learners import NodeLearner, node_groups
 from isthmus.metrics.groups import majority_class
 from isthmus.metrics.registry import parse_metric
 
@@ -68,6 +68,14 @@ def test_detail_is_asked_for_only_where_a_metric_needs_it() -> None:
         for given in ({"metric": "accuracy"}, {"metric": "auprc"})
     ]
     assert "Detail" not in messages[0] and "Detail" in messages[1]
+
+
+def test_a_model_predicts_once_for_all_its_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    predicted = []
+    logits = NodeLearner.logits
+    monkeypatch.setattr(NodeLearner, "logits", lambda self, weights: predicted.append(1) or logits(self, weights))
+    run = run_in_memory("fedper", metric="auprc", execution="each", rounds=2)
+    assert len(predicted) == 2 * len(run.parts)
 
 
 def test_minority_and_degree_groups_add_up_to_the_test_nodes() -> None:

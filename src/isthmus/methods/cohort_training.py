@@ -271,7 +271,7 @@ class ModelCohort(Cohort[Any]):
         """Evaluations of all; each client finds its own again when it is asked for its bins."""
         stacked = Stacked(evaluation, self.parties)
         for k, client in enumerate(self.clients):
-            client.scratch.scored = partial(stacked.row, k)
+            client.scratch.scored, client.scratch.logits = partial(stacked.row, k), None
         return stacked
 
     def shares(self, total: float) -> Any:

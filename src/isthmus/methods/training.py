@@ -389,8 +389,9 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
         with learner.scoring() as parts:
             if self._counter is None or self._counter[0] is not learner:
                 self._counter = learner, Counter([learner.y], [parts])
-            evaluation = self._counter[1].evaluation(self.scored_logits())
-        self.scratch.scored = lambda: evaluation
+            logits = self.scored_logits()
+            evaluation = self._counter[1].evaluation(logits)
+        self.scratch.scored, self.scratch.logits = lambda: evaluation, logits
         return evaluation
 
     @handler
@@ -414,7 +415,8 @@ class ModelClient(Client[ConfigT, ModelState], Generic[ConfigT]):
     def detail(self) -> Detail:
         """Counts for scores beyond accuracy, of the model scored last."""
         with self.learner.scoring() as parts:
-            logits = self.scored_logits()
+            logits = getattr(self.scratch, "logits", None)  # of `evaluate` in this round: a forward pass less
+            logits = self.scored_logits() if logits is None else logits
         return detail(logits, self.learner.y, {part: parts[part] for part in ("val", "test")})
 
     @handler

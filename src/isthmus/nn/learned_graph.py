@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from isthmus.nn.kernels import Array, compiled, split, spmm
+from isthmus.nn.kernels import Array, compiled, split, spmm, weighted_rows
 from isthmus.nn.sparse import canonical
 
 SLOPE = 6.0
@@ -115,9 +115,8 @@ class Adjacency:
 
     def __matmul__(self, h: Tensor) -> Tensor:
         """``A* h``, differentiable with respect to h, weights and degrees. (N, H)"""
-        scaled = self.scale[:, None] * h
-        propagated: Tensor = _Propagate.apply(self.weight, scaled, self.pattern)  # type: ignore[no-untyped-call]
-        return self.scale[:, None] * (scaled + propagated)
+        out: Tensor = _Propagate.apply(self.weight, self.scale, h, self.pattern)  # type: ignore[no-untyped-call]
+        return out
 
     def to_dense(self) -> Tensor:
         """(N, N), for tests and small graphs."""
@@ -168,22 +167,46 @@ class _PairDots(torch.autograd.Function):
 
 
 class _Propagate(torch.autograd.Function):
-    """S h for the symmetric S that has a weight on each pair and nothing on the diagonal."""
+    """s (I + S) s h, with s on a diagonal and S the symmetric weights of pairs, nothing on its diagonal. In few passes:
+    on many nodes each of them takes as long as a product of the global GNN.
+
+    With x = s h, y = (I + S) x and out = s y, of a gradient g: that of y is s g, that of x is (I + S) s g.
+    """
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, weight: Tensor, h: Tensor, pattern: Pattern) -> Tensor:
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, weight: Tensor, scale: Tensor, h: Tensor, pattern: Pattern
+    ) -> Tensor:
+        scaled = scale[:, None] * h
+        out = torch.empty_like(scaled)
+        arrays = (*_entries(pattern, weight), *_arrays(scale, scaled, out))
+        split(lambda begin, end: _propagate(begin, end, *arrays), *_cost(pattern, out))
         ctx.pattern = pattern  # type: ignore[attr-defined]
-        ctx.save_for_backward(weight, h)
-        return _times(pattern, weight, h)
+        ctx.save_for_backward(weight, scale, scaled, out)
+        return out
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, *grads: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         pattern: Pattern = ctx.pattern  # type: ignore[attr-defined]
-        weight, h = ctx.saved_tensors  # type: ignore[attr-defined]
-        grad = grads[0].contiguous()
+        weight, scale, scaled, out = ctx.saved_tensors  # type: ignore[attr-defined]
         needs: tuple[bool, ...] = ctx.needs_input_grad  # type: ignore[attr-defined]
-        weight_grad = _dots(pattern, grad, h) + _dots(pattern, h, grad) if needs[0] else None
-        return weight_grad, _times(pattern, weight, grad) if needs[1] else None, None
+        grad = scale[:, None] * grads[0]
+        weight_grad = _dots_both_ways(pattern, grad, scaled) if needs[0] else None
+        h_grad, scale_grad = torch.empty_like(grad), torch.empty_like(scale)
+        arrays = (*_entries(pattern, weight), *_arrays(scale, scaled, out, grad, h_grad, scale_grad))
+        split(lambda begin, end: _propagate_back(begin, end, *arrays), *_cost(pattern, out))
+        return weight_grad, scale_grad if needs[1] else None, h_grad if needs[2] else None, None
+
+
+def _entries(pattern: Pattern, weight: Tensor) -> tuple[Array, Array, Array]:
+    """S as CSR."""
+    return pattern.matrix.indptr, pattern.matrix.indices, weight.detach().numpy()[pattern.matrix.data]
+
+
+def _cost(pattern: Pattern, out: Tensor) -> tuple[int, int]:
+    return pattern.num_nodes, (pattern.num_nodes + 2 * pattern.num_pairs) * out.shape[1]
 
 
 def _times(pattern: Pattern, weight: Tensor, h: Tensor) -> Tensor:
@@ -199,6 +222,14 @@ def _dots(pattern: Pattern, a: Tensor, b: Tensor) -> Tensor:
         _pair_dots(begin, end, *arrays)
 
     split(work, pattern.num_pairs, pattern.num_pairs * a.shape[1])
+    return out
+
+
+def _dots_both_ways(pattern: Pattern, a: Tensor, b: Tensor) -> Tensor:
+    """<a_i, b_j> + <b_i, a_j> of every pair (U,)."""
+    out = torch.empty(pattern.num_pairs, dtype=a.dtype)
+    arrays = (pattern.low, pattern.high, *_arrays(a, b, out))
+    split(lambda begin, end: _pair_dots_both_ways(begin, end, *arrays), len(out), 2 * len(out) * a.shape[1])
     return out
 
 
@@ -253,3 +284,53 @@ def _pair_dots(begin: int, end: int, low: Array, high: Array, a: Array, b: Array
         for h in range(width):
             total += left[h] * right[h]
         out[pair] = total
+
+
+@partial(compiled, fastmath={"contract", "reassoc"})
+def _pair_dots_both_ways(begin: int, end: int, low: Array, high: Array, a: Array, b: Array, out: Array) -> None:
+    width = a.shape[1]
+    for pair in range(begin, end):
+        left, right, to_right, to_left = a[low[pair]], b[high[pair]], b[low[pair]], a[high[pair]]
+        total = left[0] * 0
+        for h in range(width):
+            total += left[h] * right[h] + to_right[h] * to_left[h]
+        out[pair] = total
+
+
+@compiled
+def _propagate(
+    begin: int, end: int, indptr: Array, indices: Array, values: Array, scale: Array, scaled: Array, out: Array
+) -> None:
+    width = out.shape[1]
+    for row in range(begin, end):
+        total, own, factor = out[row], scaled[row], scale[row]
+        weighted_rows(indptr[row], indptr[row + 1], width, indices, values, scaled, total)
+        for h in range(width):
+            total[h] = factor * (own[h] + total[h])
+
+
+@partial(compiled, fastmath={"contract", "reassoc"})
+def _propagate_back(
+    begin: int,
+    end: int,
+    indptr: Array,
+    indices: Array,
+    values: Array,
+    scale: Array,
+    scaled: Array,
+    out: Array,
+    grad: Array,
+    h_grad: Array,
+    scale_grad: Array,
+) -> None:
+    """``grad`` is that of y. Of s: <gradient of out, y> + <gradient of x, h>, the first <grad, out> / s^2."""
+    width = out.shape[1]
+    for row in range(begin, end):
+        total, own, before, after, factor = h_grad[row], grad[row], scaled[row], out[row], scale[row]
+        weighted_rows(indptr[row], indptr[row + 1], width, indices, values, grad, total)
+        along = factor * 0
+        for h in range(width):
+            through = own[h] + total[h]
+            along += own[h] * after[h] / factor + through * before[h]
+            total[h] = factor * through
+        scale_grad[row] = along / factor

@@ -89,7 +89,7 @@ class GlobalModule:
     ) -> Tensor:
         """A* (drop(relu(A* (h W_1 + b_1))) W_2 + b_2); without a graph an MLP."""
         for i in (0, 1):
-            h = h @ weights[f"{name}.{i}.weight"] + weights[f"{name}.{i}.bias"]
+            h = torch.addmm(weights[f"{name}.{i}.bias"], h, weights[f"{name}.{i}.weight"])
             h = h if graph is None else graph @ h
             h = _dropped(torch.relu(h), dropout, self.dropout) if i == 0 else h
         return h
