@@ -112,6 +112,13 @@ def test_without_a_published_spread_ours_is_the_yardstick() -> None:
     )  # a spread of nought is rounded away, not certainty
 
 
+def test_a_spread_printed_elsewhere_with_the_same_number_comes_before_ours() -> None:
+    note = '[[table.note]]\nonly = "mid"\nspread = 0.5\nnote = "Printed with a spread of 0.50 in table 8."'
+    row = one([0.70, 0.72, 0.74], mid="70.0", note=note)
+    assert (row.yardstick, row.verdict) == (0.5, "above") and published_text(row) == "70.00"
+    assert one([0.70, 0.72, 0.74], mid="70.0+-2.0", note=note).yardstick == 2.0
+
+
 def test_one_seed_has_no_spread_and_says_so() -> None:
     row = one([0.71])
     assert (row.spread, row.verdict) == (None, "within 1")
@@ -154,9 +161,9 @@ def test_a_cause_is_shown_only_by_runs_that_close_the_gap() -> None:
         '[[table]]\nkey = "2"\ntitle = "c"\nours = true\ncolumns = ["X"]\nrows = [["mid, changed", "70.0+-2.0"]]\n'
         '[table.label]\n"mid, changed" = { method = "fedavg", lr = 0.5 }\n'
     )
-    book = paper(mid="70.0+-2.0", note=note + second)
 
-    def cause(changed: list[float]) -> str:
+    def cause(changed: list[float], second: str = second) -> str:
+        book = paper(mid="70.0+-2.0", note=note + second)
         given = {"mid": [0.9, 0.9], "mid, changed": changed}
         results = {row: {seed: result(seed, score) for seed, score in enumerate(each)} for row, each in given.items()}
         rows = compare_table(
@@ -168,8 +175,9 @@ def test_a_cause_is_shown_only_by_runs_that_close_the_gap() -> None:
         return next(row.cause for row in rows if row.cell.row == "mid")
 
     assert cause([0.71, 0.73]) == "cause shown"
-    assert cause([0.85, 0.85]) == "cause guessed"  # the change does not close the gap
-    assert cause([]) == "cause guessed"
+    assert cause([0.85, 0.85]) == "not reproduced"  # the change does not close the gap
+    assert cause([]) == "not reproduced"
+    assert cause([0.71, 0.73], second.replace(", lr = 0.5", "")) == "not reproduced"  # nothing was changed
 
 
 def test_numbers_from_before_records_stand_until_as_many_seeds_are_recorded() -> None:

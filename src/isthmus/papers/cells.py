@@ -86,8 +86,10 @@ class Note:
         cause: Why these cells lie off, where the finding says so: ``shown`` by runs that change one thing and close the
             gap, or ``guessed``.
         shown_by: Of a shown cause, the cell whose runs close the gap, ``TABLE / CELL`` with {row}, {column} and {part}
-            of the cell in question. It counts only where those runs are here and within 2 of the published number.
+            of the cell in question. It counts only where those runs are here, are other runs or scored otherwise, and
+            lie within 2 of the published number.
         printed: What the paper really prints, where we compare with something else (a misprint).
+        spread: Printed with the same number in another table of the paper, where this one prints none.
     """
 
     text: str
@@ -97,6 +99,7 @@ class Note:
     memory: float | None = None
     cause: Literal["", "shown", "guessed"] = ""
     shown_by: str = ""
+    spread: float | None = None
 
     def closing(self, cell: Cell) -> tuple[str, str]:
         """Table and name of the cell that closes the gap of a cell."""
@@ -121,6 +124,7 @@ class Cell:
         skip: Why it is not run at all.
         memory: GB that a run of it took, where a note says so.
         notes: Those that name this cell.
+        spread_elsewhere: Of the paper, where a note says so.
     """
 
     paper: str
@@ -135,6 +139,7 @@ class Cell:
     skip: str | None = None
     memory: float | None = None
     notes: tuple[Note, ...] = ()
+    spread_elsewhere: float | None = None
 
     @property
     def name(self) -> str:

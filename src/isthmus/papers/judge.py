@@ -1,6 +1,7 @@
 """Ours beside theirs: mean, spread of the paper's kind, difference, paired differences, and a verdict.
 
-The yardstick of a verdict is the published spread; where none (or zero) is printed, ours. Where the spread is that of
+The yardstick of a verdict is the published spread; where none (or zero) is printed, that of the same number in another
+table of the paper, which a note says, else ours. Where the spread is that of
 single clients (``client-stds``) and the score their mean, it is divided by the root of their number.
 
     within 1, within 2   the means differ by at most one, two yardsticks
@@ -176,16 +177,19 @@ def _with_cause(
     find: Callable[[str, str], tuple[Table, Cell] | None],
     compared: Callable[[Table, Cell], Comparison],
 ) -> Comparison:
-    """What is known of why a cell is off. A shown cause needs its own runs, here, within 2 of the same number."""
+    """What is known of why a cell is off. A shown cause needs runs of its own, or a score of its own, within 2 of the
+    same number; where they are not, it is no cause. A guess is one that says so and names the cell.
+    """
     if row.verdict not in ("above", "below"):
         return row
     for note in row.cell.notes:
         if note.cause == "shown" and (other := find(*note.closing(row.cell))) is not None:
             closed = compared(*other)
             same = other[1].published.mean == row.cell.published.mean
-            if same and closed.verdict in ("within 1", "within 2"):
+            changed = (other[1].run, other[1].score) != (row.cell.run, row.cell.score)
+            if same and changed and closed.verdict in ("within 1", "within 2"):
                 return replace(row, cause="cause shown", shown_by=" / ".join(note.closing(row.cell)))
-    guessed = any(note.cause for note in row.cell.notes)
+    guessed = any(note.cause == "guessed" for note in row.cell.notes)
     return replace(row, cause="cause guessed" if guessed else "not reproduced")
 
 
@@ -206,7 +210,7 @@ def _comparison(
     ours = _spread_of_kind(table.spread, cell, results, summary)
     theirs = cell.published
     difference = summary.mean - theirs.mean if summary is not None and theirs.mean is not None else None
-    yardstick = theirs.spread or ours or None
+    yardstick = theirs.spread or cell.spread_elsewhere or ours or None
     if yardstick and table.spread == "client-stds" and cell.unit == "%":
         # The printed ± is that of one client; a mean over clients that vary by themselves varies by the root of their
         # number less.
@@ -235,7 +239,7 @@ def _from_before(table: Table, cell: Cell, past: Earlier) -> Comparison:
     """A number whose runs were not recorded: no values by seed, so neither pairs nor gains."""
     theirs = cell.published
     difference = None if theirs.mean is None else past.mean - theirs.mean
-    yardstick = theirs.spread or past.std or None
+    yardstick = theirs.spread or cell.spread_elsewhere or past.std or None
     return Comparison(
         cell=cell,
         values={},

@@ -336,6 +336,7 @@ def _note(raw: Mapping[str, Any]) -> Note:
         raw.get("memory"),
         cause,
         shown_by,
+        raw.get("spread"),
     )
 
 
@@ -355,7 +356,14 @@ def _noted(cells: Sequence[Cell], notes: Iterable[Note], table: str) -> list[Cel
             chosen |= found
         if chosen:
             noted = [
-                replace(new, notes=(*new.notes, note), memory=note.memory or new.memory) if id(old) in chosen else new
+                replace(
+                    new,
+                    notes=(*new.notes, note),
+                    memory=note.memory or new.memory,
+                    spread_elsewhere=note.spread or new.spread_elsewhere,
+                )
+                if id(old) in chosen
+                else new
                 for old, new in zip(cells, noted, strict=True)
             ]
     return noted
