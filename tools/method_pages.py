@@ -45,7 +45,7 @@ def page(method: Method, figures: list[Figure]) -> str:
         "",
         MARK,
         "",
-        f"{method.summary[0].upper()}{method.summary[1:]}. {method.reference}.",
+        f"{sentence(method.summary)} {sentence(method.reference)}",
         "",
     ]
     lines += [*idea, "", *([*differs, ""] if differs else []), "## Who sees what", ""]
@@ -53,9 +53,13 @@ def page(method: Method, figures: list[Figure]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
 def header(method: Method) -> tuple[list[str], list[str]]:
     """What the file's header says of the method, and where it differs."""
-    module = sys.modules[method.config.__module__]
+    module = next(each for each in list(sys.modules.values()) if getattr(each, "METHOD", None) is method)
     source = Path(inspect.getsourcefile(module) or "").relative_to(DOCS.parent)
     paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(module.__doc__ or ""))
     first = plain(paragraphs[0])
@@ -95,7 +99,8 @@ def sheet(method: Method) -> list[str]:
         kinds = ", ".join(sorted({kind.value for kind in kinds_of(line.message).values()}))
         cells = (line.phase, line.sender, line.receiver, line.message.__name__, kinds, line.protection)
         found.append("| " + " | ".join(str(cell) for cell in cells) + " |")
-    return [*found, "", f"As `isthmus disclose {method.name}` prints it; other settings may send other messages."]
+    printed = f"This is what `isthmus disclose {method.name}` prints. Other settings may send other messages."
+    return [*found, "", printed]
 
 
 def settings(method: Method) -> list[str]:
@@ -105,9 +110,9 @@ def settings(method: Method) -> list[str]:
     common |= set(FedAvgConfig.__dataclass_fields__) if averages else set()
     own = [each for each in settings_of(method.name) if each.group == "method" and each.key not in common]
     rows = [f"| `{each.key}` | {value(each.default)} | {each.meaning} |" for each in own]
-    table = ["| setting | default | |", "|---|---|---|", *rows, ""] if rows else []
+    table = ["| setting | default | meaning |", "|---|---|---|", *rows, ""] if rows else []
     more = "[training](../training.md)" + (" and of [FedAvg](fedavg.md)" if averages else "")
-    return [*table, f"All settings: `isthmus methods {method.name}`; those of {more} apply."]
+    return [*table, f"Settings of {more} apply as well. `isthmus methods {method.name}` prints all of them."]
 
 
 def value(default: Any) -> str:

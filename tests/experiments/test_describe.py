@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from dataclasses import dataclass
 
 import pytest
@@ -11,7 +13,7 @@ from isthmus.cli.main import main
 from isthmus.errors import ConfigError
 from isthmus.experiments.config import resolve
 from isthmus.experiments.describe import documented, settings_of
-from isthmus.methods.registry import all_methods
+from isthmus.methods.registry import Method, all_methods
 
 
 @dataclass
@@ -43,6 +45,17 @@ def test_every_setting_has_a_meaning_and_can_be_set(method: str) -> None:
     overrides = {each.key: each.default for each in settings if each.default is not None}
     resolve(method, {"dataset": "csbm"}, overrides)
     assert {"lr", "rounds", "checkpoint.every"} <= {each.key for each in settings}
+
+
+@pytest.mark.parametrize("method", all_methods(), ids=lambda method: method.name)
+def test_a_meaning_can_be_read_by_itself(method: Method) -> None:
+    """Nobody reads a list of settings from the top: no entry leans on the one before it, and no two share a text."""
+    meanings = {each.key: each.meaning for each in settings_of(method.name)}
+    assert [key for key, meaning in meanings.items() if not meaning] == []
+    leaning = re.compile(r"(Of|Its|Their|For|See|Over|Between|Beside|Ditto)\b")
+    assert {key: meaning for key, meaning in meanings.items() if leaning.match(meaning)} == {}
+    shared = [meaning for meaning, times in Counter(meanings.values()).items() if times > 1]
+    assert shared == []
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,11 +51,12 @@ class RunConfig:
         partition: How data are divided between clients (``isthmus partitions``); default ``random``, for sets of graphs
             by data set.
         split: Train/validation/test; default ``10/10/80``, for sets of graphs ``fedstar``.
-        seed: Of data, partition, split and training.
-        preset: Paper whose settings are the defaults, or ``general``, of no paper: the default for own data, for
-            baselines, and for data sets that are not of the method's paper.
-        variant: Of a method's variants in the preset: a name, or ``auto`` (all are tried, validation chooses).
-        profile: ``paper``: as published; ``reference``: as the paper's code does it.
+        seed: Random seed of data, partition, split and training.
+        preset: Set of default settings: those of a paper, or ``general``, which belongs to no paper and is the default
+            for own data, for baselines, and for data sets that are not in the method's paper.
+        variant: Which of the method's variants in the preset is used: a name, or ``auto`` (all are tried, validation
+            chooses).
+        profile: ``paper``: as published, with corrections; ``reference``: as the paper's code does it.
         clients: Number of clients; default: that of the partition where it has one, else 10.
         undirected: Use every directed edge in both directions; otherwise as in the data set.
         scale: Features of one graph: as they are (``none``), each ``row`` of mean square 1, columns of mean 0 and
@@ -63,34 +64,35 @@ class RunConfig:
         edge_weights: Weights of edges in one graph: ``ignore``, or ``use`` them in propagation, by methods and
             backbones that can. They are ``edge_weight`` of a graph, ``weight`` of ``[edges]`` in a schema, or the
             amounts transferred.
-        data_hash: SHA-256 of own data, resolved; a run is continued with the same data only.
+        data_hash: SHA-256 of own data, filled in by the run, which can be continued with the same data only.
         link: How owners of tables find the edges between them: ``psi`` (private set intersection), ``plain`` (items
             compared in the clear, for one process), ``none``; ``auto`` is plain in one process, else psi.
-        plugins: Own code, files or modules (``--plugin``), with the SHA-256 of each, resolved; a run is continued with
-            the same code only.
-        predict: Run between organisations whose models predict for the data each of them has now, in place of training.
-        rounds: Rounds of the main phase.
-        metric: Score by which validation selects a round.
-        selection: Round whose model is kept and scored: the last, or the best on validation, by ``metric``
-            (``best_val_acc``) or by loss.
-        patience: Rounds without a better one on validation after which training ends; 0 = never.
+        plugins: Own code, files or modules (``--plugin``), with the SHA-256 of each, filled in by the run, which can be
+            continued with the same code only.
+        predict: Name of a run between organisations whose models predict for the data each of them has now; nothing is
+            trained.
+        rounds: Rounds of the main phase (training).
+        metric: Score that is reported, and by which validation selects a round.
+        selection: Round whose model is kept and scored: the ``last``, the best on validation by ``metric``
+            (``best_val_acc``), or the one with the lowest validation loss (``best_val_loss``).
+        patience: Rounds without an improvement on validation after which training ends; 0 = never.
         execution: ``each`` client by itself, ``cohort`` (all clients in one batched computation), or ``auto`` (cohort
             where the method has one).
         eval_every: Rounds between evaluations (the last round is always evaluated).
-        checkpoint_every: Rounds between checkpoints; 0 = as often as costs about 5 % of the time.
+        checkpoint_every: Rounds between checkpoints; 0 = so often that they take about 5 % of the time.
         secure_sum: Mask what is summed, so that the server can read only totals; refused by a method that needs the
             updates of single clients.
-        least_clients: Clients with which a round goes on when others are lost; 0 = all are needed. A lost client is
-            taken back at the beginning of a round; refused by a method that needs everyone.
+        least_clients: Fewest clients with which a round continues when others are lost; 0 = all are needed. A lost
+            client can rejoin at the beginning of a round; refused by a method that needs everyone.
         deadline: Seconds a client may take to answer before it counts as lost; 0 = no limit.
-        transcript: Keep every message each party receives, for `isthmus audit`; only for simulations, it holds what
-            protections hide.
-        wire: Send every message through the wire codec, on the local engine too.
-        threads: torch threads. With one, results are bit-equal on machines of the same type.
+        transcript: Keep every message that each party receives, for `isthmus audit`; only for simulations, because it
+            contains what protections hide.
+        wire: Encode every message as if it were sent over a network, on the local engine too.
+        threads: Number of torch threads. With one, results are bit-equal on machines of the same type.
         tensorboard: Also write TensorBoard event files into the run folder.
         engine: Where parties run: in this process (``local``), on many cores (``ray``), between organisations
             (``nvflare``). Keys that begin with an engine's name are its options.
-        ray_address: An existing ray cluster; default: one is started on this machine for the run.
+        ray_address: Address of an existing ray cluster; default: one is started on this machine for the run.
         nvflare_sites: Simulated organisations on this machine that share the clients; default three, at most one per
             client.
         ray_actors: Processes that share the clients; default one per core, at most one per client.

@@ -72,7 +72,7 @@ class AdaFGLConfig(FedAvgConfig):
         agreement: Weight beta of agreement in the signed messages of the heterophilous head.
         similar: Cosine of two nodes' predictions above which they agree.
         head_width: Hidden width of the heads.
-        head_lr: Their learning rate; not given = ``lr``.
+        head_lr: Learning rate of the heads; not given = ``lr``.
         switch: Take the homophilous head alone where H is at least this, else the other alone; not given = mix.
     """
 

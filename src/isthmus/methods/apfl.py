@@ -19,7 +19,7 @@ with :math:`\bar v` of before the step, and once per round, at its first step,
 their own optimiser (with Adam the factor alpha in front of v's gradient mostly cancels; with SGD it counts).
 
 # Differs from public implementations: they mix outputs in place of parameters, update v against the w of after the
-step, and add # 0.02 alpha to alpha's gradient. This is the paper's form; mixing outputs is not offered.
+step, and add 0.02 alpha to alpha's gradient. This is the paper's form; mixing outputs is not offered.
 """
 
 from __future__ import annotations

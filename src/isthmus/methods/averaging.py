@@ -48,17 +48,18 @@ class AveragingConfig(WeightedConfig):
     """Training whose results one server averages, with bounds on what a client can do to the average.
 
     Args:
-        aggregation: ``mean``, or what one client cannot move far: ``median``, ``trimmed`` mean, ``bounded`` (no step
-            longer than the median one). All but the mean need every client's update, or with ``groups`` every group's.
-        trim: Share of the updates that ``trimmed`` leaves out at either end.
-        groups: Number of fixed groups whose totals are aggregated, of at least 3 clients each; 0 = none. Behind masks
-            the server then reads one total per group.
-        max_step: L2 norm beyond which the step of the total is scaled down; 0 = no bound. For fedsgd the norm of the
+        aggregation: How updates become one: ``mean``, or what a single client cannot move far: ``median``, ``trimmed``
+            mean, ``bounded`` (no step longer than the median one). All but the mean need every client's update, or with
+            ``groups`` every group's.
+        trim: Share of the updates that ``aggregation=trimmed`` leaves out at either end.
+        groups: Number of fixed groups whose totals are aggregated, of at least 3 clients each; 0 = none. With secure
+            sums the server then reads one total per group.
+        max_step: L2 norm to which a longer step of the total is scaled down; 0 = no bound. For fedsgd, the norm of the
             total gradient.
-        dp_noise_in: Where noise of ``dp_noise * dp_clip`` is: in every client's ``update``, or only in the ``total`` of
-            a secure sum, of which each client adds a share.
-        dp_shares: Clients whose shares make up that noise; the others may be lost, or work with the server. Default
-            ``least_clients`` (or all) less a fifth of the clients.
+        dp_noise_in: Where the noise of ``dp_noise * dp_clip`` is: in every client's ``update``, or only in the
+            ``total`` of a secure sum, to which each client adds a share.
+        dp_shares: How many clients' shares make up that noise; the others may be lost, or work with the server.
+            Default: ``least_clients`` (or all) less a fifth of the clients.
     """
 
     forgets: ClassVar[bool] = True

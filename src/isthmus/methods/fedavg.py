@@ -53,13 +53,13 @@ class FedAvgConfig(AveragingConfig):
     """Settings of FedAvg.
 
     Args:
-        fraction: Share C of the clients drawn in a round, in (0, 1]. Behind masks a round takes one of the fixed groups
-            of at least that share, and of at least 3 clients (`averaging`).
+        fraction: Share C of the clients drawn in a round, in (0, 1]. With secure sums a round takes one of the fixed
+            groups of at least that share, and of at least 3 clients (`averaging`).
         reset_optimizer: Start the clients' optimiser afresh in every round.
-        share_input_norm: False keeps the input LayerNorm at home, as FedStruct's reference code does.
-        score_model: A client scores the model as ``received``, or what its own epochs made of the one before
-            (``after_local``), which some published tables do: the two differ by points on one and the same run.
-            ``dropped`` scores as received with dropout left on, a mistake of published code, to compare with it.
+        share_input_norm: ``false`` keeps the input LayerNorm at the client, as FedStruct's reference code does.
+        score_model: Which model a client scores: the one it ``received``, or what its own epochs made of the previous
+            one (``after_local``), as some published tables do; the two differ by points in the same run. ``dropped``
+            scores the received one with dropout left on, a mistake of published code, to compare with it.
     """
 
     forgets: ClassVar[bool] = True

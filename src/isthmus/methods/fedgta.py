@@ -62,11 +62,11 @@ class FedGTAConfig(SingleModelsConfig):
 
     Args:
         order: Highest order of the moments.
-        moments: ``raw``, ``central``, or both (``hybrid``).
+        moments: Which moments of the predictions are compared: ``raw``, ``central``, or both (``hybrid``).
         similarity: Cosine of moments above which another client counts, in [-1, 1].
-        steps: Of the label propagation.
-        mix: Share of the neighbours in a step of it.
-        temperature: Of the soft labels whose entropy is the confidence.
+        steps: Steps of the label propagation.
+        mix: Share of the neighbours in a step of the label propagation.
+        temperature: Temperature of the soft labels whose entropy is the confidence.
     """
 
     scores_after_local: ClassVar[bool] = False

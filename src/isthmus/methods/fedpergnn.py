@@ -61,7 +61,8 @@ class FedPerGNNConfig(FedAvgConfig):
 
     Args:
         clip: L1 norm to which an update is clipped; 0 = not at all.
-        epsilon: Of the Laplace noise on one clipped update; 0 = no noise (the upper bound of accuracy).
+        epsilon: Privacy parameter of the Laplace noise on one clipped update; 0 = no noise (the upper bound of
+            accuracy).
     """
 
     scores_after_local: ClassVar[bool] = False

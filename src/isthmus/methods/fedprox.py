@@ -1,6 +1,6 @@
 """FedProx -- Li et al., MLSys 2020, https://arxiv.org/abs/1812.06127, Algorithm 2.
 
-FedAvg but for a proximal term in the clients' loss: ``(mu / 2) ||w - w_t||^2`` over the shared tensors, w_t the weights
+FedAvg with a proximal term in the clients' loss: ``(mu / 2) ||w - w_t||^2`` over the shared tensors, w_t the weights
 just received. Its gradient ``mu (w - w_t)`` is added in place, which is cheaper than and identical to differentiating
 the term.
 

@@ -62,12 +62,14 @@ class FedPubConfig(SingleModelsConfig):
     """Settings of FED-PUB.
 
     Args:
-        sharpness: tau: 0 averages all clients the same, large values leave every client alone.
-        sparsity: Weight lambda_1 of the masks' L1 norm, and the size below which an entry is left out in use.
+        sharpness: tau; 0 averages all clients equally, large values leave every client alone.
+        sparsity: Weight lambda_1 of the masks' L1 norm, and the size below which an entry of a mask counts as zero.
         nearness: Weight lambda_2 of the distance to what was received.
         terms: False leaves both terms out of the gradient, as the authors' code does.
         train_masks: False keeps the masks at 1.
-        proxy_graphs, proxy_nodes, proxy_degree: Blocks of the random graph, nodes of one, and a node's mean degree.
+        proxy_graphs: Blocks of the public random graph.
+        proxy_nodes: Nodes of a block of the random graph.
+        proxy_degree: Mean degree of a node of the random graph.
     """
 
     scores_dropped: ClassVar[bool] = True

@@ -64,12 +64,14 @@ class FedStarConfig(FedAvgConfig):
     Args:
         backbone: The feature encoder: ``gin``, ``gcn``, ``sage`` or ``sgc``.
         structure_backbone: The structure encoder: ``gcn``, ``gin`` or ``sage``.
-        sharing: ``se``, ``fe``, ``all``, ``convs`` or ``none``.
-        decoupled: False puts s_v beside the features of a single-channel model.
+        sharing: What is averaged: the structure encoder (``se``, FedStar), the feature encoder (``fe``), both
+            (``all``), only the convolutions of both (``convs``), or nothing (``none``).
+        decoupled: ``false`` appends the structure embedding to the features of a single-channel model.
         se: Structure embedding: ``dse+rwse``, ``dse``, ``rwse`` or ``ones``.
-        degrees, steps: k_1 and k_2, sizes of the two embeddings.
-        first_weights: ``own``: the structure encoder starts the same everywhere, of the rest each client draws its own,
-            as published.
+        degrees: k_1, size of the degree part of the structure embedding.
+        steps: k_2, size of the random-walk part of the structure embedding.
+        first_weights: ``own``: the structure encoder starts the same everywhere, and each client draws the other
+            weights itself, as published; ``common``: all weights start the same everywhere.
     """
 
     own_start: ClassVar[bool] = True

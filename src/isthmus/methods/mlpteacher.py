@@ -1,6 +1,6 @@
 """The control FedSpray's proxies must beat: a federated MLP teaches the personal GNNs.
 
-It is FedSpray but for the proxies: the encoder keeps its embedding and its projector q, trained on labels alone (an MLP
+It is FedSpray without proxies: the encoder keeps its embedding and its projector q, trained on labels alone (an MLP
 under FedAvg), and the GNNs are taught by q in place of p. If this does as well as FedSpray, the proxies add nothing.
 """
 

@@ -8,7 +8,7 @@ Algorithm 1.
     mu           mu
     tau          temperature
 
-FedAvg but for a contrastive term in the clients' loss, over nodes v:
+FedAvg with a contrastive term in the clients' loss, over nodes v:
 
 .. math::
     \mu \,\frac{1}{n} \sum_v -\log \frac{\exp(\cos(z, z_{glob}) / \tau)}{\exp(\cos(z, z_{glob}) / \tau) +
@@ -47,7 +47,7 @@ class MoonConfig(FedAvgConfig):
 
     Args:
         mu: Weight of the contrastive term; 0 is FedAvg.
-        temperature: tau.
+        temperature: tau, temperature of the contrastive term.
         contrast: Nodes the term is a mean over: all of the client's, or the ``train`` nodes.
     """
 

@@ -46,7 +46,8 @@ class TrainConfig:
     """Model and local training, common to all classic methods.
 
     Args:
-        backbone: ``gcn``, ``sage``, ``dirsage``, ``mlp``, ``gat``, ``gin``, ``sgc``, ``gprgnn`` or ``dgcn``.
+        backbone: Graph neural network: ``gcn``, ``sage``, ``dirsage``, ``mlp``, ``gat``, ``gin``, ``sgc``, ``gprgnn``
+            or ``dgcn``.
         hidden: Widths of the hidden layers.
         dropout: Share of hidden values dropped in training.
         input_norm: Learnable LayerNorm on the input features.
@@ -56,27 +57,30 @@ class TrainConfig:
         alpha: Return probability gprgnn starts from (default 0.1).
         dprate: Share of values gprgnn drops before it propagates (default 0.5).
         attention_dropout: Share of attention weights gat drops (default 0).
-        lr: Of each step.
-        schedule: How rates change over rounds: ``constant``, ``decay`` (times ``lr_decay`` every ``lr_step`` rounds) or
-            ``cosine`` (to nearly 0 over ``schedule_rounds``, which is resolved to the run's rounds).
-        lr_decay, lr_step, schedule_rounds: Of the schedule.
-        weight_decay: Times the weights is added to each gradient; with ``adamw`` weights shrink beside it.
-        optimizer: ``adam``, ``adamw`` or ``sgd``.
-        loss: ``ce``, or ``double_softmax`` (what FedStruct's reference code trains).
+        lr: Learning rate of each step.
+        schedule: How learning rates change over rounds: ``constant``, ``decay`` (times ``lr_decay`` every ``lr_step``
+            rounds) or ``cosine`` (to nearly 0 over ``schedule_rounds``).
+        lr_decay: Factor of ``schedule=decay``.
+        lr_step: Rounds between two reductions of ``schedule=decay``.
+        schedule_rounds: Rounds over which ``schedule=cosine`` runs; not given = the run's rounds.
+        weight_decay: This many times the weights is added to each gradient; with ``adamw`` it is decoupled.
+        optimizer: Optimiser: ``adam``, ``adamw`` or ``sgd``.
+        loss: Loss: cross-entropy (``ce``), or ``double_softmax`` (what FedStruct's reference code trains).
         class_weight: ``balanced`` makes every class count the same in a client's loss, for rare classes.
-        batches: What a step of a node task takes: ``full`` (all training nodes), ``neighbours`` (some, with a sample of
-            their neighbours) or ``clusters`` (those of some clusters of the client's graph); `isthmus.nn.sampling`.
-        batch_size: Graphs per step in graph tasks, training nodes per step with such batches.
-        fanout: Neighbours drawn of a node with ``neighbours``, last layer first; the last number holds for the rest.
-            The first layer uses all neighbours.
-        score_train: Whether evaluation in graph tasks scores training graphs too, for curves of the training loss: it
-            then takes several times as long. Node tasks always score training nodes.
+        batches: What one step of a node task uses: ``full`` (all training nodes), ``neighbours`` (some, with a sample
+            of their neighbours) or ``clusters`` (those of some clusters of the client's graph); docs/training.md
+            explains them.
+        batch_size: Graphs per step in graph tasks; training nodes per step with ``batches`` other than ``full``.
+        fanout: With ``batches=neighbours``, how many neighbours are drawn for a node, last layer first; the last number
+            holds for the remaining layers. The first layer uses all neighbours.
+        score_train: Whether evaluation in graph tasks also scores training graphs, for curves of the training loss;
+            evaluation then takes several times as long. Node tasks always score training nodes.
         local_epochs: Passes over its training samples a client makes in a round (E): one step each with full batches.
-        precision: Of weights and features.
-        init: First weights as each layer's authors draw them, or every number of a node model, biases too, from U(0, 1)
-            (``uniform01``, FedSpray's reference code).
-        first_weights: ``common`` to all clients, or every client draws its ``own`` (of what is not received before the
-            first step).
+        precision: Floating-point type of weights and features.
+        init: ``standard``: first weights as each layer's authors draw them; ``uniform01``: every number of a node
+            model, biases included, from U(0, 1), as FedSpray's reference code does.
+        first_weights: ``common``: all clients start from the same weights; ``own``: every client draws its own, except
+            for those it receives before the first step.
     """
 
     mini_batches: ClassVar[bool] = True

@@ -30,9 +30,10 @@ class FedGGRConfig(WeightedConfig):
     is always there.
 
     Args:
-        weighting: Of W_C's mean; the objective is that of ``nodes``. Returned gradients count by nodes whatever it
-            says.
-        local_width, global_width: F_l and F_g.
+        weighting: What a client counts in the mean of W_C; the objective uses ``nodes``. Returned gradients always
+            count by nodes.
+        local_width: F_l, width of the client's own embedding Z_loc.
+        global_width: F_g, width of the rows Z_glob that the server sends.
         joint_dropout: Share of [Z_loc, Z_glob] dropped before the classifier in training.
         activate_local: ReLU on Z_loc before the two channels are joined.
         channel: What Z_glob is made of: the ``learned`` graph, or a control (a fixed ``knn`` graph, ``embeddings``
@@ -42,28 +43,31 @@ class FedGGRConfig(WeightedConfig):
         refresh: Rounds between two searches; weights of the edges follow the generator in every round.
         server_hidden: Hidden width of the global GNN.
         input_dropout: Share of E dropped before the global GNN in training.
-        server_lr: The server's rate; not given = ``lr``.
+        server_lr: Learning rate of the server; not given = ``lr``.
         self_supervision: Weight of SLAPS' self-supervision, which lets the server train its graph on E as well; 0 =
             off, as in FedGGR.
-        hidden_share: Share of the entries of E it hides.
+        hidden_share: Share of the entries of E that self-supervision hides.
         embedding_norm: ``standard`` gives every column of E mean 0 and deviation 1 over all nodes, at the server.
-        encoder: One auto-encoder trained by averaging (``federated``), each client its own from a common start
-            (``common_start``) or from a start of its own (``independent``); or a public random ``projection``, which
-            needs no training.
-        encoder_hidden, embedding_width: Widths of the auto-encoder; the second is p.
-        encoder_epochs, encoder_lr: Its training.
-        encoder_every: Epochs between two means of a federated one.
+        encoder: Who encodes features: one auto-encoder trained by averaging (``federated``); one per client from a
+            common start (``common_start``) or from a start of its own (``independent``); or a public random
+            ``projection``, which needs no training.
+        encoder_hidden: Hidden width of the auto-encoder.
+        embedding_width: p, width of an embedding.
+        encoder_epochs: Epochs for which the auto-encoder is trained.
+        encoder_lr: Learning rate of the auto-encoder.
+        encoder_every: Epochs between two averages of a federated auto-encoder.
         encoder_hops: Whether the auto-encoder sees neighbours.
         returned: Which of the Q gradients of Z is sent back; only ``first`` is exact for the round's starting point.
         scale_gradients: Multiply returned gradients by |V_i| / |V|.
         reset_optimizer: Start the clients' optimiser afresh in every round, as FederatedScope does.
         quorum: Share of the clients that must answer a round.
         dummy_gradients: Nodes without a training label return the gradient of a label drawn from the model's own
-            prediction, whose mean is zero, so that one round's rows do not tell who is labelled. No privacy is claimed:
-            over many rounds rows whose label never changes are the labelled nodes.
-        gradient_clip, gradient_noise: Clip the gradient of each node's own loss to this length and add Gaussian noise
-            of this many times that to every row; 0 = off.
-        embedding_bits: Bits per number of E, 1 to 8; 0 = as it is.
+            prediction, whose mean is zero, so that the rows of one round do not show who is labelled. No privacy is
+            claimed: over many rounds, the rows whose label never changes are the labelled nodes.
+        gradient_clip: Length to which the gradient of each node's own loss is clipped; 0 = off.
+        gradient_noise: Standard deviation of Gaussian noise added to every returned row, in units of ``gradient_clip``;
+            0 = off.
+        embedding_bits: Bits per number of E, 1 to 8; 0 = not reduced.
     """
 
     weighting: Literal["train", "nodes", "uniform"] = "nodes"

@@ -80,16 +80,22 @@ class FedSagePlusConfig(FedAvgConfig):
     Args:
         cross: How the generator learns from other clients: from sums of ``gradients``, from their ``features`` in clear
             (for comparison), or not at all (``none``).
-        edges: Between a node and its generated neighbours: ``both`` ways, or ``outward`` (to them only, the mistake of
-            public implementations).
-        generator_epochs, cross_rounds: Steps of the generator alone, and rounds with the others.
-        generator_lr, generator_weight_decay, generator_dropout: Of the generator, by Adam.
-        hide: Which nodes stand for missing ones: a share of the ``validation`` nodes, or of all ``nodes``.
-        hidden_share: How many of them.
-        most_neighbours: P, generated neighbours of a node at most.
-        encoder_width, code_width: Of the encoder's layers.
-        generator_widths, generator_rank: Of fGen's layers; rank of its last one, 0 for full.
-        generator_output: ``tanh``, or ``linear`` for features beyond [-1, 1].
+        edges: Direction of edges between a node and its generated neighbours: ``both``, or ``outward`` (only towards
+            them, a mistake of public implementations).
+        generator_epochs: Steps for which each client trains its generator alone.
+        cross_rounds: Rounds in which the generators also learn from the other clients.
+        generator_lr: Learning rate of the generator, trained by Adam.
+        generator_weight_decay: Weight decay of the generator.
+        generator_dropout: Dropout of the generator.
+        hide: Which nodes are hidden, to play the missing ones: a share of the ``validation`` nodes, or of all
+            ``nodes``.
+        hidden_share: Share of those nodes that is hidden.
+        most_neighbours: P, the largest number of neighbours generated for a node.
+        encoder_width: Width of the encoder's hidden layer.
+        code_width: Width of the encoder's output.
+        generator_widths: Hidden widths of fGen.
+        generator_rank: Rank of fGen's last layer; 0 = full.
+        generator_output: Last activation of fGen: ``tanh``, or ``linear`` for features beyond [-1, 1].
     """
 
     backbone: str = "sage"

@@ -29,11 +29,19 @@ class FedSprayConfig(WeightedConfig):
         lambda1: Weight of the encoder's teaching in the GNN's loss; 0 is Local.
         lambda2: Weight of the GNN's teaching in the encoder's loss.
         proxy_width: d_s, width of proxies and encoder.
-        encoder_lr, proxy_lr: Step sizes of the encoder and of the proxies.
-        proxies: False fixes all proxies at zero (S = 0).
-        proxy_reset, projector_init, kd_confidence, proxy_start: See the table above.
+        encoder_lr: Learning rate of the encoder.
+        proxy_lr: Learning rate of the proxies.
+        proxies: ``false`` fixes all proxies at zero (S = 0).
+        proxy_reset: Which node proxies restart from the class proxies in a round: ``all``, or only those of nodes
+            without a training label (``unlabelled``, the reference code).
+        projector_init: What the local projector starts from in phase 2: the common ``projector``, or the ``classifier``
+            (the reference code).
+        kd_confidence: Nodes without a training label are taught only where the teacher's largest probability is above
+            this; 0 teaches all (the paper), the reference code has 0.7.
+        proxy_start: First class proxies: small random numbers (``gaussian``), or 0.01 j in every coordinate of class j
+            (``ramp``, the reference code).
         reset_optimizer: Start all optimiser states afresh in each round.
-        min_class_count: Training nodes of a class a client must have before its proxy of that class counts.
+        min_class_count: How many training nodes of a class a client needs before its proxy of that class counts.
     """
 
     lambda1: float = 5.0

@@ -21,14 +21,15 @@ class StructureConfig(WeightedConfig):
     `TrainConfig`'s.
 
     Args:
-        structure_hops: L_s, the highest power.
+        structure_hops: L_s, the highest power of the adjacency matrix.
         betas: Weight of each power 1 ... L_s; not given = only the last (the paper's experiments).
-        beta0: Weight of the identity.
+        beta0: Weight of the identity (power 0).
         nsf: Structure feature.
-        nsf_dim: d_s.
-        walk_steps: r, return probabilities of nsf=walk (FED*); not given = L_s.
-        structure_hidden: Hidden widths of g.
-        nsf_lr, nsf_weight_decay: Of a learned S; not given = those of theta.
+        nsf_dim: d_s, number of structure features of a node.
+        walk_steps: r, how many return probabilities ``nsf=walk`` (FED*) uses; not given = L_s.
+        structure_hidden: Hidden widths of g, the MLP on structure features.
+        nsf_lr: Learning rate of a learned S; not given = ``lr``.
+        nsf_weight_decay: Weight decay of a learned S; not given = ``weight_decay``.
     """
 
     backbone: str = "dgcn"
@@ -94,27 +95,28 @@ class FedStructConfig(StructureConfig):
     """Settings of FedStruct; those of the feature branch are `TrainConfig`'s.
 
     Args:
-        train_betas: Learn beta0 and betas with the rest, from these values.
-        prune: p, entries kept per row on average; 0 keeps all.
-        prune_mode: ``block``, ``row`` or ``global``, see `powers.py`.
+        train_betas: Also learn beta0 and betas, starting from the values given.
+        prune: p, entries kept per row of Abar on average; 0 keeps all.
+        prune_mode: Which entries pruning keeps: the largest of a ``block``, of a ``row``, or of all rows (``global``);
+            `powers.py`.
         renormalise: Scale pruned rows back to sum 1 (the paper does not).
-        protocol: ``streamed``: values and gradients go hop by hop, nothing is pruned, S stays with its owners
-            (`streamed.py`). Or clients obtain their rows of Abar: ``hardened`` or ``published`` (`powers_hardened.py`,
-            `powers_published.py`).
-        forward_noise: Of ``streamed``: standard deviation of Gaussian noise on every sum that a client is given on the
-            way forth, in shares of its senders. It is no differential privacy.
-        withhold_exposed: Of ``streamed``: where a client could work out the values of single training nodes from the
-            sums it is given, and so their labels, the edges between it and those nodes are left out.
+        protocol: How clients obtain z. ``streamed``: values and gradients are sent hop by hop, nothing is pruned, S
+            stays with its owners. ``hardened`` or ``published``: clients obtain their rows of Abar first.
+        forward_noise: With ``protocol=streamed``, standard deviation of Gaussian noise on every sum that a client
+            receives in the forward pass; each sender adds a share. This is not differential privacy.
+        withhold_exposed: With ``protocol=streamed``, leave out the edges between a client and those training nodes
+            whose single values, and so labels, it could work out from the sums it receives.
         nsf: Structure feature: ``degree``, ``walk`` or ``hop2vec``.
-        walk_steps: r, return probabilities of nsf=walk (FED*); not given = L_s, what the powers give anyway. More steps
-            need more powers (the paper's code has 50).
+        walk_steps: r, how many return probabilities ``nsf=walk`` (FED*) uses; not given = L_s, which the powers give
+            anyway. More steps need more powers (the paper's code has 50).
         form: HOP2VEC with the MLP g on top (``headed``, what the published numbers come from) or without (``direct``,
             the paper's Eq. 15).
         nsf_at: Where HOP2VEC's S is kept: at the ``server``, or as a replica at all ``clients``.
-        nsf_lr, nsf_weight_decay: Of S; not given = those of theta, and in the direct form 0.5 and 0
-            (docs/methods/fedstruct.md).
-        algorithm: ``fedsgd`` (the paper), or ``fedavg``: local optimiser steps, averaged weights.
-        inference: ``structure`` predicts with z alone.
+        nsf_lr: Learning rate of S; not given = ``lr``, and with ``form=direct`` 0.5.
+        nsf_weight_decay: Weight decay of S; not given = ``weight_decay``, and with ``form=direct`` 0.
+        algorithm: How the common weights are trained: ``fedsgd`` (the paper), or ``fedavg`` (local optimiser steps,
+            averaged weights).
+        inference: What a prediction uses: ``both`` branches, or only z (``structure``).
     """
 
     train_betas: bool = False

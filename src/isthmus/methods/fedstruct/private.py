@@ -1,5 +1,5 @@
 """FedStruct's private variant -- Aliakbari, Östman & Graell i Amat, ICLR 2025, appendix G.1,
-https://arxiv.org/abs/2402.19163. Registered as the method ``fedstruct-private``, for comparison.
+https://arxiv.org/abs/2402.19163.
 
 Nobody receives rows of S of others' nodes. After the powers (5.1), client i sends client j the coefficients Abar_j^[i]
 of its rows; j answers with sums over its own nodes:
@@ -79,7 +79,7 @@ class PrivateConfig(FedStructConfig):
     Args:
         nsf: ``hop2vec`` in the direct form, as the appendix has it, or ``degree`` or ``walk`` with the MLP g.
         queries: Which queries a client answers: ``none`` refused, ``counted`` or ``safe`` (`query_guard.py`).
-        gradients: Of theta_s: ``jacobian`` (as printed, small graphs only) or ``residuals``.
+        gradients: How theta_s gets its gradient: ``jacobian`` (as printed, small graphs only) or ``residuals``.
     """
 
     protocol: Literal["streamed", "published", "hardened"] = "hardened"

@@ -19,21 +19,23 @@ class ServerGraphConfig(StructureConfig):
     (``backbone=dgcn`` or ``sage``, the paper's DGCN and GNN).
 
     Args:
-        structure_model: ``dgcn`` (z = Abar g(S)) or ``gnn`` (GraphSAGE on the whole graph).
-        structure_hops: L_s, the highest power; of ``dgcn`` only.
+        structure_model: Model on structure features: ``dgcn`` (z = Abar g(S)) or ``gnn`` (GraphSAGE on the whole
+            graph).
+        structure_hops: With ``structure_model=dgcn``, L_s, the highest power of the adjacency matrix.
         structure_hidden: Hidden widths of ``dgcn``'s MLP.
         gnn_hidden: Hidden widths of ``gnn``.
         nsf: Structure feature: ``hop2vec`` (learned), ``degree``, ``walk``, ``gdv`` (graphlet degrees) or ``node2vec``.
-        nsf_dim: d_s; graphlet degrees always have 73 values.
-        p: Of node2vec: return parameter of its walks.
-        q: Of node2vec: in-out parameter of its walks.
-        walks: Of node2vec: walks that start at each node, in each epoch.
-        walk_length: Of node2vec: nodes of a walk.
-        context: Of node2vec: nodes less than this many steps apart on a walk are each other's context.
-        negatives: Of node2vec: nodes drawn against each context.
-        nsf_epochs: Of node2vec: how often all walks are drawn anew and learned from.
+        nsf_dim: d_s, number of structure features of a node; graphlet degrees always have 73.
+        p: With ``nsf=node2vec``, return parameter of its walks.
+        q: With ``nsf=node2vec``, in-out parameter of its walks.
+        walks: With ``nsf=node2vec``, walks that start at each node in each epoch.
+        walk_length: With ``nsf=node2vec``, nodes of a walk.
+        context: With ``nsf=node2vec``, nodes that are less than this many steps apart on a walk are each other's
+            context.
+        negatives: With ``nsf=node2vec``, how many nodes are drawn against each context.
+        nsf_epochs: With ``nsf=node2vec``, how often all walks are drawn again and learned from.
         join: How both branches become logits: ``concat``, a linear head on z and h (the paper), or their ``sum`` (its
-            code).
+            published code).
         gradients: How the structure model gets its gradient. ``residuals``: clients return dL/dz of their training
             nodes, from which the server reads their labels. ``jacobian``: the server sends dz/dtheta_s and clients
             return sums (the paper): training nodes x classes x parameters numbers a round, so small graphs only.

@@ -1,7 +1,7 @@
 """FedStruct where the server knows the graph -- Aliakbari, Östman & Graell i Amat, ICLR 2025, appendix H, Algorithm 4,
-https://arxiv.org/abs/2402.19163. Registered as the method ``fedstruct-server``.
+https://arxiv.org/abs/2402.19163.
 
-Clients tell the server their edges, cross edges and node ids; features and labels stay. The server computes any
+Clients send the server their edges, cross edges and node ids; features and labels stay. The server computes any
 structure feature on the whole graph and any structure model:
 
     z = sGNN_{theta_s}(S, E)                  at the server, of all nodes
@@ -14,7 +14,7 @@ structure feature on the whole graph and any structure model:
     S, s_q                    `ServerGraphState.nsf`
     dz_v/dtheta_s, dz_v/ds_q  `Jacobian`, with ``gradients=jacobian``
 
-Who may see what: the server sees every edge and every id, and which nodes are labelled. Clients see z of their own
+The server sees every edge and every id, and which nodes are labelled. Clients see z of their own
 nodes and nothing of others' subgraphs.
 """
 

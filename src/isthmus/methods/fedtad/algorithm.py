@@ -60,13 +60,17 @@ class FedTADConfig(SingleModelsConfig):
 
     Args:
         distil_epochs: Pseudo graphs the server makes in a round; 0 is FedAvg.
-        generator_steps, model_steps: Steps of the generator and of the average on each of them.
-        distil_lr, distil_weight_decay: Of both, by Adam.
-        pseudo_nodes, pseudo_neighbours: Nodes of a pseudo graph and links of one.
-        noise_width: Of what the generator starts from.
-        accuracy, spread: Weights lambda_1 and lambda_2 in the generator's loss.
-        topology: What neighbours are compared by besides features: return probabilities of ``walks`` (paper), or
-            nothing at all: reliability is then the number of training nodes (``counts``).
+        generator_steps: Steps of the generator on each pseudo graph.
+        model_steps: Steps of the averaged model on each pseudo graph.
+        distil_lr: Learning rate of the generator and of the averaged model in distillation, by Adam.
+        distil_weight_decay: Weight decay of both in distillation.
+        pseudo_nodes: Nodes of a pseudo graph.
+        pseudo_neighbours: Neighbours that each node of a pseudo graph gets.
+        noise_width: Width of the noise from which the generator starts.
+        accuracy: Weight lambda_1 in the generator's loss.
+        spread: Weight lambda_2 in the generator's loss.
+        topology: How neighbourhoods are compared in addition to features: by return probabilities of ``walks`` (the
+            paper), or not at all: reliability is then the number of training nodes (``counts``).
         walk_steps: p, length of the longest walk.
     """
 

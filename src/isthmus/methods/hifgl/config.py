@@ -38,7 +38,7 @@ class LayerPlan:
         forms: ``aggregate``: sum over neighbours, then multiply by W. ``project``: multiply by W first, so that the
             narrower values travel, forward and backward (exact as well: A (h W) = (A h) W). ``cached``: the sums of the
             first layer's raw features never change, so they travel once, in setup.
-        columns: Raw features per message.
+        columns: Features per message while raw features are sent.
     """
 
     sizes: tuple[tuple[int, int], ...]
@@ -78,32 +78,46 @@ class HiFGLConfig:
 
     Args:
         backbone: ``gcn`` or ``sage``, split so that neither end of an edge learns the other's degree (spec 3.1).
-        hidden, dropout: Widths of the hidden layers; share of hidden values dropped in training.
-        lr, weight_decay, optimizer: Of a step.
-        schedule, lr_decay, lr_step, schedule_rounds: With ``decay`` the rate is multiplied by ``lr_decay`` every
-            ``lr_step`` rounds; ``constant``; ``cosine`` goes to nearly 0 over ``schedule_rounds`` (resolved to the
-            run's rounds).
+        hidden: Widths of the hidden layers.
+        dropout: Share of hidden values dropped in training.
+        lr: Learning rate of a step.
+        weight_decay: This many times the weights is added to each gradient; with ``adamw`` it is decoupled.
+        optimizer: Optimiser: ``adam``, ``adamw`` or ``sgd``.
+        schedule: How the learning rate changes over rounds: ``constant``, ``decay`` (times ``lr_decay`` every
+            ``lr_step`` rounds) or ``cosine`` (to nearly 0 over ``schedule_rounds``).
+        lr_decay: Factor of ``schedule=decay``.
+        lr_step: Rounds between two reductions of ``schedule=decay``.
+        schedule_rounds: Rounds over which ``schedule=cosine`` runs; not given = the run's rounds.
+        precision: Floating-point type of weights and features.
         class_weight: ``balanced`` makes every class count the same in a silo's loss; its devices then learn how the
             silo's classes are weighted.
         local_epochs: Steps of a silo per round. All of them use the messages of the round's start (spec 11.4).
-        algorithm: Over silos: ``fedavg``, ``fedprox``, ``fedper``, or ``fedsgd`` (one optimiser, at the server, as in
-            the reference code).
+        algorithm: How silos train together: ``fedavg``, ``fedprox``, ``fedper``, or ``fedsgd`` (one optimiser, at the
+            server, as in the reference code).
         mu: Weight of FedProx's term. With one local step it has no effect.
-        personal_layers: FedPer's layers, from the output back, that stay with their silo.
-        weighting: Silos count the same (``uniform``, the paper) or by their labelled devices (``train``).
-        mode: ``hierarchical``; ``cross-silo``: no devices, only edges between silos are protected; ``cross-device``: no
-            silos.
-        secmp: ``hardened``, ``published`` (leaks, see spec 11.2), ``plain`` (no protection).
-        threshold: T: share holders besides the target, none of them of its organisation; not given = 2, or as many as
-            there are.
-        one_neighbour: Devices with fewer than ``k_min`` neighbours would learn single values from sums: sources send
-            them nothing (``drop``), or all sources add noise (``dp``), or it is accepted (``allow``).
-        message_clip, message_noise, dp_delta: For ``dp``: L2 clip per message, noise in units of it, delta of the
-            statement.
-        first_layer: Raw features once (``raw``), or projected ones in every round (``project``); ``auto`` takes what
-            sends less over ``horizon`` rounds.
-        prime, fraction_bits, bound, max_degree: Fixed point in a field: values up to ``bound``, sums of up to
-            ``max_degree`` of them (not given = as many as the field holds, 67,108,863 with the defaults).
+        personal_layers: With ``algorithm=fedper``, how many layers, counted from the output, stay with their silo.
+        weighting: How much a silo counts: all the same (``uniform``, the paper) or by its labelled devices (``train``).
+        mode: Who takes part: ``hierarchical``: devices, silos and a server; ``cross-silo``: no devices, only edges
+            between silos are protected; ``cross-device``: no silos.
+        secmp: Protocol of secret message passing: ``hardened``, ``published`` (leaks, see spec 11.2), ``plain`` (no
+            protection).
+        threshold: T: how many share holders there are besides the target, none of them of its organisation; not given =
+            2, or as many as there are.
+        one_neighbour: What happens at devices with fewer than ``k_min`` neighbours, which would learn single values
+            from sums: sources send them nothing (``drop``), all sources add noise (``dp``), or it is accepted
+            (``allow``).
+        k_min: Fewest foreign neighbours with which a device needs no such measure.
+        message_clip: With ``one_neighbour=dp``, L2 norm to which a message is clipped.
+        message_noise: With ``one_neighbour=dp``, standard deviation of the noise in units of ``message_clip``.
+        dp_delta: With ``one_neighbour=dp``, the delta for which the result states epsilon.
+        first_layer: What the first layer sends: raw features once (``raw``), or projected ones in every round
+            (``project``); ``auto`` takes what sends less over ``horizon`` rounds.
+        horizon: Rounds over which ``first_layer=auto`` compares the two.
+        prime: Prime of the field in which shares are computed.
+        fraction_bits: Bits after the point of a number in the field.
+        bound: Largest absolute value that can be sent.
+        max_degree: Largest number of values in a sum; not given = as many as the field holds (67,108,863 with the
+            defaults).
         columns: Features per message while raw ones travel.
         min_cohort: Fewest devices of a silo whose gradients may be summed (a silo that is a single device is that
             device).
