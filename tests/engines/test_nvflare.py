@@ -15,7 +15,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from torch_geometric.data import Data
 
 pytest.importorskip("nvflare", reason="the engine nvflare is an extra")
 
@@ -65,6 +68,21 @@ def test_all_methods_in_one_job(federation: LoopbackFederation, tmp_path: Path) 
         )
     assert found == wanted
     assert len(supervisor.attempts) == 1
+
+
+def test_own_files_are_found_from_where_the_run_was_started(
+    federation: LoopbackFederation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    graph = Data(x=torch.randn(60, 4), edge_index=torch.randint(60, (2, 180)), y=torch.arange(60) % 2)
+    torch.save(graph, "graph.pt")
+    part = np.arange(60) % 3
+    np.savez("split.npz", train=part == 0, val=part == 1, test=part == 2)
+    own = {"dataset": "./graph.pt", "split": "masks:split.npz"}
+    add_run(federation, "own-files", settings_of("fedavg", "nvflare", **own))
+    federation.supervisor().finish(["own-files"])
+    wanted = local_hashes(settings_of("fedavg", "local", **own), tmp_path / "run")
+    assert site_hashes(federation, "own-files") == wanted
 
 
 @pytest.fixture(scope="module")

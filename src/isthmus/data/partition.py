@@ -278,6 +278,11 @@ class ColumnPartition(_GivenOwners):
     name: str = ""
 
     def owners(self, graph: Loaded) -> tuple[Tensor, tuple[str, ...]]:
+        if not graph.columns:
+            raise DataError(
+                f"partition column:{self.name}: these data have no columns beside features and labels: give the graph "
+                f"an attribute with one value per node (data.{self.name or 'owner'} = ...), or use another partition"
+            )
         if self.name not in graph.columns:
             raise unknown("column of the data", self.name, graph.columns)
         return owners_of(graph.columns[self.name], graph.data.num_nodes)

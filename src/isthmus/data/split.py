@@ -277,6 +277,10 @@ def read_masks(path: Path) -> dict[str, Tensor]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return {name: torch.from_numpy(arrays[name]) for name in ("train", "val", "test")}
+    except FileNotFoundError:
+        raise DataError(
+            f"there is no file {path}: save boolean arrays train, val and test in it with numpy.savez"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{path} holds no masks ({error}): save boolean arrays train, val and test with numpy.savez"

@@ -20,6 +20,8 @@ from typing import Any
 
 import tomli_w
 
+from isthmus.data import given
+from isthmus.data.own_dataset import kind_of
 from isthmus.deploy import require_nvflare
 from isthmus.deploy.job_template import RUNS, SITE_SETTINGS
 from isthmus.deploy.policy import NOTHING_ASKED, TABLE
@@ -31,7 +33,7 @@ from isthmus.deploy.run_supervisor import RunSupervisor
 from isthmus.deploy.startup_kit import StartupKit
 from isthmus.errors import ConfigError
 from isthmus.experiments.callbacks import Callback
-from isthmus.experiments.config import Settings
+from isthmus.experiments.config import RunConfig, Settings
 from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.model_package import MODEL, MODELS
 from isthmus.experiments.run import default_folder
@@ -187,7 +189,19 @@ def _resolved(settings: Settings, scenario: dict[str, Any]) -> Settings:
         raise ConfigError("transcript=true keeps what protections hide: use it with --engine local")
     clients = 1 if settings.method.pooled else scenario["clients"]
     sites = min(clients, run.nvflare_sites or DEFAULT_SITES)
-    return replace(settings, run=replace(run, **scenario, execution="each", nvflare_sites=sites))
+    run = replace(run, **scenario)
+    return replace(settings, run=replace(run, **_absolute(run), execution="each", nvflare_sites=sites))
+
+
+def _absolute(run: RunConfig) -> dict[str, Any]:
+    """Own data of a run as absolute paths: the sites' processes work in other folders."""
+    found: dict[str, Any] = {}
+    if kind_of(run.dataset) in ("file", "tables"):
+        found["dataset"] = str(Path(run.dataset).expanduser().absolute())
+    kind, _, file = (run.split or "").partition(":")
+    if kind == given.MASKS and not given.is_given(given.MASKS, run.split or ""):
+        found["split"] = f"{kind}:{Path(file).absolute()}"
+    return found
 
 
 def _run(path: Path, settings: Settings, callbacks: Sequence[Callback]) -> dict[str, Any]:
