@@ -41,6 +41,21 @@ OUTSIDE = """[...document.querySelectorAll('.plot svg text')].filter(text => {
 """Texts that leave their figure."""
 
 
+NAMELESS = """[...document.querySelectorAll('table, [role=img], [role=region], progress')]
+  .filter(e => !e.ariaLabel && !e.caption).map(e => e.outerHTML.slice(0, 80))"""
+"""What a screen reader could not announce."""
+LEVELS = """(levels => levels.filter((level, i) => level > (i ? levels[i - 1] : 0) + 1))(
+  [...document.querySelectorAll('h1, h2, h3, h4')].map(h => +h.tagName[1]))"""
+"""Headings more than one level below the one before."""
+CONTRAST = """(() => {
+  const light = colour => { const [r, g, b] = colour.match(/[\\d.]+/g).map(v => v / 255)
+    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  return [...document.querySelectorAll('rect + text[pointer-events=none]')].map(text => {
+    const [a, b] = [text, text.previousElementSibling].map(e => light(getComputedStyle(e).fill));
+    return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05); }); })()"""
+"""Of the letters on the cells of a heat map, to their cells."""
+
+
 def opened(started: Any, address: str, width: int, scheme: str) -> tuple[Any, list[str]]:
     page = started.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme).new_page()
     problems: list[str] = []
@@ -114,6 +129,19 @@ def test_the_table_sorts_by_keys_and_series_can_be_hidden(started: Any, pages: d
     page.context.close()
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_screen_reader_finds_names_and_levels_and_letters_can_be_read(
+    started: Any, pages: dict[int, Path], scheme: str
+) -> None:
+    page, _ = opened(started, pages[2].as_uri(), 1200, scheme)
+    page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    page.wait_for_function("document.querySelectorAll('.numbers table').length == 9")
+    assert page.evaluate(NAMELESS) == [] and page.evaluate(LEVELS) == []
+    letters = page.evaluate(CONTRAST)
+    assert len(letters) > 5 and min(letters) >= 4.5
+    page.context.close()
+
+
 def test_the_live_page_follows_a_run(started: Any, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", "fedavg", rounds=50)
     (folder / "result.json").unlink()
@@ -128,6 +156,7 @@ def test_the_live_page_follows_a_run(started: Any, tmp_path: Path) -> None:
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         ticks = page.evaluate("[...document.querySelectorAll('.live span')].map(s => s.getBoundingClientRect().left)")
         assert len(ticks) >= 10 and min(ticks) >= 0  # three heights or more, and two rounds, of each picture
+        assert page.evaluate(NAMELESS) == [] and page.evaluate(LEVELS) == []
         heights = page.evaluate("[...document.querySelectorAll('.live .y')].map(s => s.textContent)")
         assert {"0 %", "80 %"} <= set(heights) and all(len(height) <= 5 for height in heights)
         (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
@@ -155,6 +184,7 @@ def test_names_of_the_trilemma_lie_on_nothing(started: Any, tmp_path: Path, widt
     )
     page, problems = opened(started, out.as_uri(), width, scheme)
     assert problems == [] and page.evaluate(OUTSIDE) == []
+    assert page.evaluate(NAMELESS) == [] and page.evaluate(LEVELS) == []
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     crossing = page.evaluate(
         """(() => {

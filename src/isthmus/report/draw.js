@@ -157,9 +157,13 @@
         fill: `rgb(${rgb.join(",")})`}), trace.hovertext ? trace.hovertext[i][j] : `row ${i}, column ${j}: ${short(value)}`);
       const text = trace.text && trace.text[i][j];
       if (text && w > 7 * text.length) add(svg, "text", {x: X(j), y: Y(i) + 4, "text-anchor": "middle", "font-size": 11,
-        "pointer-events": "none",
-        fill: rgb[0] * 0.3 + rgb[1] * 0.59 + rgb[2] * 0.11 > 140 ? "#111418" : "#ffffff"}, text);
+        "pointer-events": "none", fill: luminance(rgb) > 0.179 ? "#000000" : "#ffffff"}, text);
     }));
+  };
+  // WCAG's relative luminance. At 0.179 black and white letters stand out equally (4.58 to 1).
+  const luminance = (rgb) => {
+    const [r, g, b] = rgb.map((v) => v / 255).map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
 
   // Widths as the browser will draw them, in pixels; a name that is too long is cut in its middle: what tells methods
@@ -265,9 +269,12 @@
         const texts = (trace.hovertext ? [trace.hovertext].flat(2) : []).filter(Boolean);
         texts.slice(0, 400).forEach((text) => { body.insertRow().insertCell().textContent = plain(text).replace(/\n/g, ", "); });
       });
-      const scroll = document.createElement("div");
+      const scroll = document.createElement("div"), name = `numbers: ${place.getAttribute("aria-label")}`;
+      table.setAttribute("aria-label", name);
       scroll.className = "scroll tall";
       scroll.tabIndex = 0;
+      scroll.setAttribute("role", "region");
+      scroll.setAttribute("aria-label", name);
       scroll.appendChild(table);
       details.appendChild(scroll);
     });

@@ -81,6 +81,7 @@ def live_page(folder: Path) -> str:
         f'<p class="lede">{esc(told)}</p></header><main>'
         f'<progress value="{share:.4f}" max="1" aria-label="rounds done"></progress>'
         f'<dl class="tiles" aria-live="polite">{tiles}</dl>'
+        '<h2 class="unseen">Curves</h2>'
         f"<h3>Scores by round</h3>{_curves(lines, ('val', 'test'), percent=True)}"
         f"<h3>Losses by round</h3>{_curves(lines, ('train_loss', 'val_loss'), percent=False)}"
         f"{after}</main></body></html>"

@@ -176,8 +176,8 @@ class _Page:
         scenario, groups = self.sections[index]
         runs = [run for group in groups for run in group.runs]
         built = [f'<section id="s{index}">']
-        if len(self.sections) > 1:
-            built.append(f"<h2>{esc(self._headline(index))}</h2>")
+        unseen = "" if len(self.sections) > 1 else ' class="unseen"'  # the title of the page says it already
+        built.append(f"<h2{unseen}>{esc(self._headline(index))}</h2>")
         built += [
             f'<p class="lede">{esc(parts.in_words(scenario, runs))}</p>',
             parts.tiles(groups),

@@ -218,7 +218,8 @@ def class_table(groups: Sequence[Group]) -> str:
     head = "".join(f'<th scope="colgroup" colspan="2" class="n">class {esc(name)}</th>' for name in names)
     second = '<th scope="col" class="n">precision</th><th scope="col" class="n">recall</th>' * len(names)
     return (
-        f'<table class="classes"><thead><tr><td rowspan="2"></td>{head}</tr><tr>{second}</tr></thead>'
+        '<table class="classes" aria-label="precision and recall of each class">'
+        f'<thead><tr><td rowspan="2"></td>{head}</tr><tr>{second}</tr></thead>'
         f"<tbody>{''.join(lines)}</tbody></table>"
     )
 
@@ -315,7 +316,9 @@ def who_saw_what(groups: Sequence[Group]) -> str:
         short.append(f'<tr><th scope="row">{esc(group.label)}</th>{cells}</tr>')
         if rows:
             shown = " open" if len(known) <= 2 else ""
-            folded.append(f"<details{shown}><summary>{esc(group.label)}</summary>{_sheet_table(rows)}</details>")
+            folded.append(
+                f"<details{shown}><summary>{esc(group.label)}</summary>{_sheet_table(group.label, rows)}</details>"
+            )
     meant = "".join(f"<dt>{esc(way)}</dt><dd>{esc(text)}</dd>" for way, text in ways.items())
     protections = f'<dl class="words">{meant}</dl>' if meant else ""
     entries = "".join(f"<dt>{esc(kind)}</dt><dd>{esc(text)}</dd>" for kind, text in words.KINDS.items() if kind in used)
@@ -329,8 +332,9 @@ def who_saw_what(groups: Sequence[Group]) -> str:
     )
     return (
         '<h3>Who saw what</h3><p class="what">What each receiver was sent, and how it was protected on the way, from '
-        "the ledger of the runs; what was sent to be scored stands apart.</p>"
-        '<div class="scroll" tabindex="0" role="region" aria-label="who saw what, in short"><table class="short">'
+        "the ledger of the runs. What was sent for evaluation only is listed separately.</p>"
+        '<div class="scroll" tabindex="0" role="region" aria-label="who saw what, in short">'
+        '<table class="short" aria-label="who saw what, in short">'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(short)}</tbody></table></div>{protections}"
         f"<h4>Every kind of message, mean per run</h4>{''.join(folded)}{glossary}"
     )
@@ -341,17 +345,18 @@ def _read(rows: Sequence[Disclosure]) -> str:
     found: dict[str, list[str]] = {}
     for row in sorted(rows, key=lambda row: row.phase == "evaluation"):
         how = row.protection or words.ABSENT
-        how = f"to be scored, {how}" if row.phase == "evaluation" else how
+        how = f"for evaluation, {how}" if row.phase == "evaluation" else how
         found.setdefault(how, []).extend(words.kind(kind) for kind in row.kinds)
     lines = (f"<div><b>{esc(how)}</b>: {esc(', '.join(dict.fromkeys(kinds)))}</div>" for how, kinds in found.items())
     return "".join(lines) or "nothing"
 
 
-def _sheet_table(rows: Sequence[Disclosure]) -> str:
+def _sheet_table(label: str, rows: Sequence[Disclosure]) -> str:
     headings = ("from → to", "message", "content", "protection", "messages", "bytes")
     head = "".join(f'<th scope="col"{" class=n" if name in headings[4:] else ""}>{name}</th>' for name in headings)
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="messages"><table class="sheet"><thead><tr>{head}'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="messages of {esc(label)}">'
+        f'<table class="sheet" aria-label="messages of {esc(label)}"><thead><tr>{head}'
         f"</tr></thead><tbody>{''.join(_sheet_line(row) for row in rows)}</tbody></table></div>"
     )
 
@@ -384,10 +389,10 @@ def _remark(group: Group, rows: Sequence[Disclosure]) -> str:
     beforehand.
     """
     if any(run.pooled for run in group.runs):
-        return "All data lies in one place from the start: a yardstick for the others, not a federation."
+        return "All data are in one place from the start: a reference for the others, not a federation."
     if not rows:
         return "No message passed between parties."
-    return "" if any(row.phase != "evaluation" for row in rows) else "Nothing, but what is sent to be scored."
+    return "" if any(row.phase != "evaluation" for row in rows) else "Nothing except what is sent for evaluation."
 
 
 # -- settings and provenance -----------------------------------------------------------------------
@@ -403,7 +408,9 @@ def facts(groups: Sequence[Group]) -> str:
                 f'<tr><th scope="row">{esc(words.kind(name))}</th><td>{_cell(value)}</td></tr>'
                 for name, value in fact_rows(given)
             )
-            table = f'<div class="scroll"><table><tbody>{lines}</tbody></table></div>'
+            name = f'aria-label="reported by {esc(group.label)}"'
+            table = f"<table {name}><tbody>{lines}</tbody></table>"
+            table = f'<div class="scroll" tabindex="0" role="region" {name}>{table}</div>'
             shown = " open" if len(groups) <= 2 else ""
             folded.append(f"<details{shown}><summary>{esc(group.label)}</summary>{table}</details>")
     what = "Numbers the methods keep about their own work; means over seeds where there are several."
@@ -461,6 +468,7 @@ def provenance(runs: Iterable[Run]) -> str:
     )
     return (
         "<h3>Runs behind this page</h3><details><summary>Seeds, folders and versions</summary>"
-        "<div "
-        f'class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div></details>'
+        '<div class="scroll" tabindex="0" role="region" aria-label="runs behind this page">'
+        f'<table aria-label="runs behind this page"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div></details>"
     )

@@ -37,6 +37,8 @@ text-wrap: balance; overflow-wrap: anywhere; } h2 { margin: 4rem 0 .5rem; paddin
 var(--ink); font-size: 1.6rem; line-height: 1.25;
   letter-spacing: -.012em; overflow-wrap: anywhere; }
 h3 { margin: 2.8rem 0 .25rem; font-size: 1.2rem; line-height: 1.3; letter-spacing: -.005em; }
+.unseen { position: absolute; width: 1px; height: 1px; margin: 0; padding: 0; border: 0; overflow: hidden;
+  clip-path: inset(50%); }
 h4 { margin: 0 0 .1rem; font-size: .95rem; font-weight: 600; }
 p { margin: .4rem 0; max-width: 44rem; overflow-wrap: anywhere; }
 .lede { color: var(--muted); font-size: 1.08rem; }

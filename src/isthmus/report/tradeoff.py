@@ -95,6 +95,7 @@ def write_tradeoff(
     built = [
         '<header><p class="eyebrow">Isthmus · federated graph learning</p>',
         f'<h1>Score, bytes, and what attacks recover</h1><p class="lede">{esc(title)}</p></header><main>',
+        '<h2 class="unseen">Methods compared</h2>',
     ]
     for index, adversary in enumerate(adversaries):
         figures[f"f{index}"] = tradeoff_figure(points, adversary, metric)
@@ -104,11 +105,15 @@ def write_tradeoff(
             f'aria-label="score against bytes of each method" style="min-height:460px"></div>'
             f"<figcaption>{esc(_caption(adversary))}</figcaption></figure>"
         )
-    head = "".join(f"<th>{esc(heading)}</th>" for heading in headings)
-    body = "".join("<tr>" + "".join(f"<td>{esc(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    head = "".join(f'<th scope="col">{esc(heading)}</th>' for heading in headings)
+    body = "".join(
+        f'<tr><th scope="row">{esc(row[0])}</th>' + "".join(f"<td>{esc(cell)}</td>" for cell in row[1:]) + "</tr>"
+        for row in rows
+    )
     built.append(
         f'<h3>Table</h3><div class="scroll wide" tabindex="0" role="region" aria-label="table">'
-        f'<table class="roomy"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        f'<table class="roomy" aria-label="all methods"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
     )
     built += [f'<p class="what">{esc(note)}</p>' for note in notes]
     built.append("</main>")
