@@ -58,7 +58,7 @@ var(--warn-line);
   border-radius: 8px; font-size: .92rem; }
 .notes li { overflow-wrap: anywhere; }
 .roomy td { vertical-align: top; min-width: 4.2rem; }
-.roomy td:nth-child(n + 6):nth-last-child(n + 2) { min-width: 11rem; }
+.roomy td:nth-child(n + 6):nth-last-child(n + 2) { min-width: 10rem; }
 /* A shadow at the edge says that a table goes on. */
 .scroll { overflow-x: auto; margin: .9rem 0 .5rem; -webkit-overflow-scrolling: touch;
   background: linear-gradient(to right, var(--page) 30%, transparent) left / 2.5rem 100% no-repeat local,
