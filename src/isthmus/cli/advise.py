@@ -31,7 +31,7 @@ def command(
     set_: Set = None,
     json_: Json = False,
 ) -> None:
-    """Look at a graph and its parts and say which methods fit, with which settings, and why. Nothing is trained."""
+    """Examine a graph and its parts and propose methods with settings and reasons. No method is trained."""
     check_run((), dataset, (), config)
     from isthmus.experiments.advice.auto import advice_for
     from isthmus.experiments.config_values import parse_override

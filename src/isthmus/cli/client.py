@@ -56,9 +56,7 @@ def identity(
 
 @app.command("offer")
 def offer(config: Config) -> None:
-    """Print what this organisation takes part with, for the coordinator: its policy, no data, of tables hashes of the
-    schema.
-    """
+    """Print this organisation's offer for the coordinator: its policy and hashes of its schema, but no data."""
     from isthmus.deploy.site_contract import full_offer
     from isthmus.deploy.site_settings import SiteSettings
 
@@ -101,7 +99,7 @@ def approve(
     contract: Annotated[str | None, typer.Argument(help="Hash of the contract, its first 16 digits suffice.")] = None,
     config: Config = CLIENT_TOML,
     list_: Annotated[bool, typer.Option("--list", help="Show what is approved.")] = False,
-    withdraw: Annotated[str | None, typer.Option(help="Take an approval back, by the hash.")] = None,
+    withdraw: Annotated[str | None, typer.Option(help="Withdraw the approval of the contract with this hash.")] = None,
     by: Annotated[str | None, typer.Option(help="Who approves; by default the user of this process.")] = None,
 ) -> None:
     """Approve a contract that this site has derived itself, so that a run under it may be joined (approve = true)."""
@@ -143,7 +141,9 @@ def _approvals(site: SiteSettings) -> Approvals:
 def audit(
     config: Annotated[Path, typer.Argument(help="The organisation's client.toml.")] = CLIENT_TOML,
     verify: Annotated[bool, typer.Option("--verify", help="Check every line of the chain.")] = False,
-    head: Annotated[str | None, typer.Option(help="A head that somebody kept: must be a line of the chain.")] = None,
+    head: Annotated[
+        str | None, typer.Option(help="Check that this head, which somebody kept, is a line of the chain.")
+    ] = None,
     run: Annotated[str | None, typer.Option(help="Show the lines of this run only.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print lines as they are.")] = False,
 ) -> None:
@@ -200,11 +200,11 @@ def _in_words(record: dict[str, Any]) -> str:
 @app.command("start")
 def start(
     kit: Annotated[Path, typer.Option(help="Startup kit of this organisation.")],
-    config: Annotated[Path, typer.Option(help="Its data, keys and policy, client.toml.")],
+    config: Annotated[Path, typer.Option(help="The organisation's client.toml: its data, keys and policy.")],
     metrics: Annotated[
         int | None, typer.Option(help="Port of this machine's loopback for /healthz and /metrics.")
     ] = None,
-    at_once: Annotated[int, typer.Option(help="Most runs at the same time; each takes about 500 MB.")] = 4,
+    at_once: Annotated[int, typer.Option(help="Largest number of runs at the same time; each takes about 500 MB.")] = 4,
 ) -> None:
     """Take part until Ctrl-C. Only the installed package runs, on the data of client.toml."""
     from isthmus.deploy.client_setup import ClientSetup

@@ -72,7 +72,8 @@ def _ask(organisation: str, config: Path, kit: Path, out: Path) -> None:
 def join(
     approval: Annotated[Path, typer.Argument(help="The file that the hub's operator sent back.")],
     fingerprint: Annotated[
-        str | None, typer.Option(help="Of the hub's root, as its operator told it; needed once per kit.")
+        str | None,
+        typer.Option(help="Fingerprint of the hub's root, as its operator read it to you; needed once per kit."),
     ] = None,
     kit: Kit = KIT,
 ) -> None:
@@ -93,7 +94,7 @@ def restored(
     head: Annotated[str, typer.Argument(help="The line that the refusal names, 16 digits or more.")],
     config: Config = CLIENT_TOML,
 ) -> None:
-    """Write into the audit chain that its newer part is lost, after restoring an old backup: runs are joined again."""
+    """After restoring an old backup, record in the audit chain that its newer part is lost; runs are joined again."""
     import re
 
     from isthmus.deploy.audit_chain import ORDER, RESTORED, AuditChain
@@ -136,7 +137,9 @@ def add(
 
 @roster.command("remove")
 def remove(
-    organisation: Annotated[str, typer.Argument(help="Who leaves.")], config: Config = CLIENT_TOML, out: Out = CHANGE
+    organisation: Annotated[str, typer.Argument(help="Organisation that leaves.")],
+    config: Config = CLIENT_TOML,
+    out: Out = CHANGE,
 ) -> None:
     """Propose to take an organisation off the roster."""
     _propose(config, organisation, None, out)

@@ -30,7 +30,7 @@ def command(
     *,
     options: BatchOptions,
 ) -> None:
-    """Run several methods on one scenario; table, disclosure and report."""
+    """Run several methods on the same data, splits and seeds; print a table and disclosures, and write a report."""
     options.check(methods)
     from isthmus.api.batch import raise_failure
     from isthmus.api.compare import compare_outcomes

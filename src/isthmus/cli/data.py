@@ -93,7 +93,7 @@ def check(
     against: Annotated[Path | None, typer.Option(help="The schema.toml that was agreed on.")] = None,
     json_: Json = False,
 ) -> None:
-    """Say what is wrong with own tables, by file, line and column, and summarise them without giving anything away."""
+    """Check own tables: print errors by file, line and column, and a summary that contains only counts."""
     from isthmus.data.tables.check import check_folder
 
     if place.suffix == ".toml":

@@ -21,7 +21,10 @@ def command(
     ] = "accuracy",
     secure_sum: Annotated[bool, typer.Option("--secure-sum", help="As with --set secure_sum=true.")] = False,
     dataset: Annotated[
-        str, typer.Option(help="Own tables (a folder, or 'tables' for those of sites) add what prepares them.")
+        str,
+        typer.Option(
+            help="Data set. With own tables (a folder, or 'tables' at sites) the sheet includes their preparation."
+        ),
     ] = "csbm",
     preset: Preset = None,
     profile: Profile = None,

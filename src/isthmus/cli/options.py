@@ -12,7 +12,6 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from isthmus.cli.known import check_run
-from isthmus.errors import ConfigError
 from isthmus.experiments.config_values import parse_override
 
 Dataset = Annotated[str | None, typer.Option(help="Data set; isthmus datasets lists them.")]
@@ -62,11 +61,7 @@ class RunOptions:
     @property
     def overrides(self) -> dict[str, Any]:
         """What ``--set`` gives."""
-        found: dict[str, Any] = {}
-        for key, value in map(parse_override, self.set_ or ()):
-            if found.setdefault(key, value) != value:
-                raise ConfigError(f"--set {key} is given twice, as {found[key]} and as {value}: leave one out")
-        return found
+        return dict(parse_override(text) for text in self.set_ or ())
 
     @property
     def flags(self) -> dict[str, Any]:
@@ -74,17 +69,8 @@ class RunOptions:
         names = ("dataset", "partition", "clients", "split", "rounds", "preset", "profile", "metric", "engine")
         return {name: getattr(self, name) for name in names} | {"plugins": self.plugin}
 
-    def check(self, methods: Sequence[str], keys: Collection[str] = (), seed: object = None) -> None:
-        """Raise what can be told to be wrong before anything is imported.
-
-        Args:
-            keys: Further settings that are given, by an option that takes keys.
-            seed: What the command's own option ``--seed`` gives, if it has one.
-        """
-        options = {**self.flags, "seed": seed} | dict.fromkeys(keys, "other values")
-        for key, value in self.overrides.items():
-            if options.get(key) is not None and str(options[key]) != str(value):
-                raise ConfigError(f"{key} is given by --set {key}={value} and by an option of its own: leave one out")
+    def check(self, methods: Sequence[str], keys: Collection[str] = ()) -> None:
+        """Raise what can be told to be wrong before anything is imported; ``keys``: further settings that are given."""
         check_run(methods, self.dataset, [*self.overrides, *keys], self.config, self.plugin, self.preset)
 
 

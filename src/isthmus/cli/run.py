@@ -34,7 +34,7 @@ def command(
 ) -> None:
     """Run a method and write a run folder."""
     chosen = _seeds(seed)
-    options.check([method], seed=seed)
+    options.check([method])
     from isthmus.api.runs import run_several, seeds_of
     from isthmus.experiments.advice.auto import AUTO
     from isthmus.experiments.config import resolve
