@@ -15,15 +15,18 @@ from run_helpers import lines, result, run_in_folder, small
 
 from isthmus.deploy.federation_folder import _run_status
 from isthmus.deploy.run_status import ProgressWriter
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, ProtocolError
 from isthmus.experiments.callbacks import Progress
 from isthmus.experiments.config import Settings
+from isthmus.experiments.contract import at_least_of
 from isthmus.experiments.disclosure import sheet_of_settings
 from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.run import SimulatedRun, scenario_of
+from isthmus.experiments.scenarios import parts_for, view_of
 from isthmus.federation.interface import QuorumError
 from isthmus.federation.ledger import differences
-from isthmus.methods.fedavg import ServerState
+from isthmus.federation.script import total
+from isthmus.methods.fedavg import Broadcast, FedAvgClient, ServerState
 
 STEPS = ("share", "mask", "confirm", "release")
 
@@ -176,6 +179,41 @@ def test_methods_that_need_everyone_say_so() -> None:
         given = settings(**changes)
         with pytest.raises(ConfigError, match=why):
             SimulatedRun(given, scenario_of(given))
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize(
+    ("least", "at_least", "why"),
+    [
+        (4, 5, "at_least=5, but this run goes on with 4 of 5 clients .least_clients.: pass at_least=federation.least"),
+        (0, 4, "at_least=4, but this run goes on with all of 5 clients"),
+        (4, 6, "at_least=6 of 5 parties; pass at_least=federation.least"),
+        (4, 0, "at_least=0 of 5 parties"),
+    ],
+)
+def test_a_sum_goes_on_with_as_many_as_the_run_says(least: int, at_least: int, why: str, secure: bool) -> None:
+    """An author is told before anybody is asked."""
+    given = settings(secure_sum=secure, least_clients=least)
+    simulated = SimulatedRun(given, scenario_of(given))
+    simulated.loop.play(1)
+    session, state = simulated.loop.session, simulated.loop.state
+    assert isinstance(state, ServerState)
+    session.clock.begin("train", 1, 2)
+    with pytest.raises(ProtocolError, match=why):
+        session.sum(FedAvgClient.local_update, Broadcast(state.weights, state.total), at_least=at_least)
+
+
+def test_a_script_names_the_sums_that_can_do_without_parties() -> None:
+    given = settings()
+    simulated = SimulatedRun(given, scenario_of(given))
+    simulated.loop.session.clock.begin("setup", 1, 1)
+    with pytest.raises(ProtocolError, match="write survivors=True in the script of fedavg"):
+        simulated.loop.session.sum(FedAvgClient.size, at_least=4)
+    view = view_of(parts_for(given, scenario_of(given)))
+    script = {"train": (total(FedAvgClient.local_update, each=True, survivors=True),)}
+    for secure in (False, True):
+        with pytest.raises(ConfigError, match=r"script of fedavg: local_update .* all must be asked the same"):
+            at_least_of(settings(secure_sum=secure), view, script)
 
 
 @pytest.mark.parametrize(("step", "missed"), [("mask", [4, 5]), ("release", [4, 5])])

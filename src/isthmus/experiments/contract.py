@@ -76,6 +76,11 @@ def at_least_of(settings: Settings, view: View, script: Script) -> int:
                 f"{method} needs every client in every round ({why}): "
                 "leave least_clients out, or use fedavg with reset_optimizer=true, fedprox or fedsgd"
             )
+        if line.survivors and (line.each or line.some or line.groups):
+            raise ConfigError(
+                f"script of {method}: {line.handler.__name__} is summed over those who are left, so all must be asked "
+                "the same: leave each, some and groups out, or survivors"
+            )
         if line.survivors and line.most > 1 and settings.secure:
             raise ConfigError(
                 f"{method} sums {line.most} times in a round, behind masks all over one group, so nobody may be lost "

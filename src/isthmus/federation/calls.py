@@ -17,6 +17,7 @@ from isthmus.federation.messages import SERVER, Message, PartyId, client_of, rol
 from isthmus.federation.party import Combine, Invocation, Outcome, Parcel
 from isthmus.federation.roles import RoleTable
 from isthmus.federation.secure import MailOrder
+from isthmus.federation.watch import SessionWatch
 
 RETRIED = ("unavailable", "crashed")
 LOST = (*RETRIED, "timeout")
@@ -178,6 +179,16 @@ class Caller:
             turn, count = self.clock.turn, len(self.everybody)
             place = f"{turn.phase} round {turn.round}, {name}, which needs everybody"
             raise QuorumError(place, missing, count - len(missing), count)
+
+    def check_at_least(self, name: str, at_least: int) -> None:
+        """Refuse a sum that goes on with other parties than the run says."""
+        if not 1 <= at_least <= len(self.everybody):
+            raise ProtocolError(
+                f"{name}: at_least={at_least} of {len(self.everybody)} parties; pass at_least=federation.least, which "
+                "is least_clients of the run"
+            )
+        if isinstance(self.clock.watch, SessionWatch):
+            self.clock.watch.check_at_least(self.clock.turn.phase, self.role, name, at_least)
 
     def replies(self, calls: Sequence[Invocation]) -> dict[PartyId, Message | None]:
         """What everybody answers, one by one."""

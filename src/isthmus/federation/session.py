@@ -127,6 +127,8 @@ class Session:
         calls, name = self._caller.prepare(handler, request, to, "total")
         if at_least is None:
             self._caller.check_everybody(name)
+        else:
+            self._caller.check_at_least(name, at_least)
         if self.clock.secure and at_least is not None:
             return sum_of_survivors(self._caller, calls, name, at_least)
         if self.clock.secure:

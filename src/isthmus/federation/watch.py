@@ -630,6 +630,20 @@ class SessionWatch:
                 f"script of {method}"
             )
 
+    def check_at_least(self, phase: str, role: str, handler: str, at_least: int) -> None:
+        """Refuse a sum that can do without parties that the script or the run needs."""
+        if not self.contract.by_place[phase, role, handler].survivors:
+            raise ProtocolError(
+                f"{role}.{handler} is summed with at_least in phase {phase!r}: write survivors=True in the script of "
+                f"{self.contract.method}"
+            )
+        if at_least != self.contract.at_least:
+            raise ProtocolError(
+                f"{role}.{handler}: at_least={at_least}, but this run goes on with "
+                f"{self.contract.at_least or 'all'} of {len(self.contract.clients)} clients (least_clients): pass "
+                "at_least=federation.least"
+            )
+
     def check_pair(self, phase: str, send: tuple[str, str], receivers: Sequence[tuple[str, str]], summed: bool) -> None:
         """Refuse an exchange whose two ends the script does not pair, or that is delivered otherwise."""
         line = self.contract.by_place[phase, *send]
