@@ -59,16 +59,18 @@ class RosterGuard:
         """
         parties = frozenset(roster)
         groups = [] if series is None else self._series.get(series, [])
-        if groups and parties != groups[-1] and changing:
+        # The same object, mostly: otherwise every member is looked up.
+        changed = bool(groups) and parties is not groups[-1] and parties != groups[-1]
+        if changed and changing:
             if self.changes is not None and len(groups) > self.changes:
                 raise ProtocolError(
                     f"the group of {series!r} has changed {self.changes} times in this run, and would again: wait for "
                     "the parties of the last sum"
                 )
-        elif groups and parties != groups[-1]:
-            changed = ", ".join(sorted(parties ^ groups[-1]))
+        elif changed:
+            names = ", ".join(sorted(parties ^ groups[-1]))
             raise ProtocolError(
-                f"sums of {series!r} have one roster for the whole run, and {changed} would come or go: totals over "
+                f"sums of {series!r} have one roster for the whole run, and {names} would come or go: totals over "
                 "changing groups give single clients away; ask the parties of the first sum"
             )
         earlier = self._admitted.setdefault(content, [])
@@ -88,7 +90,7 @@ class RosterGuard:
         if earlier:  # one roster alone reveals nobody, and is what almost every content has
             self._check_together(content, [*earlier, parties])
         earlier.append(parties)
-        if series is not None and (not groups or groups[-1] != parties):
+        if series is not None and (changed or not groups):
             self._series.setdefault(series, []).append(parties)
 
     def _check_together(self, content: str, rosters: Sequence[frozenset[str]]) -> None:
