@@ -339,7 +339,7 @@ class _Page:
             caption += ", mean over seeds"
         if any("error_y" in trace for trace in figure["data"]):
             caption += " with whiskers from the lowest to the highest"
-        caption += f"; hover for the number of test {groups[0].runs[0].things} behind it."
+        caption += f". The number of test {groups[0].runs[0].things} behind it is among the numbers of this figure."
         unknown = [group.label for group in groups if not any(run.pooled or run.per_client for run in group.runs)]
         if unknown:
             caption += f" Not known with secure sums: {words.listing(unknown)}."

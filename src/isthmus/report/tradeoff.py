@@ -129,7 +129,7 @@ def _unattacked(point: Point, adversary: str) -> str:
 def _caption(adversary: str) -> str:
     return (
         "Every mark is a method: the higher, the better its score; the further left, the fewer bytes; the stronger its "
-        f"colour, the more the {adversary} recovers (empty: nothing, full: everything). Hover for the attack that "
-        "recovers most. Diamonds were not attacked: no program here tries what their messages allow, or all data lie "
-        "in one place."
+        f"colour, the more the {adversary} recovers (empty: nothing, full: everything). The numbers of this figure "
+        "name the attack that recovers most. Diamonds were not attacked: no program here tries what their messages "
+        "allow, or all data are in one place."
     )
