@@ -58,8 +58,8 @@ class AveragingConfig(WeightedConfig):
             total gradient.
         dp_noise_in: Where the noise of ``dp_noise * dp_clip`` is: in every client's ``update``, or only in the
             ``total`` of a secure sum, to which each client adds a share.
-        dp_shares: How many clients' shares make up that noise; the others may be lost, or work with the server.
-            Default: ``least_clients`` (or all) less a fifth of the clients.
+        dp_shares: With ``dp_noise_in=total``, how many clients' shares make up the noise; the others may be lost, or
+            work with the server. Default: ``least_clients`` (or all) less a fifth of the clients.
     """
 
     forgets: ClassVar[bool] = True

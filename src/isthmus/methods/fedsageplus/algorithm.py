@@ -89,7 +89,7 @@ class FedSagePlusConfig(FedAvgConfig):
         generator_dropout: Dropout of the generator.
         hide: Which nodes are hidden, to play the missing ones: a share of the ``validation`` nodes, or of all
             ``nodes``.
-        hidden_share: Share of those nodes that is hidden.
+        hidden_share: Share of the nodes named by ``hide`` that is hidden.
         most_neighbours: P, the largest number of neighbours generated for a node.
         encoder_width: Width of the encoder's hidden layer.
         code_width: Width of the encoder's output.

@@ -63,7 +63,7 @@ class FedTADConfig(SingleModelsConfig):
         generator_steps: Steps of the generator on each pseudo graph.
         model_steps: Steps of the averaged model on each pseudo graph.
         distil_lr: Learning rate of the generator and of the averaged model in distillation, by Adam.
-        distil_weight_decay: Weight decay of both in distillation.
+        distil_weight_decay: Weight decay of the generator and of the averaged model in distillation.
         pseudo_nodes: Nodes of a pseudo graph.
         pseudo_neighbours: Neighbours that each node of a pseudo graph gets.
         noise_width: Width of the noise from which the generator starts.

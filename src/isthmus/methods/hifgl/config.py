@@ -106,19 +106,19 @@ class HiFGLConfig:
         one_neighbour: What happens at devices with fewer than ``k_min`` neighbours, which would learn single values
             from sums: sources send them nothing (``drop``), all sources add noise (``dp``), or it is accepted
             (``allow``).
-        k_min: Fewest foreign neighbours with which a device needs no such measure.
+        k_min: Devices with fewer foreign neighbours than this are treated as ``one_neighbour`` says.
         message_clip: With ``one_neighbour=dp``, L2 norm to which a message is clipped.
         message_noise: With ``one_neighbour=dp``, standard deviation of the noise in units of ``message_clip``.
         dp_delta: With ``one_neighbour=dp``, the delta for which the result states epsilon.
         first_layer: What the first layer sends: raw features once (``raw``), or projected ones in every round
             (``project``); ``auto`` takes what sends less over ``horizon`` rounds.
-        horizon: Rounds over which ``first_layer=auto`` compares the two.
+        horizon: Rounds over which ``first_layer=auto`` compares the bytes of raw and of projected features.
         prime: Prime of the field in which shares are computed.
         fraction_bits: Bits after the point of a number in the field.
         bound: Largest absolute value that can be sent.
         max_degree: Largest number of values in a sum; not given = as many as the field holds (67,108,863 with the
             defaults).
-        columns: Features per message while raw ones travel.
+        columns: Features per message while raw features are sent.
         min_cohort: Fewest devices of a silo whose gradients may be summed (a silo that is a single device is that
             device).
     """
