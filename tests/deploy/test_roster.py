@@ -34,6 +34,10 @@ def test_identities(tmp_path: Path) -> None:
             f'[a]\nkey = "{"0" * 64}"\nclient = "x"\n[b]\nkey = "{"1" * 64}"\nclient = "x"',
             "gives 'x' to two organisations (a and b)",
         ),
+        (
+            f'[a]\nkey = "{"0" * 64}"\nclient = "x"\n[b]\nkey = "{"0" * 64}"\nclient = "y"',
+            "[a] and [b] in",
+        ),
     ],
 )
 def test_mistakes_in_the_roster(tmp_path: Path, text: str, message: str) -> None:

@@ -89,6 +89,7 @@ class OrganisationKeys:
         raw = read_toml(path, "the roster ")
         keys: dict[str, bytes] = {}
         organisations: dict[str, str] = {}
+        owners: dict[bytes, str] = {}
         changes = raw.pop(CHANGES) if type(raw.get(CHANGES)) is int else 0
         for organisation, entry in raw.items():
             check_client_name(organisation, path.name, "an organisation")
@@ -104,6 +105,12 @@ class OrganisationKeys:
                     f"the key of [{organisation}] in {path} has {len(key)} bytes instead of {PUBLIC_BYTES}: ask for it "
                     "again"
                 )
+            if key in owners:
+                raise ConfigError(
+                    f"[{owners[key]}] and [{organisation}] in {path} have the same key, so one could sign for the other: "
+                    "ask both for theirs again"
+                )
+            owners[key] = organisation
             for client in clients:
                 check_client_name(client, path.name)
                 if client in keys:
