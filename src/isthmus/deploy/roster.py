@@ -107,8 +107,8 @@ class OrganisationKeys:
                 )
             if key in owners:
                 raise ConfigError(
-                    f"[{owners[key]}] and [{organisation}] in {path} have the same key, so one could sign for the other: "
-                    "ask both for theirs again"
+                    f"[{owners[key]}] and [{organisation}] in {path} have the same key, so one could sign for the "
+                    "other: ask both for theirs again"
                 )
             owners[key] = organisation
             for client in clients:
