@@ -24,3 +24,5 @@ def test_every_method_has_a_page_that_the_guide_links(method: str) -> None:
     assert parts <= set(page.splitlines()), "run python tools/method_pages.py"
     named = re.findall(r"^\| `(\w+)` \|", page.partition("## Settings")[2].partition("## Our figures")[0], re.MULTILINE)
     assert set(named) <= {each.key for each in settings_of(method)}, "run python tools/method_pages.py"
+    (code,) = re.findall(r"^The code: `(.+)`\.$", page, re.MULTILINE)
+    assert re.search(rf'name="{method}"', (DOCS.parent / code).read_text()), "the page describes another file"
