@@ -492,6 +492,17 @@ def test_a_class_of_one_client_has_its_prototype() -> None:
     assert torch.allclose(experiment.loop.state.rows[2], expected, atol=1e-12)
 
 
+def test_a_class_nobody_holds_has_no_prototype_to_be_near() -> None:
+    experiment = start("fedproto", classify="prototype")
+    for client in clients_of(experiment):
+        client.data = replace(client.data, train=client.data.train & (client.data.y != 2))
+        client.setup()
+    experiment.loop.play()
+    assert experiment.loop.state.known.tolist() == [1.0, 1.0, 0.0]
+    for client in clients_of(experiment):
+        assert bool(client.state.known.any()) and not bool((client.logits().argmax(1) == 2).any())
+
+
 def test_a_strong_pull_gathers_a_class() -> None:
     """Within-class variance of training embeddings shrinks; also with one client, whose prototypes are its own."""
     spread = []
@@ -528,6 +539,14 @@ def test_a_step_of_fedpub_by_hand(round_: int) -> None:
     assert client.round == round_
     client.learn(received)
     assert max_difference(client.state.weights, w) < 1e-10 and max_difference(client.state.masks, mu) < 1e-10
+
+
+def test_the_random_graph_has_blocks_of_the_degree_asked_for() -> None:
+    graph = fedpub.random_graph(fedpub.FedPubConfig(), 3, Stream(7))
+    source, target = graph.edge_index
+    assert graph.x.shape == (500, 3) and torch.equal(source // 100, target // 100) and bool((source != target).all())
+    assert len(source) / 500 == pytest.approx(10.0, abs=0.5)
+    assert float(graph.x.mean()) == pytest.approx(0.0, abs=0.1) and float(graph.x.std()) == pytest.approx(1.0, abs=0.1)
 
 
 def test_small_entries_of_a_mask_are_left_out_where_a_model_is_used() -> None:

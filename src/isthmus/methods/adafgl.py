@@ -43,6 +43,7 @@ from isthmus.federation.interface import Federation, View
 from isthmus.federation.messages import Message, Model, PartyId
 from isthmus.federation.roles import Cohort, Role, handler
 from isthmus.federation.script import Script, ask, total
+from isthmus.graph.label_propagation import propagated
 from isthmus.graph.normalise import gcn_norm
 from isthmus.methods import fedavg
 from isthmus.methods.averaging import update_line
@@ -252,13 +253,9 @@ class AdaFGLClient(FedAvgClient[AdaFGLConfig]):
 
 def label_propagation(data: Any, given: Tensor, held: Tensor) -> float:
     """Accuracy on ``held`` of labels propagated from ``given``."""
-    labels = torch.nn.functional.one_hot(data.y[given], data.num_classes).double()
     start = torch.full((data.num_nodes, data.num_classes), 1.0 / data.num_classes, dtype=torch.float64)
-    start[given] = labels
-    matrix, y = gcn_norm(data.edge_index, data.num_nodes).astype("float64"), start.clone()
-    for _ in range(PROPAGATIONS):
-        y = 0.5 * torch.from_numpy(matrix @ y.numpy()) + 0.5 * start
-        y[given] += labels
+    start[given] = torch.nn.functional.one_hot(data.y[given], data.num_classes).double()
+    y = propagated(gcn_norm(data.edge_index, data.num_nodes), start, given, steps=PROPAGATIONS, mix=0.5)
     return float((y[held].argmax(1) == data.y[held]).double().mean())
 
 

@@ -3,7 +3,7 @@ https://arxiv.org/abs/2401.11755. Each client gets an average of its own: over t
 have similar moments, weighted by how sure they are.
 
     paper        here
-    Y^k          `propagated`            label propagation of soft labels, k steps
+    Y^k          `smoothed`              label propagation of soft labels, k steps
     H_i          Report.confidence       confidence of a client's smoothed predictions, weighted by degree
     M_i          Report.moments          moments of them, orders 1 to ``order`` ("hybrid": raw and central)
     S(i, j)      cos(M_i, M_j)
@@ -48,6 +48,7 @@ from isthmus.federation.interface import Federation, View
 from isthmus.federation.messages import LabelStatistic, Message, Model
 from isthmus.federation.roles import Cohort, Role, handler
 from isthmus.federation.script import Script, ask
+from isthmus.graph.label_propagation import propagated
 from isthmus.graph.normalise import gcn_norm
 from isthmus.methods.fedavg import FedAvgClient
 from isthmus.methods.registry import Log, Method, Phase, register
@@ -124,22 +125,17 @@ class FedGTAClient(FedAvgClient[FedGTAConfig]):
         weights = {name: self.state.weights[name] for name in own.weights}
         known, y = self.data.train, self.data.y
         labels = torch.nn.functional.one_hot(y[known], self.data.num_classes).double()
-        smoothed = self.propagated(torch.softmax(self.logits().double(), dim=1), labels, known)
+        smoothed = self.smoothed(torch.softmax(self.logits().double(), dim=1), labels, known)
         soft, flat = (torch.softmax(smoothed / heat, dim=1) for heat in (1.0, self.config.temperature))
         soft[known], flat[known] = labels, labels
         degree = torch.bincount(self.data.edge_index[1], minlength=len(y)).double()
         return Report(weights, moments(soft, self.config.order, self.config.moments), confidence(flat, degree))
 
-    def propagated(self, predicted: Tensor, labels: Tensor, known: Tensor) -> Tensor:
+    def smoothed(self, predicted: Tensor, labels: Tensor, known: Tensor) -> Tensor:
         """Y after the propagation. (n, C)"""
         start = predicted.clone()
         start[known] = labels
-        matrix = self.adjacency()
-        y = start.clone()
-        for _ in range(self.config.steps):
-            y = self.config.mix * torch.from_numpy(matrix @ y.numpy()) + (1.0 - self.config.mix) * start
-            y[known] += labels
-        return y
+        return propagated(self.adjacency(), start, known, steps=self.config.steps, mix=self.config.mix)
 
     def adjacency(self) -> sp.csr_matrix:
         """A-hat, computed once per process."""
