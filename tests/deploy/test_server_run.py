@@ -96,6 +96,7 @@ def test_an_incomplete_checkpoint_is_skipped(tmp_path: Path) -> None:
             "bank-0: dataset is 'csbm:nodes=60,classes=3,features=5' in its client.toml, but 'csbm:nodes=70'",
         ),
         ({"undirected": True}, "bank-0: undirected is True in the run, but its client.toml does not give it"),
+        ({"edge_weights": "use"}, "bank-0: edge_weights is 'use' in the run, but its client.toml does not give it"),
         ({"method": "central"}, "bank-0: central needs all data in one place"),
         ({"transcript": True}, "bank-0: transcript=true keeps what protections hide"),
     ],

@@ -73,6 +73,7 @@ def settings_of(method: str, dataset: str, **more: object) -> Settings:
         ("fedspray", {}),
         ("fedstruct", {"protocol": "published"}),
         ("fedgcn", {}),
+        ("fedgcn", {"edge_weights": "use"}),
         ("hifgl", {"secmp": "plain"}),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())) or "plain",
@@ -102,6 +103,7 @@ def test_sites_end_with_the_bits_of_one_process(method: str, more: dict[str, obj
     [
         ("fedavg", {}),
         ("fedavg", {"secure_sum": True}),
+        ("fedavg", {"edge_weights": "use"}),
         ("fedstruct", {"structure_hops": 2, "nsf_dim": 8, "secure_sum": True}),
     ],
 )
