@@ -15,15 +15,22 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import scipy.sparse as sp
+
 import isthmus
 from isthmus.cli.recover import Recovered, recover
 from isthmus.cli.recover_nsf import matched_features
-from isthmus.cli.recover_streamed import hop_sums
-from isthmus.experiments.config import settings_from_toml
+from isthmus.cli.recover_streamed import sums_told
+from isthmus.cli.replay_streamed import played_again
+from isthmus.experiments.config import resolve, settings_from_toml
 from isthmus.experiments.folder import RunFolder
 from isthmus.experiments.scenarios import parts_for, scenario_of
 from isthmus.federation.audit import LABELS, MATCHING, NEIGHBOURS, SOLVING, SUPPORT
+from isthmus.privacy.determined import Equations
+from isthmus.seeds import Stream
 
+CLOSED = {"withhold_exposed": True}
 SHOWN = (NEIGHBOURS, SUPPORT, SOLVING, MATCHING, LABELS)
 
 
@@ -51,12 +58,41 @@ def private(folder: Path, given: Mapping[str, Any], rule: str, hops: int) -> Ite
     yield from recover(played(folder, "fedstruct-private", {**fixed, **kept, "prune_mode": "global"}))
 
 
-def streamed(folder: Path, given: Mapping[str, Any], secure: bool, close: bool) -> Iterator[Recovered]:
-    run = played(
-        folder, "fedstruct", {**given, "protocol": "streamed", "withhold_exposed": close, "secure_sum": secure}
-    )
+def streamed(folder: Path, given: Mapping[str, Any], together: int) -> Iterator[tuple[str, Recovered]]:
+    """One run, and who is given what of it with masks, without, and with masks to clients that pool what they see."""
+    run = played(folder, "fedstruct", {**given, "protocol": "streamed"})  # masks change no value
     settings = settings_from_toml(run.config)
-    yield from (Recovered(*each) for each in hop_sums(run, settings, parts_for(settings, scenario_of(settings))))
+    parts = parts_for(settings, scenario_of(settings))
+    again = played_again(run, settings, parts)
+    assert again is not None
+    for count in range(1, together + 1):
+        yield from (("masked", Recovered(*each)) for each in sums_told(again, parts, True, together=count))
+    if not given.get("forward_noise"):
+        yield from (("plain", Recovered(*each)) for each in sums_told(again, parts, False))
+
+
+def after_changes(given: Mapping[str, Any], share: float) -> Recovered:
+    """Masked sums of the last evaluation, and of a prediction after a share of the cross edges is new: g(S) of nodes
+    that were there is the same in both, so a client has the equations of both.
+    """
+    settings = resolve("fedstruct", {**given, "protocol": "streamed"})
+    parts = parts_for(settings, scenario_of(settings))
+    exposed = before = of = 0
+    for data in parts.values():
+        assert data.cross is not None
+        out = data.cross.outgoing.numpy()
+        far, own = data.cross.other.numpy()[out], data.cross.own.numpy()[out]
+        ends = np.sort(np.column_stack([far, data.node_id.numpy()[own]]), axis=1)
+        old = np.array([Stream(0, ("changed", int(a), int(b))).numpy().random() >= share for a, b in ends])
+        nodes, column = np.unique(far, return_inverse=True)
+        edges = [sp.csr_matrix((kept.astype(float), (own, column))) for kept in (old, np.ones(len(old)))]
+        before += int(Equations(edges[1]).determined.sum())
+        exposed += int(Equations(sp.csr_matrix(sp.vstack(edges))).determined.sum())
+        of += len(nodes)
+    outcome = f"read: values of {exposed} of {of} foreign neighbours; {before} from the sums of now alone"
+    return Recovered(
+        SOLVING, "client", f"Forward: {share:.0%} of the cross edges are new", outcome, {"exposed": exposed, "of": of}
+    )
 
 
 def line(name: str, sums: str, found: Recovered) -> str:
@@ -76,7 +112,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=0, help="rounds of whole runs; 0 as in the reference profile")
     parser.add_argument("--hops", type=int, default=10)
     parser.add_argument("--split", default="10/10/80")
-    parser.add_argument("--only", default="", help="protocols whose name and sums have this text")
+    parser.add_argument("--together", type=int, default=3, help="clients that pool what they see of sums of hops")
+    parser.add_argument(
+        "--changed", type=float, nargs="*", default=[0.01, 0.05], help="cross edges new in a prediction"
+    )
+    parser.add_argument("--noise", type=float, nargs="*", default=[0.5, 2.0], help="forward_noise of sums of hops")
+    parser.add_argument("--only", default="", help="protocols whose name (and, but for streamed, sums) have this text")
     options = parser.parse_args()
     given = {"dataset": options.dataset, "clients": options.clients, "partition": options.partition, "seed": 0}
     given |= {"preset": "fedstruct", "profile": "reference", "eval_every": 1000, "split": options.split}
@@ -87,17 +128,20 @@ def main() -> None:
         cases.append((protocol, "masked" if secure else "plain", powers(folder / str(number), given, protocol, secure)))
     for rule in ("none", "counted", "safe"):
         cases.append((f"private (G.1), queries={rule}", "plain", private(folder / rule, given, rule, options.hops)))
-    for secure in (False, True):
-        for close in (False, True):
-            name = "streamed, withhold_exposed" if close else "streamed"
-            hopped = {**given, "structure_hops": options.hops}
-            attacks = streamed(folder / f"{secure}{close}", hopped, secure, close)
-            cases.append((name, "masked" if secure else "plain", attacks))
     print("| protocol | sums | who | attack; on | precision | recall | what came out |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for name, sums, found in cases:
         for each in found if options.only in f"{name}, {sums}" else ():
             if each.attack in SHOWN:
+                print(line(name, sums, each), flush=True)
+    for share in options.changed if options.only in "streamed" else ():
+        print(line("streamed, prediction", "masked", after_changes(given, share)), flush=True)
+    variants: list[tuple[str, dict[str, Any]]] = [("streamed", {}), ("streamed, withhold_exposed", CLOSED)]
+    variants += [(f"streamed, forward_noise={noise}", {"forward_noise": noise}) for noise in options.noise]
+    for number, (name, settings) in enumerate(variants):
+        if options.only in name:
+            changed = {**given, "structure_hops": options.hops, **settings}
+            for sums, each in streamed(folder / f"streamed-{number}", changed, options.together):
                 print(line(name, sums, each), flush=True)
 
 

@@ -18,24 +18,18 @@ from fedstruct_helpers import experiment as any_experiment
 from fedstruct_helpers import graph, states, walk
 from torch import Tensor
 
-import isthmus
 from isthmus.cli.main import main
-from isthmus.cli.recover_streamed import hop_sums
 from isthmus.data.scenario import Scenario
 from isthmus.errors import ConfigError, DataError
-from isthmus.experiments.config import Settings, resolve, settings_from_toml
-from isthmus.experiments.folder import RunFolder
+from isthmus.experiments.config import resolve
 from isthmus.experiments.run import SimulatedRun
-from isthmus.experiments.scenarios import parts_for, scenario_of
-from isthmus.federation.audit import LABELS, NEIGHBOURS, SOLVING
 from isthmus.federation.interface import Failure, QuorumError
-from isthmus.federation.session import Session
+from isthmus.federation.kept import kept_bytes, restore_kept
 from isthmus.graph.normalise import row_norm
 from isthmus.methods.fedstruct import streamed
 from isthmus.methods.fedstruct.closed_edges import NOBODY, closed_arcs, told_apart
 from isthmus.methods.fedstruct.streamed_client import KEPT_VALUES, StreamedClient
 from isthmus.methods.fedstruct.streamed_hops import ArcList, Hop, Start
-from isthmus.privacy.attacks.hop_sums import SumsOfHops, edges_by_regression, labels_from_first_hop_back
 from isthmus.privacy.determined import Equations, determined
 from isthmus.tensors import Weights
 from isthmus.testing import check_method
@@ -168,7 +162,10 @@ def test_losses_and_gradients_are_those_of_the_dense_computation(
 
 @pytest.mark.parametrize("backbone", ["sage", "gcn", "mlp"])
 @pytest.mark.parametrize("directed", [False, True])
-def test_gradients_of_any_feature_model_are_the_slopes_of_the_pooled_loss(backbone: str, directed: bool) -> None:
+def test_gradients_of_any_feature_model_are_the_slopes_of_the_pooled_loss(
+    backbone: str, directed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same_secrets(monkeypatch)  # other first rows of S may lie at a kink of a ReLU, where a difference is no slope
     where = graph(36, clients=3, directed=directed)
     model = {"backbone": backbone, "hidden": (6,), "loss": "ce", "weighting": "train", "optimizer": "sgd"}
     run = experiment(where, structure_hops=2, betas=(0.4, 0.6), execution="each", **model)
@@ -382,34 +379,49 @@ def test_the_sheet_says_what_remains(capsys: pytest.CaptureFixture[str]) -> None
     for flags in (["--secure-sum"], ["--secure-sum", "--set", "withhold_exposed=true"], []):
         assert main(["disclose", "fedstruct", *flags]) == 0
         told.append(" ".join(capsys.readouterr().out.split()))
-    assert "named 77 of 685 adjacent training nodes" in told[0] and "ClosedNodes" not in told[0]
+    assert "named 71 of 685 adjacent training nodes" in told[0] and "ClosedNodes" not in told[0]
     assert "named 0 of 685" in told[1] and "ClosedNodes" in told[1]
     assert "sender by sender" in told[2]
 
 
-def test_noise_is_shared_out_among_the_senders_and_repeats_in_a_replay() -> None:
-    where = graph(60, clients=3)
-    run = experiment(where, structure_hops=2, rounds=1, forward_noise=2.0, nsf="degree")
-    run.loop.play(until=1)
-    session = Session(run.engine, run.settings.method.table)
-    state: Any = run.loop.state
-
-    def sums() -> dict[str, Tensor]:
-        session.clock.begin("train", 1, run.loop.at.step + 1)
-        session.call(StreamedClient.begin, Start(state.weights, state.total, True))
-        client: Any = run.engine.party("client-0").client
-        mail = client.send_forward(Hop(1))
-        plain = torch.split(
-            torch.from_numpy(client.arcs("forward") @ client.scratch.hops.values.numpy()),
-            list(client.state.out_slots.values()),
-        )
-        return {name: mail[name].sums - part for name, part in zip(client.state.out_slots, plain, strict=True)}
-
-    first, second = sums(), sums()
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert not torch.equal(first["client-1"][:5], first["client-2"][:5])
-    everything = torch.cat([part.flatten() for part in first.values()])
+def test_noise_is_shared_out_among_the_senders() -> None:
+    _, client = noisy()
+    mail = client.send_forward(Hop(1))
+    parts = torch.split(
+        torch.from_numpy(client.arcs("forward") @ client.scratch.hops.values.numpy()),
+        [*client.state.out_slots.values()],
+    )
+    noise = {name: mail[name].sums - part for name, part in zip(client.state.out_slots, parts, strict=True)}
+    assert not torch.equal(noise["client-1"][:5], noise["client-2"][:5])
+    everything = torch.cat([part.flatten() for part in noise.values()])
     assert float(everything.std()) == pytest.approx(2.0 / np.sqrt(2), rel=0.2)
+
+
+def test_the_same_sums_get_the_same_noise_and_others_another() -> None:
+    """Whoever asks for them again and again averages nothing away, in a prediction neither; a difference has noise."""
+    run, client = noisy()
+    sums = torch.ones(9, 3, dtype=torch.float64)
+    first = client._noisy(sums, "client-1")
+    run.loop.session.clock.begin("evaluation", 1, run.loop.at.step + 5)
+    run.loop.session.call(StreamedClient.begin, Start(run.loop.state.weights, 1.0, False))  # type: ignore[attr-defined]
+    assert torch.equal(client._noisy(sums, "client-1"), first)
+    kept = kept_bytes(client)
+    client.state = replace(client.state, secret=b"another")
+    assert not torch.equal(client._noisy(sums, "client-1"), first)
+    restore_kept(client, client.state.weights, kept, as_trained=True)
+    assert torch.equal(client._noisy(sums, "client-1"), first)
+    moved = sums + torch.eye(9, 3)
+    assert float((client._noisy(moved, "client-1") - first - torch.eye(9, 3)).abs().min()) > 1e-6
+
+
+def noisy() -> tuple[SimulatedRun, Any]:
+    """A run with forward noise, and a client before its first hop."""
+    run = experiment(graph(60, clients=3), structure_hops=2, rounds=1, forward_noise=2.0, nsf="degree")
+    run.loop.play(until=1)
+    state: Any = run.loop.state
+    run.loop.session.clock.begin("train", 1, run.loop.at.step + 1)
+    run.loop.session.call(StreamedClient.begin, Start(state.weights, state.total, True))
+    return run, run.engine.party("client-0").client
 
 
 def patterns(run: SimulatedRun, client: str) -> dict[int, frozenset[Any]]:
@@ -487,81 +499,3 @@ def test_peeling_and_parts_find_what_one_rank_of_all_equations_finds() -> None:
         inside = np.abs(scipy.linalg.null_space(dense)).max(axis=1, initial=0.0) < 1e-8
         assert np.array_equal(equations.determined, inside)
         np.testing.assert_allclose(equations.solve(dense @ values), values * inside[:, None], atol=1e-8)
-
-
-# -- what the sums tell
-# ----------------------------------------------------------------------------------------
-
-
-def trained(folder: Path, **settings: Any) -> tuple[Settings, dict[str, dict[str, float]]]:
-    """A small run on a generated graph, and what its clients could read, by attack."""
-    given = {"dataset": "csbm:nodes=120,classes=3,features=8,degree=3", "clients": 4, "rounds": 2, "split": "50/20/30"}
-    given |= {
-        "seed": 1,
-        "preset": "fedstruct",
-        "structure_hops": 4,
-        "nsf_dim": 8,
-        "structure_hidden": (6,),
-        "loss": "ce",
-    }
-    given |= {"dropout": 0.0, "precision": "float64", **settings}
-    isthmus.run("fedstruct", **given, out=folder)
-    settings_ = settings_from_toml(RunFolder(folder).config)
-    parts = parts_for(settings_, scenario_of(settings_))
-    return settings_, {told[0]: told[4] for told in hop_sums(RunFolder(folder), settings_, parts)}
-
-
-def test_single_values_edges_and_labels_that_sums_tell(tmp_path: Path) -> None:
-    masked = trained(tmp_path / "masked", secure_sum=True)[1]
-    plain = trained(tmp_path / "plain", execution="each")[1]
-    assert 0 < masked[SOLVING]["exposed"] < plain[SOLVING]["exposed"] <= plain[SOLVING]["of"]
-    assert masked[LABELS]["claimed"] == masked[LABELS]["correct"] > 0, "a residual is negative at its label alone"
-    assert masked[LABELS]["claimed"] < plain[LABELS]["claimed"] == plain[LABELS]["correct"]
-    assert masked[NEIGHBOURS]["recall"] <= plain[NEIGHBOURS]["recall"]
-    assert masked[LABELS]["slots"] >= masked[LABELS]["slots_right"] > 0
-
-
-def test_labels_of_closed_nodes_cannot_be_read(tmp_path: Path) -> None:
-    settings, told = trained(tmp_path / "r", secure_sum=True, withhold_exposed=True)
-    assert told[SOLVING]["exposed"] > 0 and told[LABELS]["of"] > 0
-    assert told[LABELS]["claimed"] == 0
-    assert settings.method_config.withhold_exposed
-
-
-def test_labels_are_read_where_others_send_nothing_and_where_two_sums_are_equal() -> None:
-    """Six nodes in four sums, none determined; nodes 1 and 4 are training nodes."""
-    edges = sp.csr_matrix(
-        np.array([[1, 1, 0, 0, 0, 0], [1, 0, 1, 0, 0, 0], [0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 1, 1]], dtype=float)
-    )
-    residual = np.zeros((6, 3))
-    residual[1], residual[4] = [0.2, -0.5, 0.3], [-0.4, 0.3, 0.1]
-    sums = SumsOfHops(edges, np.arange(6) + 100)
-    assert not sums.exposed.any()
-    nodes, labels = labels_from_first_hop_back(sums, edges @ residual)
-    read = {int(node): int(label) for node, label in zip(nodes, labels.labels, strict=True) if label >= 0}
-    assert read == {101: 1, 104: 0}
-
-
-def test_regression_finds_edges_between_exposed_nodes() -> None:
-    """Five nodes whose values are all known: every edge, and no other."""
-    adjacency = np.array(
-        [[0, 1, 0, 0, 1], [1, 0, 1, 0, 0], [0, 1, 0, 1, 0], [0, 0, 1, 0, 0], [1, 0, 0, 0, 0]], dtype=float
-    )
-    walk_matrix = adjacency + np.eye(5)
-    walk_matrix /= walk_matrix.sum(1, keepdims=True)
-    rng = np.random.default_rng(0)
-    before, after = [], []
-    for _ in range(6):
-        value = rng.normal(size=(5, 3))
-        before.append(value)
-        after.append(walk_matrix @ value)
-    assert np.array_equal(edges_by_regression(after, before, before), adjacency > 0)
-
-
-def test_solved_values_are_the_true_ones() -> None:
-    rng = np.random.default_rng(1)
-    edges, values = sp.csr_matrix(rng.random((9, 12)) < 0.18, dtype=float), rng.normal(size=(12, 3))
-    sums = SumsOfHops(edges, np.arange(12))
-    exposed = sums.exposed
-    assert 0 < exposed.sum() < 12
-    np.testing.assert_allclose(sums.solved(edges @ values), values[exposed], atol=1e-10)

@@ -179,10 +179,13 @@ class FedStructConfig(StructureConfig):
         if not secure:
             return f"Sums can be read sender by sender, and tell most labels of adjacent training nodes {where}."
         if self.withhold_exposed:
-            return f"A client named 0 of 685 adjacent training nodes with their labels {where}."
+            return (
+                f"A client named 0 of 685 adjacent training nodes with their labels, and read 411 labels that one of "
+                f"several has {where}."
+            )
         return (
-            f"A client named 77 of 685 adjacent training nodes with their labels, all right {where}; with "
-            "withhold_exposed=true 0, for 1.1 points of accuracy."
+            f"A client named 71 of 685 adjacent training nodes with their labels, all right, and read 643 labels that "
+            f"one of several has {where}; with withhold_exposed=true it named 0, for 1.1 points of accuracy."
         )
 
     @property

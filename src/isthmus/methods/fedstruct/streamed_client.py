@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -95,7 +96,7 @@ class StreamedClient(EdgeClient):
     """One owner. Features, labels and its rows of S stay here; sums over its nodes leave."""
 
     state: StreamedState
-    keeps: ClassVar[tuple[str, ...]] = ("own_nsf", "own_ids", "trained_ids")
+    keeps: ClassVar[tuple[str, ...]] = ("secret", "own_nsf", "own_ids", "trained_ids")
     keeps_of_data: ClassVar[tuple[str, ...]] = ("forward", "backward", "out_slots", "in_slots")
     cohort: ClassVar[type[Cohort[Any]] | None] = StreamedCohort
 
@@ -281,11 +282,13 @@ class StreamedClient(EdgeClient):
         return {client: Forward(self._noisy(part, client)) for client, part in self._split(sums, self.state.out_slots)}
 
     def _noisy(self, sums: Tensor, client: PartyId) -> Tensor:
-        """Sums with this sender's share of the noise."""
+        """Sums with this sender's share of the noise: of the same sums always the same, or whoever is given them again
+        and again, as in predictions, would average it away; of others another, or differences would be without any.
+        """
         if not self.config.forward_noise:
             return sums
-        place = self.stream("forward noise").path
-        generator = self.generator_from(self.state.secret, f"forward noise {place} {client}")
+        content = hashlib.sha256(sums.contiguous().numpy().tobytes()).hexdigest()
+        generator = self.generator_from(self.state.secret, f"forward noise {client} {content}")
         scale = self.config.forward_noise / np.sqrt(len(self.state.out_slots))
         return sums + torch.from_numpy(generator.normal(scale=scale, size=tuple(sums.shape))).to(sums.dtype)
 

@@ -3,29 +3,27 @@ between foreign nodes, labels of foreign training nodes.
 
 A client is given, for each of its boundary nodes v, the sum of Z_u over foreign neighbours u. It knows its own edges,
 so M x = y with a known M: values that M determines are *exposed* (`isthmus.privacy.determined`). The next hop is
-Z_u' = (Z_u + sum over neighbours of Z) / d_u for every node u, so a regression of exposed values of one hop on those of
-the hop before finds edges between exposed nodes. In the backward pass the first sums are of residuals yhat - y over d,
-which are negative at the label alone.
+Z_u' = (Z_u + sum over neighbours of Z) / d_u for every node u, so a regression of exposed values after the first hop on
+those before it, round after round, finds edges between exposed nodes. In the backward pass the first sums are of
+residuals yhat - y over d, which are negative at the label alone; the second tell the same of nodes further away.
 
 Whoever reads messages sender by sender (without secure sums) has the same with one M per sender, and so more exposed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
+from scipy.optimize import nnls
 
 from isthmus.privacy.attacks.labels import Labels, labels_from_signs
 from isthmus.privacy.determined import Equations
 
 Reals = NDArray[np.float64]
-MOST_NEIGHBOURS = 8
-"""Neighbours that a regression names of one node at most."""
 
 
 @dataclass(frozen=True)
@@ -54,45 +52,31 @@ class SumsOfHops:
         return self._equations.solve(sums)[self.exposed]
 
 
-def edges_by_regression(
-    values: Sequence[Reals], before: Sequence[Reals], own: Sequence[Reals], *, tolerance: float = 0.3
-) -> NDArray[np.bool_]:
-    """Edges between exposed nodes, by greedy regression: (e, e), row = the node whose value is explained.
+def edges_by_regression(after: Reals, before: Reals, own: Reals, *, both_ways: bool) -> NDArray[np.bool_]:
+    """Edges between exposed nodes, by non-negative least squares: (e, e), row = the node whose value is explained.
+
+    The weight of a neighbour is that of the node itself, 1 / d; one that is found with less than half of it is none.
+    Nodes whose neighbours are not exposed have a part that is not explained. That is noise in many observations, which
+    rarely makes one edge appear from both of its ends.
 
     Args:
-        values: Of each hop of each round, exposed values after the hop (e, c).
+        after: Values after the hop, of as many rounds as were seen, one below the other (rounds * c, e).
         before: The same before the hop.
         own: What the client knows of each node's sum before the hop: its own nodes next to it, and the node itself.
-        tolerance: How far, relative to it, the weight of a neighbour may lie from the node's own weight 1 / d.
+        both_ways: The graph is undirected: an edge is named where both of its ends show it.
     """
-    count = values[0].shape[0]
-    found = np.zeros((count, count), dtype=bool)
-    after, past, known = (np.concatenate([part.T for part in series]) for series in (values, before, own))
-    length = np.maximum(np.linalg.norm(past, axis=0), 1e-300)
+    count = after.shape[1]
+    weights = np.zeros((count, count))
     for node in range(count):
-        chosen = _explained(after[:, node], known[:, node], past, length, node)
-        columns = np.column_stack([known[:, node], past[:, chosen]])
-        weights = np.linalg.lstsq(columns, after[:, node], rcond=None)[0]
-        if weights[0] > 0:
-            close = np.abs(weights[1:] / weights[0] - 1.0) < tolerance
-            found[node, np.array(chosen, dtype=np.int64)[close]] = True
-    return found
-
-
-def _explained(after: Reals, known: Reals, past: Reals, length: Reals, node: int) -> list[int]:
-    """Columns that explain a value best, one after the other, until it is explained or they are `MOST_NEIGHBOURS`."""
-    chosen: list[int] = []
-    for _ in range(MOST_NEIGHBOURS):
-        columns = np.column_stack([known, past[:, chosen]])
-        rest = after - columns @ np.linalg.lstsq(columns, after, rcond=None)[0]
-        if np.linalg.norm(rest) < 1e-4 * np.linalg.norm(after):
-            break
-        fit = (past.T @ rest) / length
-        fit[[node, *chosen]] = -np.inf
-        if not np.isfinite(fit).any() or fit.max() <= 0:
-            break
-        chosen.append(int(fit.argmax()))
-    return chosen
+        others = np.delete(np.arange(count), node)
+        try:
+            found = nnls(np.column_stack([own[:, node], before[:, others]]), after[:, node])[0]
+        except RuntimeError:  # no convergence: this node names none
+            continue
+        if found[0] > 0:
+            weights[node, others] = found[1:] / found[0]
+    edges = weights > 0.5
+    return edges & edges.T if both_ways else edges
 
 
 def labels_from_first_hop_back(sums: SumsOfHops, first: Reals) -> tuple[NDArray[np.int64], Labels]:
@@ -143,9 +127,9 @@ def _in_two_sums(
     return found, values
 
 
-def single_residuals(first: Reals) -> Labels:
-    """Slots whose sum looks like one training node's residual: the label of one of the slot's foreign neighbours, of
-    which is not known.
+def labels_present(sums: Reals) -> NDArray[np.bool_]:
+    """(s, c), labels that some training node behind each sum has: residuals are negative at the label alone, so a sum
+    of them is negative only where one has that label.
     """
-    noise = 1e-5 * float(np.abs(first).max(initial=0.0))
-    return labels_from_signs(np.where(np.abs(first) > noise, first, 0.0))
+    found: NDArray[np.bool_] = sums < -1e-5 * float(np.abs(sums).max(initial=0.0))
+    return found
