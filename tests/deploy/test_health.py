@@ -27,6 +27,7 @@ from isthmus.deploy.join_files import request
 from isthmus.deploy.measurements import AuditCounts, SentBytes, measure_hub, measure_site
 from isthmus.deploy.membership import approve
 from isthmus.deploy.provisioning import SERVER_KIT, FederationConfig
+from isthmus.deploy.run_queue import RunQueue
 from isthmus.deploy.startup_kit import StartupKit
 from isthmus.errors import ConfigError
 from isthmus.privacy.keys import Identity
@@ -100,6 +101,7 @@ def test_what_a_hub_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (tmp_path / "request").write_text(made.to_toml())
         approve(federation, tmp_path / "request", federation.path / "root", made.fingerprint, "30d")
     monkeypatch.setattr(measurements.time, "time", lambda: 1000.0)
+    monkeypatch.setattr(measurements.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**30))
     (federation.path / SEEN_FILE).write_text(json.dumps({"bank-a": 999.0, "bank-b": 940.0}))
     (federation.path / REFUSALS_FILE).write_text("7\n")
     ledger = federation.runs / "r1" / "ledger"
@@ -118,6 +120,30 @@ def test_what_a_hub_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert values(measure_hub(federation.path, process, sent))['isthmus_sent_bytes{run="r1",kind="model"}'] == 43
     process.pid = None
     assert any("does not run" in one for one in measure_hub(federation.path, process, sent).problems)
+    monkeypatch.setattr(measurements.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
+    full = measure_hub(federation.path, process, sent)
+    assert any("1 MB are free" in one for one in full.problems) and values(full)["isthmus_disk_free_bytes"] == 2**20
+
+
+def test_a_hub_says_how_many_runs_wait_for_their_turn(tmp_path: Path) -> None:
+    federation = FederationFolder.create(tmp_path / "hub", FederationConfig("x", ()))
+    process, sent, shown = supervisor(federation.kit(SERVER_KIT)), SentBytes(federation.runs), list[float]()
+
+    def look(number: int) -> None:
+        shown.append(values(measure_hub(federation.path, process, sent))["isthmus_queued_runs"])
+        raise InterruptedError
+
+    queue = RunQueue(federation.path, 1)
+    with queue.turn("first", "a", look), pytest.raises(InterruptedError), queue.turn("second", "a", look):
+        pass
+    assert shown == [1]
+    assert values(measure_hub(federation.path, process, sent))["isthmus_queued_runs"] == 0
+
+
+@pytest.mark.parametrize("content", ["[]", '{"bank-a": "yesterday"}', '{"bank-a": null}', "{"])
+def test_a_damaged_file_of_signs_of_life_counts_as_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / SEEN_FILE).write_text(content)
+    assert measurements.connections(tmp_path) == {}
 
 
 def test_what_a_site_says(kits: dict[str, StartupKit], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

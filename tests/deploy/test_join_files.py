@@ -303,6 +303,22 @@ def test_who_was_revoked_is_no_member(tmp_path: Path) -> None:
         revoke(federation, "bank-b")
 
 
+def test_commands_at_the_same_time_do_not_undo_each_other(tmp_path: Path) -> None:
+    """Each has read the folder before the other changed it."""
+    federation = FederationFolder.create(tmp_path / "hub", FederationConfig("y", ("bank-a", "bank-b")))
+    (tmp_path / "bank-b").mkdir()
+    request_of_b, made = ask(tmp_path / "bank-b", "bank-b")
+    read_before = FederationFolder.read(federation.path)
+    revoke(federation, "bank-b")
+    add(read_before, "bank-c")
+    assert FederationFolder.read(federation.path).config.organisations == ("bank-a", "bank-c")
+    with pytest.raises(ConfigError, match="unknown organisation"):
+        approve(read_before, request_of_b, federation.path / "root", made.fingerprint)
+    assert Members.read(federation.register).valid("bank-b") is None
+    revoke(read_before, "bank-a")
+    assert FederationFolder.read(federation.path).config.organisations == ("bank-c",)
+
+
 def test_the_hub_renews_its_own(tmp_path: Path) -> None:
     federation = FederationFolder.create(tmp_path / "hub", FederationConfig("x", (), days=20))
     server = federation.kit(SERVER_KIT)

@@ -16,6 +16,7 @@ from isthmus.deploy.health import Health, Labels, Metric, gauge
 from isthmus.deploy.members import MEMBERS, Members
 from isthmus.deploy.processes import is_alive
 from isthmus.deploy.run_files import AUDIT, committed_rounds, run_state
+from isthmus.deploy.run_queue import RunQueue
 from isthmus.deploy.startup_kit import certificate_file
 
 if TYPE_CHECKING:
@@ -29,10 +30,10 @@ LEAST_DAYS = 7.0
 def connections(federation: Path) -> dict[str, float]:
     """Seconds since each organisation was last heard of, from what the gate wrote."""
     try:
-        seen: dict[str, float] = json.loads((federation / SEEN_FILE).read_text())
-    except (OSError, ValueError):
+        seen = json.loads((federation / SEEN_FILE).read_text())
+        return {str(name): max(0.0, time.time() - float(when)) for name, when in seen.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
         return {}
-    return {name: max(0.0, time.time() - when) for name, when in seen.items()}
 
 
 def measure_hub(federation: Path, supervisor: ProcessSupervisor, sent: SentBytes) -> Health:
@@ -45,9 +46,12 @@ def measure_hub(federation: Path, supervisor: ProcessSupervisor, sent: SentBytes
     problems, shared = _of_process(supervisor)
     problems += [f"{name} has no valid certificate" for name in members if name not in days]
     problems += [f"{name} is not connected" for name in members if seen.get(name, SEEN_WITHIN + 1) > SEEN_WITHIN]
+    problems += _disk_problems(federation)
     running = [name for name, state in states.items() if state == "running"]
     metrics = [
         *shared,
+        _free(federation),
+        gauge("queued_runs", "runs that wait for their turn", float(len(RunQueue(federation).waiting()))),
         gauge("certificate_days", "days until the certificate expires", days),
         gauge(
             "last_seen_seconds",
@@ -90,15 +94,24 @@ class AuditCounts:
 
 def measure_site(state: Path, supervisor: ProcessSupervisor, audit: AuditCounts) -> Health:
     problems, shared = _of_process(supervisor)
-    free = shutil.disk_usage(state).free
-    if free < LEAST_FREE_BYTES:
-        problems.append(f"{free // 2**20} MB are free on the disk of {state}: docs/operations.md, disk full")
+    problems += _disk_problems(state)
     metrics = [
         *shared,
-        gauge("disk_free_bytes", "free on the disk of the state folder", float(free)),
+        _free(state),
         gauge("audit_lines_total", "lines of the audit chain by kind", audit.read(), "kind"),
     ]
     return Health(tuple(problems), tuple(metrics), {"organisation": supervisor.kit.name})
+
+
+def _free(folder: Path) -> Metric:
+    return gauge("disk_free_bytes", "free on the disk of the own folder", float(shutil.disk_usage(folder).free))
+
+
+def _disk_problems(folder: Path) -> list[str]:
+    free = shutil.disk_usage(folder).free
+    if free >= LEAST_FREE_BYTES:
+        return []
+    return [f"{free // 2**20} MB are free on the disk of {folder}: docs/operations.md, disk full"]
 
 
 def _of_process(supervisor: ProcessSupervisor) -> tuple[list[str], list[Metric]]:

@@ -6,7 +6,9 @@ register by itself.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,12 +59,22 @@ def fingerprint_of(federation: FederationFolder) -> str:
     return root_fingerprint(read_certificate(federation.kit(SERVER_KIT).startup / "rootCA.pem"))
 
 
+@contextlib.contextmanager
+def _changing(federation: FederationFolder) -> Iterator[tuple[FederationFolder, Members]]:
+    """The folder as it is now, and its register, while no other command changes either: written over what was read
+    before, an approval would bring back who was revoked meanwhile.
+    """
+    with changing(federation.register) as members:
+        yield FederationFolder.read(federation.path), members
+
+
 def add(federation: FederationFolder, name: str) -> FederationFolder:
     """An organisation may ask for a certificate from now on."""
-    config = federation.config
-    if name in config.organisations:
-        raise ConfigError(f"{name} belongs to the federation already: approve its request")
-    return federation.with_config(replace(config, organisations=(*config.organisations, name)))
+    with _changing(federation) as (present, _):
+        config = present.config
+        if name in config.organisations:
+            raise ConfigError(f"{name} belongs to the federation already: approve its request")
+        return present.with_config(replace(config, organisations=(*config.organisations, name)))
 
 
 def approve(
@@ -80,12 +92,12 @@ def approve(
             key of the first request.
         replaces: Revoke the organisation's earlier certificates at once: its key was lost or stolen.
     """
-    request, config = JoinRequest.read(file), federation.config
-    name = request.organisation
-    if name not in config.organisations:
-        raise unknown("organisation (`isthmus server add` takes one in)", name, config.organisations)
-    authority = Root.read(root, config.name)
-    with changing(federation.register) as members:
+    request = JoinRequest.read(file)
+    name, authority = request.organisation, Root.read(root, federation.config.name)
+    with _changing(federation) as (present, members):
+        config = present.config
+        if name not in config.organisations:
+            raise unknown("organisation (`isthmus server add` takes one in)", name, config.organisations)
         _check_fingerprint(members, request, fingerprint)
         if members.lost(key_digest(request.public)):
             raise ConfigError(
@@ -126,12 +138,12 @@ def revoke(federation: FederationFolder, name: str) -> FederationFolder:
     """Exclude an organisation: its connections are cut, its certificates are not accepted any more, runs that need it
     end. To come back it must be added again.
     """
-    config = federation.config
-    if name not in config.organisations:
-        raise unknown("organisation", name, config.organisations)
-    with changing(federation.register) as members:
+    with _changing(federation) as (present, members):
+        config = present.config
+        if name not in config.organisations:
+            raise unknown("organisation", name, config.organisations)
         replace(
             members.revoked(name), identities={k: v for k, v in (members.identities or {}).items() if k != name}
         ).write(federation.register)
-    (federation.path / OFFERS / f"{name}.toml").unlink(missing_ok=True)
-    return federation.with_config(replace(config, organisations=tuple(o for o in config.organisations if o != name)))
+        (federation.path / OFFERS / f"{name}.toml").unlink(missing_ok=True)
+        return present.with_config(replace(config, organisations=tuple(o for o in config.organisations if o != name)))
