@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ssl
 import stat
+import threading
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ pytest.importorskip("nvflare", reason="the engine nvflare is an extra")
 import tomli_w
 
 from isthmus.cli.main import main
+from isthmus.deploy import join_files
 from isthmus.deploy.certificates import digest, read_certificate, root_fingerprint
 from isthmus.deploy.federation_folder import FederationFolder
 from isthmus.deploy.join_files import NEXT_KEY, Approval, JoinRequest, join, request
@@ -265,6 +268,32 @@ def test_an_approval_that_nobody_waits_for(founded: FederationFolder, tmp_path: 
     join(tmp_path / "kit", answer, fingerprint_of(founded))
     with pytest.raises(ConfigError, match=r"no request of .* waits for an answer"):
         join(tmp_path / "kit", answer, None)
+
+
+def test_two_joins_at_the_same_time(founded: FederationFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first is held up in the middle; the second finds the request answered, and not half a kit."""
+    file, made = ask(tmp_path)
+    answer, _ = approve(founded, file, founded.path / "root", made.fingerprint)
+    found: list[str] = []
+
+    def second() -> None:
+        try:
+            join(tmp_path / "kit", answer, fingerprint_of(founded))
+        except Exception as error:
+            found.append(str(error))
+
+    other, write = threading.Thread(target=second), join_files._write
+
+    def held_up(*given: Any) -> None:
+        monkeypatch.setattr(join_files, "_write", write)
+        other.start()
+        other.join(0.5)
+        write(*given)
+
+    monkeypatch.setattr(join_files, "_write", held_up)
+    join(tmp_path / "kit", answer, fingerprint_of(founded))
+    other.join()
+    assert len(found) == 1 and "waits for an answer" in found[0]
 
 
 def test_a_join_that_was_cut_off_is_repeated(founded: FederationFolder, tmp_path: Path) -> None:

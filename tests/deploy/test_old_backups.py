@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -123,6 +124,19 @@ def test_a_state_folder_says_its_format(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"bank-0: .* has format {FORMAT + 1}, written by Isthmus 9.9"):
         run_in_process(tmp_path, transport.restarted(), settings_of(), run="third")
     assert {path: path.read_bytes() for path in state.rglob("*") if path.is_file()} == before
+
+
+def test_a_state_folder_that_cannot_be_written_is_no_error_without_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that was mounted read-only after an error of its disk."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("isthmus.deploy.state_folder.write_atomic", refuse)
+    with pytest.raises(ConfigError, match=r"bank-0: nothing can be written to .*Read-only file system.*client.toml"):
+        run_in_process(tmp_path, federation(tmp_path), settings_of())
 
 
 @pytest.mark.parametrize(("number", "joins"), [("2.13.99", True), ("2.99.0", False)])

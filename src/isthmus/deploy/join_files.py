@@ -8,7 +8,11 @@ both keys, and a later request (``isthmus client renew``) is known by that signa
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -181,12 +185,34 @@ def join(kit: Path, approval: Approval, root: str | None) -> StartupKit:
     """Put an approved certificate beside its key. The first time ``root``, the fingerprint that the hub's operator told
     by another way, decides whether this is the right hub; later the root in the kit does.
     """
+    with _alone(kit):
+        return _join(kit, approval, root)
+
+
+@contextlib.contextmanager
+def _alone(kit: Path) -> Iterator[None]:
+    """While no other process puts a certificate into this kit."""
+    if not kit.is_dir():
+        raise _no_request(kit)
+    descriptor = os.open(kit, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _no_request(kit: Path) -> ConfigError:
+    return ConfigError(
+        f"no request of {kit} waits for an answer: make one with `isthmus client request`, or, if {kit} is in use, "
+        "`isthmus client renew`"
+    )
+
+
+def _join(kit: Path, approval: Approval, root: str | None) -> StartupKit:
     startup = kit / "startup"
     if not (kit / REQUEST).exists():
-        raise ConfigError(
-            f"no request of {kit} waits for an answer: make one with `isthmus client request`, or, if {kit} is in use, "
-            "`isthmus client renew`"
-        )
+        raise _no_request(kit)
     asked = JoinRequest.read(kit / REQUEST)
     made = startup / NEXT_KEY if (startup / NEXT_KEY).exists() else startup / "client.key"  # or it was cut off below
     key = read_key(made)

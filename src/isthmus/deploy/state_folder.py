@@ -32,4 +32,10 @@ def open_state(state: Path) -> None:
             f"{FORMAT}: install that version again, or restore the backup that was made before it"
         )
     if found < FORMAT:
-        write_atomic(path, f'format = {FORMAT}\nisthmus = "{isthmus.__version__}"\n'.encode())
+        try:
+            write_atomic(path, f'format = {FORMAT}\nisthmus = "{isthmus.__version__}"\n'.encode())
+        except OSError as error:
+            raise ConfigError(
+                f"nothing can be written to {state} ({error.strerror}): make room, or name another state folder in "
+                "client.toml"
+            ) from None
