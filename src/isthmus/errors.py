@@ -41,6 +41,10 @@ class RunError(IsthmusError):
     exit_code = 4
 
 
+class StorageError(RunError):
+    """Nothing could be kept: a disk that is full or has failed. Once that is set right, another attempt helps."""
+
+
 class ProtocolError(RunError):
     """A message that is malformed, oversized, undeclared or out of turn."""
 

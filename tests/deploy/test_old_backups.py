@@ -17,12 +17,12 @@ from packages import weight_hashes
 from isthmus.cli.main import main
 from isthmus.deploy import server_run
 from isthmus.deploy.handshake import PROTOCOL
-from isthmus.deploy.run_status import committed_rounds
+from isthmus.deploy.run_status import RunFailure, committed_rounds
 from isthmus.deploy.server_run import newest_heads
 from isthmus.deploy.site_runtime import SiteRuntime
 from isthmus.deploy.startup_kit import StartupKit
 from isthmus.deploy.state_folder import FILE, FORMAT
-from isthmus.errors import ConfigError, DataError
+from isthmus.errors import ConfigError, DataError, StorageError
 from isthmus.experiments import contract
 from isthmus.experiments.contract import release
 from isthmus.experiments.result import versions
@@ -135,8 +135,10 @@ def test_a_state_folder_that_cannot_be_written_is_no_error_without_words(
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr("isthmus.deploy.state_folder.write_atomic", refuse)
-    with pytest.raises(ConfigError, match=r"bank-0: nothing can be written to .*Read-only file system.*client.toml"):
+    with pytest.raises(StorageError, match=r"bank-0: nothing can be written to .*Read-only file system.*client.toml"):
         run_in_process(tmp_path, federation(tmp_path), settings_of())
+    failure = RunFailure.read(tmp_path / "runs" / "r")
+    assert failure is not None and failure.again, "it may be mended while the run waits"
 
 
 @pytest.mark.parametrize(("number", "joins"), [("2.13.99", True), ("2.99.0", False)])

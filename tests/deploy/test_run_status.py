@@ -10,7 +10,7 @@ import pytest
 from in_process_sites import settings_of
 
 from isthmus.deploy.run_status import FAILED, ProgressFollower, ProgressWriter, RunFailure, read_progress
-from isthmus.errors import ConfigError, RunError
+from isthmus.errors import ConfigError, RunError, StorageError
 from isthmus.experiments.callbacks import Callback, Progress
 from isthmus.experiments.config import Settings
 from isthmus.federation.interface import Failure, QuorumError
@@ -59,6 +59,7 @@ def test_damaged_files_are_ignored(tmp_path: Path) -> None:
         (QuorumError("train", {"a": Failure("handler")}, 1, 2), False),
         (ConfigError("x"), False),
         (RunError("diverged"), False),
+        (StorageError("full"), True),
         (MemoryError(), True),
     ],
 )

@@ -18,7 +18,7 @@ from isthmus.deploy.job_template import busy
 from isthmus.deploy.run_files import BACK
 from isthmus.deploy.run_status import HEARTBEAT, STOPPED, RunFailure, SitesBackError, TakeBack
 from isthmus.deploy.run_supervisor import MAX_FRUITLESS, RunSupervisor
-from isthmus.errors import ConfigError, RunError
+from isthmus.errors import ConfigError, RunError, StorageError
 from isthmus.experiments.callbacks import Progress
 
 
@@ -117,6 +117,24 @@ def test_a_job_that_ends_without_result_is_submitted_again(tmp_path: Path) -> No
         "finished",
     ]
     assert json.loads((run / "attempts.json").read_text()) == 2
+
+
+def test_a_full_disk_is_tried_again_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server = FakeServer([])
+    supervisor, run = supervise(tmp_path, server)
+
+    def full() -> str:
+        RunFailure.of(StorageError("b: cannot keep its state (No space left on device)")).write(run)
+        return "FINISHED:EXECUTION_EXCEPTION"
+
+    server.jobs = [full, full, finish(run)]
+    supervisor.finish(["r"])
+    assert len(server.submitted) == 3
+    assert caplog.messages == ["b: cannot keep its state (No space left on device); trying again"] * 2
+    (run / "result.json").unlink()
+    server.jobs = [full]
+    with pytest.raises(RunError, match=r"added no round \(b: cannot keep its state \(No space left on device\)\)"):
+        supervisor.finish(["r"])
 
 
 def test_a_refusal_by_a_job_validator_is_final(tmp_path: Path) -> None:

@@ -22,9 +22,10 @@ from isthmus.deploy.approval import Approvals
 from isthmus.deploy.audit_chain import AUDIT, CALL, END, INDEX, JOIN, MEET, ORDER, REFUSED, AuditChain, verify
 from isthmus.deploy.handshake import KEYS, PeerKeys, SignedHead
 from isthmus.deploy.roster import OrganisationKeys, read_identity
+from isthmus.deploy.run_status import RunFailure
 from isthmus.deploy.server_run import HEADS, SitesEngine
 from isthmus.deploy.site_settings import SiteSettings
-from isthmus.errors import ConfigError, DataError, ProtocolError, RunError
+from isthmus.errors import ConfigError, DataError, ProtocolError
 from isthmus.experiments.config import Settings
 from isthmus.federation import codec
 from isthmus.federation.host import Answer
@@ -257,8 +258,10 @@ def test_a_full_disk_refuses_the_call(tmp_path: Path, monkeypatch: pytest.Monkey
 
     with monkeypatch.context():
         monkeypatch.setattr(AuditChain, "append", full)
-        with pytest.raises(RunError, match=r"audit chain audit\.jsonl cannot be written \(No space left on device\)"):
+        with pytest.raises(QuorumError, match=r"chain audit\.jsonl cannot be written \(No space left on device\)"):
             run_in_process(tmp_path, transport, secure())
+    failure = RunFailure.read(tmp_path / "runs" / "r")
+    assert failure is not None and failure.again and failure.kind == "StorageError", "another attempt may find room"
     monkeypatch.undo()
     assert all(record["handler"] != "local_update" for record in records(tmp_path) if record["kind"] == CALL)
     run_in_process(tmp_path, transport.restarted(), secure(), attempt=1)

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from isthmus.deploy.run_files import AUDIT
-from isthmus.errors import DataError, IsthmusError, ProtocolError, RunError
+from isthmus.errors import DataError, IsthmusError, ProtocolError, StorageError
 from isthmus.experiments.folder import write_atomic
 from isthmus.federation.watch import AdmittedCall, RolledBack
 
@@ -194,7 +194,7 @@ class AuditChain:
             raise self._cannot(error, "opened") from None
 
     def _cannot(self, error: OSError, done: str) -> IsthmusError:
-        return RunError(
+        return StorageError(
             f"the audit chain {self.path.name} cannot be {done} ({error.strerror}), so nothing is answered here: "
             "set that right, then continue the run"
         )

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from isthmus.deploy.run_files import BACK, FAILED, HEARTBEAT, PROGRESS, STOPPED, WAITING, committed_rounds
-from isthmus.errors import IsthmusError, RunError
+from isthmus.errors import IsthmusError, RunError, StorageError
 from isthmus.experiments.callbacks import Callback, Progress
 from isthmus.experiments.config import Settings
 from isthmus.experiments.round_loop import RECOVERABLE
@@ -50,9 +50,12 @@ class RunFailure:
 
     @classmethod
     def of(cls, error: BaseException) -> RunFailure:
-        kinds = {failure.kind for failure in error.failures.values()} if isinstance(error, QuorumError) else set()
-        again = bool(kinds & set(RECOVERABLE)) or not isinstance(error, IsthmusError) or type(error) is SitesBackError
-        name = type(error).__name__ if type(error).__name__ in ERRORS else "RunError"
+        failures = error.failures.values() if isinstance(error, QuorumError) else ()
+        full = isinstance(error, StorageError) or any(one.detail == StorageError.__name__ for one in failures)
+        again = full or any(one.kind in RECOVERABLE for one in failures) or type(error) is SitesBackError
+        again = again or not isinstance(error, IsthmusError)
+        kind = StorageError if full else type(error)
+        name = kind.__name__ if kind.__name__ in ERRORS else "RunError"
         text = str(error) if isinstance(error, IsthmusError) else f"{type(error).__name__}: {error}"
         return cls(name, text, again)
 

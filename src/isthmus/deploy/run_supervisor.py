@@ -34,7 +34,7 @@ from isthmus.deploy.run_status import (
     write_waiting,
 )
 from isthmus.deploy.startup_kit import StartupKit
-from isthmus.errors import RunError
+from isthmus.errors import RunError, StorageError
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class RunSupervisor:
                 if fruitless >= MAX_FRUITLESS:
                     log = self.runs / runs[0] / "log.txt"
                     raise RunError(
-                        f"{MAX_FRUITLESS} attempts in a row added no round ({self.attempts[-1]['ended']}); see {log}, "
+                        f"{MAX_FRUITLESS} attempts in a row added no round ({self._last_reason()}); see {log}, "
                         "then submit again"
                     )
                 if busy:
@@ -111,6 +111,10 @@ class RunSupervisor:
                 self._attempt(runs)
         finally:
             self.admin.close()
+
+    def _last_reason(self) -> str:
+        last = self.attempts[-1]
+        return str(last.get("why", last["ended"]))
 
     def _finished(self, runs: Sequence[str]) -> bool:
         return all((self.runs / run / "result.json").exists() for run in runs)
@@ -144,8 +148,13 @@ class RunSupervisor:
         attempt["ended"] = self._follow(runs, job_id)
         for run in runs:
             failure = RunFailure.read(self.runs / run)
-            if failure is not None and not failure.again:
+            if failure is None:
+                continue
+            if not failure.again:
                 raise failure.error()
+            attempt["why"] = failure.text
+            if failure.kind == StorageError.__name__:  # somebody must make room meanwhile
+                logger.warning("%s; trying again", failure.text)
 
     def _submit(self, job: Path, token: str) -> str:
         """Submit a job once even if the connection breaks meanwhile: with the same token a second try is the same

@@ -30,7 +30,7 @@ from isthmus.deploy.handshake import (
 )
 from isthmus.deploy.offer import check_schemas, owners_of
 from isthmus.deploy.run_status import ProgressWriter, RunFailure, TakeBack
-from isthmus.errors import ConfigError, ProtocolError
+from isthmus.errors import ConfigError, ProtocolError, StorageError
 from isthmus.experiments.config import Settings, settings_from_toml
 from isthmus.experiments.contract import contract_of
 from isthmus.experiments.folder import RunFolder
@@ -181,7 +181,8 @@ def _begin(begin: BeginRun, transport: Transport) -> dict[Site, JoinReply]:
     joined = {site: _join_reply(site, reply) for site, reply in replies.items() if isinstance(reply, bytes)}
     refusals = [f"{site}: {one.text}" for site, one in joined.items() if one.error]
     if refusals:
-        raise ConfigError("; ".join(refusals))
+        full = all(one.error in ("", StorageError.__name__) for one in joined.values())
+        raise (StorageError if full else ConfigError)("; ".join(refusals))
     return joined
 
 

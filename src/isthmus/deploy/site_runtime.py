@@ -176,7 +176,7 @@ class SiteRuntime:
         self._open = None
         try:
             open_state(self.settings.state)
-        except ConfigError as error:  # and nothing is written to it
+        except IsthmusError as error:  # and nothing is written to it
             return JoinReply(error=type(error).__name__, text=str(error))
         try:
             if begin.protocol != PROTOCOL:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import isthmus
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, StorageError
 from isthmus.experiments.config_values import read_toml
 from isthmus.experiments.folder import write_atomic
 
@@ -35,7 +35,7 @@ def open_state(state: Path) -> None:
         try:
             write_atomic(path, f'format = {FORMAT}\nisthmus = "{isthmus.__version__}"\n'.encode())
         except OSError as error:
-            raise ConfigError(
+            raise StorageError(
                 f"nothing can be written to {state} ({error.strerror}): make room, or name another state folder in "
                 "client.toml"
             ) from None

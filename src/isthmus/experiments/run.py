@@ -20,7 +20,7 @@ from isthmus.data import given
 from isthmus.data.feature_scaling import UNSCALED
 from isthmus.data.own_graph import owners_of, remember
 from isthmus.data.split import given_masks as masks_of
-from isthmus.errors import ConfigError, RunError
+from isthmus.errors import ConfigError, StorageError
 from isthmus.experiments.callbacks import Callback
 from isthmus.experiments.config import RunConfig, Settings, settings_from_toml
 from isthmus.experiments.contract import simulated_contract
@@ -295,7 +295,7 @@ class RunDriver:
                 f"cannot write to {folder.path} ({error.strerror or error}): correct that, then `isthmus resume "
                 f"{folder.path}`"
             )
-            raise RunError(message) from error
+            raise StorageError(message) from error
         finally:
             for callback in self.callbacks:
                 callback.close()

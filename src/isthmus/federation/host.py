@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from isthmus.errors import ConfigError, DataError, IsthmusError, ProtocolError, RunError, unknown
+from isthmus.errors import ConfigError, DataError, IsthmusError, ProtocolError, RunError, StorageError, unknown
 from isthmus.federation import codec
 from isthmus.federation.codec import LIMITS, Limits
 from isthmus.federation.engine import Export
@@ -35,7 +35,7 @@ from isthmus.seeds import Stream
 
 FrameKind = Literal["call", "order"]
 ERRORS: dict[str, type[IsthmusError]] = {
-    kind.__name__: kind for kind in (ConfigError, DataError, RunError, ProtocolError)
+    kind.__name__: kind for kind in (ConfigError, DataError, RunError, StorageError, ProtocolError)
 }
 
 
@@ -135,7 +135,7 @@ class PartyHost(LocalEngine):
             answer = Answer(type(error).__name__, str(error))
         except OSError as error:
             reason = error.strerror or type(error).__name__
-            answer = Answer("RunError", f"cannot keep its state ({reason}): set that right, then resume the run")
+            answer = Answer("StorageError", f"cannot keep its state ({reason}): set that right, then resume the run")
         except Exception as error:  # a method's own code may raise anything; its text may hold data
             answer = Answer("RunError", f"{type(error).__name__}{f': {error}' if self._explain else ''}")
         return (codec.encode(answer),)
