@@ -98,6 +98,12 @@ def test_sites_end_with_the_bits_of_one_process(method: str, more: dict[str, obj
     assert links.keys() == {"bank-b", "bank-c"} and all(count["agreed"] > 0 for count in links.values())
 
 
+def test_a_roster_that_still_lists_who_left(tmp_path: Path) -> None:
+    transport = sites(tmp_path, write_banks(tmp_path / "tables"))
+    with pytest.raises(ConfigError, match="bank-a: the run is for 2 clients and the roster here has another number"):
+        run_in_process(tmp_path, transport, settings_of("fedavg", "tables", clients=2))
+
+
 @pytest.mark.parametrize(
     ("method", "more"),
     [

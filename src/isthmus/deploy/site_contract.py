@@ -84,8 +84,10 @@ def site_view(site: SiteSettings, settings: Settings) -> View:
 
     schema, clients = read_schema(site.tables.folder), listed_clients(site, settings)
     if clients is None:
+        wanted = settings.run.clients
         raise ConfigError(
-            f"the run is for {settings.run.clients} clients, which are not those of the roster: agree on one"
+            f"the run is for {wanted} clients and the roster here has another number: apply every change of the roster "
+            "first (`isthmus client roster`), or submit it for as many clients as the roster has"
         )
     task: Any = schema.task
     return View(clients, len(schema.columns), len(schema.labels.classes), task=task)
