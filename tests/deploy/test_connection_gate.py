@@ -119,7 +119,9 @@ def test_no_organisation_takes_the_connections_of_the_others(root: Root, tmp_pat
     assert made.enter(Context(a)) == ""
 
 
-@pytest.mark.parametrize("content", [None, "", "{}", '{"format": 9}', '{"format": 1, "certificates": [{}]}'])
+@pytest.mark.parametrize(
+    "content", [None, "", "{}", "[" * 100_000, '{"format": 9}', '{"format": 1, "certificates": [{}]}']
+)
 def test_without_a_register_nobody_enters(root: Root, tmp_path: Path, content: str | None) -> None:
     a = issue(root)
     made = gate(tmp_path, a)

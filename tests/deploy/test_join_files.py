@@ -114,6 +114,7 @@ def test_a_request_that_was_changed_is_refused(tmp_path: Path, field: str, value
         ("protocol = 2\norganisation = [1]\n", "is not a request"),
         ("no toml", "not valid TOML"),
         ("x" * 100_000, "too large"),
+        ("a = " + "[" * 5000, "nested too deeply"),
     ],
 )
 def test_a_file_that_is_no_request(tmp_path: Path, content: str, message: str) -> None:

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 from in_process_sites import settings_of
 
-from isthmus.deploy.run_status import FAILED, ProgressFollower, ProgressWriter, RunFailure, read_progress
+from isthmus.deploy.run_status import (
+    FAILED,
+    ProgressFollower,
+    ProgressWriter,
+    RunFailure,
+    committed_rounds,
+    read_progress,
+)
 from isthmus.errors import ConfigError, RunError, StorageError
 from isthmus.experiments.callbacks import Callback, Progress
 from isthmus.experiments.config import Settings
@@ -44,6 +51,13 @@ def test_progress_is_reported_once_per_round(tmp_path: Path) -> None:
         follower.poll()
         follower.poll()
     assert calls.rounds == [progress(1, {"val": 0.5}), progress(2, {"val": 0.5})]
+
+
+def test_what_is_agreed_before_the_first_round_is_no_round(tmp_path: Path) -> None:
+    (tmp_path / "ledger").mkdir()
+    for number in range(3):
+        (tmp_path / "ledger" / f"{number:06d}.jsonl").touch()
+    assert committed_rounds(tmp_path) == 2
 
 
 def test_damaged_files_are_ignored(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ class Root:
             raise ConfigError(
                 f"the root key is not in {folder}: bring it (--root FOLDER), it signs what you ask for"
             ) from None
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
             raise ConfigError(f"{path} is damaged: use your copy of the root key") from None
         if not isinstance(key, RSAPrivateKey):
             raise ConfigError(f"{path} holds no RSA key: use your copy of the root key")

@@ -100,7 +100,7 @@ class FederationFolder:
             return cls(path, FederationConfig(**{**raw, "organisations": tuple(raw["organisations"])}))
         except OSError:
             raise no_federation(path) from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"{path / CONFIG} is damaged ({type(error).__name__}): make the federation again"
             ) from None

@@ -55,7 +55,7 @@ class Members:
             raw: dict[str, Any] = json.loads(path.read_text())
         except FileNotFoundError:
             return cls()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"{path} cannot be read ({type(error).__name__}): restore it from a backup") from None
         try:
             if raw["format"] == 1:

@@ -20,8 +20,9 @@ AUDIT = "audit.jsonl"
 
 
 def committed_rounds(folder: Path) -> int:
-    """How many rounds a run folder holds."""
-    return sum(path.stem.isdecimal() for path in (folder / "ledger").glob("*.jsonl"))
+    """How many rounds a run folder holds. What owners of tables agree on before the first is number 0, and no round."""
+    names = [path.stem for path in (folder / "ledger").glob("*.jsonl")]
+    return sum(name.isdecimal() and int(name) > 0 for name in names)
 
 
 def run_state(path: Path) -> str:

@@ -23,6 +23,8 @@ def read_toml(path: Path, what: str = "") -> dict[str, Any]:
         twice = "Cannot overwrite" in str(error) or "Cannot declare" in str(error)
         hint = "; a key and a [table] cannot share a name: write settings as plain keys, without [method]"
         raise ConfigError(f"{what}{path} is not valid TOML: {error}{hint if twice else ''}") from None
+    except RecursionError:
+        raise ConfigError(f"{what}{path} is not valid TOML: it is nested too deeply") from None
 
 
 def parse_override(text: str) -> tuple[str, Any]:

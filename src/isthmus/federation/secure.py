@@ -296,7 +296,7 @@ def _read(
         layout = json.loads(text)
         tensors, floats, integers = layout["counts"]
         template = LeafTemplate.from_json(layout["leaves"])
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         raise ProtocolError("the layout of a secure sum is malformed") from None
     leaves: list[Any] = decode_leaves(words, template, parties=parties)
     if len(leaves) != tensors + floats + integers + 1:
