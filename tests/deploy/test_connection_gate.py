@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from isthmus.deploy import connection_gate
 from isthmus.deploy.certificates import Root, organisation_subject, pem
 from isthmus.deploy.connection_gate import SAID_EVERY, ConnectionGate
 from isthmus.deploy.members import Members
+from isthmus.errors import ConfigError
 
 
 class Context:
@@ -127,6 +129,18 @@ def test_without_a_register_nobody_enters(root: Root, tmp_path: Path, content: s
     made = gate(tmp_path, a)
     made.register.unlink() if content is None else made.register.write_text(content)
     assert made.enter(Context(a)) != ""
+
+
+@pytest.mark.parametrize("expires", ["", "tomorrow", "2030-01-01T00:00:00", 1, None])
+def test_a_register_with_a_wrong_date_is_damaged(root: Root, tmp_path: Path, expires: object) -> None:
+    """And not an error of another kind, at a connection or in a command."""
+    a = issue(root)
+    register = gate(tmp_path, a).register
+    content = json.loads(register.read_text())
+    content["certificates"][0]["expires"] = expires
+    register.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="is damaged: restore it from a backup"):
+        Members.read(register)
 
 
 def test_who_is_refused_a_thousand_times_does_not_fill_the_disk(

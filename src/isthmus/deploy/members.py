@@ -36,6 +36,12 @@ class Issued:
     expires: str
     revoked: str = ""
 
+    def __post_init__(self) -> None:
+        if not all(type(value) is str for value in vars(self).values()):
+            raise TypeError
+        if datetime.datetime.fromisoformat(self.expires).tzinfo is None:
+            raise ValueError
+
     @property
     def days_left(self) -> float:
         return (datetime.datetime.fromisoformat(self.expires) - now()).total_seconds() / 86400
@@ -67,8 +73,9 @@ class Members:
                 raise ConfigError(
                     f"{path} has format {raw['format']}, this version reads {FORMAT}: use the version that wrote it"
                 )
-            return cls(tuple(Issued(**one) for one in raw["certificates"]), dict(raw["identities"]))
-        except (KeyError, TypeError):
+            identities = {str(name): str(key) for name, key in raw["identities"].items()}
+            return cls(tuple(Issued(**one) for one in raw["certificates"]), identities)
+        except (KeyError, TypeError, ValueError, AttributeError):
             raise ConfigError(f"{path} is damaged: restore it from a backup") from None
 
     def write(self, path: Path) -> None:
