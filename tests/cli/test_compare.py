@@ -160,6 +160,7 @@ def test_one_seed_has_no_spread(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["local", "local", *SCENARIO], 2, "local is given twice"),
         (["local", "fedavgg", *SCENARIO], 2, "unknown method 'fedavgg': did you mean 'fedavg'?"),
         (["local", "fedavgg", "fedprox:seed=3", *SCENARIO], 2, "2 of 3 methods cannot run with these settings: "),
+        (["local", "--dataset", "motifs", "--split", "10/10/80", "--runs", "1"], 2, "use one of fedstar, stratified"),
         (["local"], 2, "no data set given"),
         ([], 2, "Missing argument"),
         (["local", *SCENARIO, "--runs", "0"], 2, "--runs"),

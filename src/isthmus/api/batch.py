@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from isthmus.api.progress import clock, say
-from isthmus.errors import DataError, RunError
+from isthmus.errors import ConfigError, DataError, IsthmusError, RunError
 from isthmus.experiments.batch import Job, Outcome, run_all
 from isthmus.papers.cells import measured
 
@@ -72,4 +72,5 @@ def raise_failure(outcomes: Mapping[Path, Outcome]) -> None:
         if bad:
             reasons = dict.fromkeys(outcome.reason for outcome in bad)
             which = "" if len(reasons) == 1 else ", the first"
-            raise error(f"{len(bad)} of {len(outcomes)} runs have no result{which}: {next(iter(reasons))}")
+            kind: type[IsthmusError] = ConfigError if status == "skipped" and bad[0].asked_wrong else error
+            raise kind(f"{len(bad)} of {len(outcomes)} runs have no result{which}: {next(iter(reasons))}")

@@ -58,12 +58,14 @@ class Outcome:
             ``damaged``: its folder cannot be used; ``failed``: the run failed.
         result: As in ``result.json``; None unless done or reused.
         reason: One line where there is no result.
+        asked_wrong: The reason is a wrong setting, not missing or damaged data.
     """
 
     job: Job
     status: Status
     result: Mapping[str, Any] | None = None
     reason: str = ""
+    asked_wrong: bool = False
 
 
 OnDone = Callable[[Outcome], None]
@@ -101,14 +103,14 @@ def run_all(
     if count < 1:
         return outcomes
     created = [folder for parent in {job.folder.parent for job in left} for folder in _create(parent)]
-    impossible: dict[Scenario, str] = {}
+    impossible: dict[Scenario, Outcome] = {}
 
     def attempt(job: Job, runner: Callable[[Job], Outcome]) -> Outcome:
         if job.scenario in impossible:
-            return Outcome(job, "skipped", reason=impossible[job.scenario])
+            return dataclasses.replace(impossible[job.scenario], job=job)
         outcome = runner(job)
         if outcome.status == "skipped":
-            impossible[job.scenario] = outcome.reason
+            impossible[job.scenario] = outcome
         return outcome
 
     try:
@@ -208,7 +210,8 @@ def run_job(job: Job) -> Outcome:
     except (DataError, ConfigError) as error:
         # Without a folder the cause is the scenario or the settings, with one it is the folder.
         reason = f"{error} (delete {job.folder} to run it again)" if existed else str(error)
-        return Outcome(job, "damaged" if existed else "skipped", reason=reason)
+        status: Status = "damaged" if existed else "skipped"
+        return Outcome(job, status, reason=reason, asked_wrong=isinstance(error, ConfigError))
     except IsthmusError as error:
         return Outcome(job, "failed", reason=str(error))
     except Exception as error:
