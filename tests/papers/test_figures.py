@@ -55,7 +55,7 @@ def compared(plot: str) -> tuple[Table, list[Comparison], Any]:
     def results(cell: Any) -> dict[int, dict[str, Any]]:
         score = MEANS[cell.row, cell.column]
         rows = [
-            {"client": f"client-{k}", "test_score": share + 0.1 * seed, "test_minority": share / 2}
+            {"client": f"client-{k}", "test_score": share / (1 + seed), "test_minority": share / (2 + seed)}
             for seed in range(2)
             for k, share in enumerate(clients[cell.row])
         ]
@@ -141,6 +141,17 @@ def test_claims_are_checked() -> None:
     assert "Theirs is not flat (its values span 42.0 points); Theirs falls (-42.0 from the first place" in told
     assert "Ours does not fall (+1.0 from the first place to the last); Ours above Nobody: not run;" in told
     assert told.endswith("Nobody: not run at two places.")
+
+
+def test_a_claim_is_checked_on_the_seeds_that_both_have() -> None:
+    table, _, _ = compared('claim = "C.", cells = ["<5"], holds = ["Ours > Theirs"]')
+    scores = {"Ours": {0: 0.8}, "Theirs": {0: 0.85, 1: 0.6}}
+
+    def results(cell: Any) -> dict[int, dict[str, Any]]:
+        return {seed: {"seed": seed, "score": score} for seed, score in scores[cell.row].items()}
+
+    verdict = drawn(table, compare_table(table, table.cells, results), results).verdict
+    assert verdict == "Claimed: C. Ours: Ours lies above Theirs at 0 of 1 places."
 
 
 def test_a_slip_in_a_plot_is_told() -> None:

@@ -4,12 +4,14 @@ A table's ``plot`` in its TOML file, one or a list, says how: ``x`` is ``columns
 parts, are the series), ``kind`` is ``lines``, ``bars``, ``curves`` (test score against rounds, first seed), ``clients``
 (the same of each client of one cell) or ``client-bars`` (a score of each client, first seed); ``cells`` are words that
 pick what is shown; ``claim`` is a sentence, ``holds`` are statements that are checked against what is drawn: ``A > B``
-(in every place that both have), ``flat A 3`` (within 3 points), ``falls A``, ``rises A``.
+(in every place that both have, on the seeds that both have), ``flat A 3`` (within 3 points), ``falls A``, ``rises A``.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from isthmus.papers.cells import Cell
@@ -31,6 +33,8 @@ class _Shown(NamedTuple):
     places: list[str]
     series: list[Series]
     unit: str = "%"
+    by_seed: Mapping[tuple[str, str], Mapping[int, float]] = MappingProxyType({})
+    """Values by seed, by series and place, where means are shown."""
 
 
 def draw(table: Table, plot: Plot, rows: Sequence[Comparison], results: Results) -> Drawing | None:
@@ -64,7 +68,8 @@ def _means(table: Table, plot: Plot, rows: Sequence[Comparison], results: Result
                 tuple(None if row is None or row.seeds < 2 else row.run_spread for row in cells),
             )
         )
-    return _Shown(places, series, shown[0].cell.unit if shown else "%")
+    by_seed = {key: row.values for key, row in found.items()}
+    return _Shown(places, series, shown[0].cell.unit if shown else "%", by_seed)
 
 
 def _place(plot: Plot, cell: Cell) -> str:
@@ -127,7 +132,14 @@ def _holds(text: str, shown: _Shown) -> str:
         common = [place for place in means.get(above, {}) if place in means.get(below, {})]
         if not common:
             return f"{above} above {below}: not run"
-        held = [place for place in common if means[above][place] > means[below][place]]
+
+        def higher(place: str) -> bool:
+            mine, theirs = (shown.by_seed.get((name, place), {}) for name in (above, below))
+            if seeds := mine.keys() & theirs.keys():  # seeds draw other parts: unequal ones are not compared
+                return statistics.fmean(mine[s] for s in seeds) > statistics.fmean(theirs[s] for s in seeds)
+            return means[above][place] > means[below][place]
+
+        held = [place for place in common if higher(place)]
         missed = ", ".join(place for place in common if place not in held)
         told = f"{above} lies above {below} at {len(held)} of {len(common)} places"
         return f"{told} (not at {missed})" if held and missed else told
