@@ -116,14 +116,12 @@ class _Pass:
     def next(self, i: int, before: Tensor) -> _Layer:
         weights, batch = self.weights, self.batch
         summed = spmm(batch.pair(P).forward, before)  # P [h | g]
-        z = _matmul(summed, weights[f"convs.{i}.inner.weight"])
+        z = summed @ weights[f"convs.{i}.inner.weight"]
         out, normalised = self._perceptron(i, z), None
         if self.two:
             half = weights[f"structure.convs.{i}.weight"].shape[0]
             normalised = _columns_times(batch.pair(Q).forward, before, before.shape[1] - half, half)  # Q g
-            _tanh(
-                _matmul(normalised, weights[f"structure.convs.{i}.weight"]), weights[f"structure.convs.{i}.bias"], out
-            )
+            _tanh(normalised @ weights[f"structure.convs.{i}.weight"], weights[f"structure.convs.{i}.bias"], out)
         return _Layer(summed, z, out, normalised)
 
     def _perceptron(self, i: int, z: Tensor) -> Tensor:
@@ -132,7 +130,7 @@ class _Pass:
         width = weights[f"{name}.outer.bias"].numel()
         out = _empty(z, width + weights[f"structure.{name}.bias"].numel() if self.two else width)
         _rectify(z, weights[f"{name}.inner.bias"])
-        return self._drop(_matmul(z, weights[f"{name}.outer.weight"]), weights[f"{name}.outer.bias"], out)
+        return self._drop(z @ weights[f"{name}.outer.weight"], weights[f"{name}.outer.bias"], out)
 
     def logits(self, out: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """From the last [h | g] to its sums, what ``mix`` and ``post`` make of them, and the logits."""
@@ -165,15 +163,14 @@ class _Pass:
         weights, batch, name = self.weights, self.batch, f"structure.convs.{i}"
         assert layer.summed is not None
         inner = self._perceptron_backward(i, layer, grad)
-        self.grads[f"convs.{i}.inner.weight"] = _matmul(layer.summed.T, inner)
-        total = spmm(batch.pair(P).backward, _matmul(inner, weights[f"convs.{i}.inner.weight"].T))
+        self.grads[f"convs.{i}.inner.weight"] = layer.summed.T @ inner
+        total = spmm(batch.pair(P).backward, inner @ weights[f"convs.{i}.inner.weight"].T)
         if self.two:
             assert layer.normalised is not None
             z_grad = self._tanh_backward(name, layer, grad)
-            self.grads[f"{name}.weight"] = _matmul(layer.normalised.T, z_grad)
+            self.grads[f"{name}.weight"] = layer.normalised.T @ z_grad
             half = layer.normalised.shape[1]
-            back = _matmul(z_grad, weights[f"{name}.weight"].T)
-            _add_columns(batch.pair(Q).backward, back, total, before.shape[1] - half)
+            _add_columns(batch.pair(Q).backward, z_grad @ weights[f"{name}.weight"].T, total, before.shape[1] - half)
         return total
 
     def first_backward(self, layer: _Layer, grad: Tensor) -> None:
@@ -198,8 +195,8 @@ class _Pass:
         """The gradient before the inner ReLU."""
         name, weight = f"convs.{i}", self.weights[f"convs.{i}.outer.weight"]
         outer, self.grads[f"{name}.outer.bias"] = _drop_backward(grad, layer.out, weight.shape[1], self.scale)
-        self.grads[f"{name}.outer.weight"] = _matmul(layer.inner.T, outer)
-        inner = _matmul(outer, weight.T)
+        self.grads[f"{name}.outer.weight"] = layer.inner.T @ outer
+        inner = outer @ weight.T
         self.grads[f"{name}.inner.bias"] = _rectify_backward(inner, layer.inner)
         return inner
 
@@ -237,22 +234,15 @@ def _empty(like: Tensor, width: int) -> Tensor:
     return torch.empty(like.shape[0], width, dtype=like.dtype)
 
 
-def _matmul(a: Tensor, b: Tensor) -> Tensor:
-    """By numpy, whose products of a thin matrix (OpenBLAS) took 0.82 to 0.88 of the time of torch's on the machine this
-    was measured on, and products are more than half of a round.
-    """
-    return torch.from_numpy(np.matmul(a.numpy(), b.numpy()))
-
-
 def _product(rows: Features | None, matrix: Tensor) -> Tensor:
     assert rows is not None
-    return _matmul(rows, matrix) if isinstance(rows, Tensor) else spmm(rows, matrix)
+    return rows @ matrix if isinstance(rows, Tensor) else spmm(rows, matrix)
 
 
 def _product_grad(rows: Features | None, grad: Tensor) -> Tensor:
     """The gradient of the matrix of `_product`."""
     assert rows is not None
-    return _matmul(rows.T, grad) if isinstance(rows, Tensor) else transposed_times(rows, grad)
+    return rows.T @ grad if isinstance(rows, Tensor) else transposed_times(rows, grad)
 
 
 def _rectify(z: Tensor, bias: Tensor) -> None:
