@@ -36,6 +36,12 @@ class Nothing(Message):
 
 
 @dataclass(frozen=True)
+class Numbers(Message):
+    count: Count[int]
+    rate: Count[float]
+
+
+@dataclass(frozen=True)
 class Words(Message):
     name: Identifier[str]
     more: Identifier[tuple[str, ...]] = ()
@@ -394,6 +400,17 @@ def test_large_records_are_written_the_same_and_read_without_sharing_memory() ->
     decoded = codec.decode(data, Inner)
     decoded.tensor.zero_()
     assert _same(codec.decode(data, Inner), record)
+
+
+def test_a_record_of_numbers_is_copied_and_checked_too() -> None:
+    numbers = Numbers(3, 0.5)
+    copied = codec.copy(numbers)
+    assert copied == numbers and copied is not numbers
+    assert type(codec.copy(Numbers(3, 1)).rate) is float
+    for wrong in (Numbers(True, 0.5), Numbers(2**63, 0.5), Numbers(3, "0.5")):  # type: ignore[arg-type]
+        for work in (codec.copy, codec.encode, codec.measure):
+            with pytest.raises(ProtocolError):
+                work(wrong)
 
 
 def test_large_tensors_are_not_copied_where_they_are_written() -> None:
