@@ -330,6 +330,8 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="fail where a ratio fell by more than a fifth")
     options = parser.parse_args()
     use_threads(1)
+    if not any(options.only in case.name for case in CASES):
+        parser.error(f"no case has {options.only!r} in its name: {', '.join(case.name for case in CASES)}")
     print("one thread; CPU ms per round, medians; +e with evaluation")
     rows = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -352,12 +354,14 @@ def main() -> None:
 
 
 def check(ratios: dict[str, float]) -> None:
-    """Fail where a ratio is more than a fifth below the committed one."""
+    """Fail where a ratio is more than a fifth below the committed one, or where none is committed."""
     known = json.loads(COMMITTED.read_text())
+    if missing := [name for name in ratios if name not in known]:
+        raise SystemExit(f"no ratio is committed of {', '.join(missing)}: run with --commit first")
     fallen = [
         f"{name}: {ratio} times plain, committed {known[name]}"
         for name, ratio in ratios.items()
-        if name in known and ratio < FALL * known[name]
+        if ratio < FALL * known[name]
     ]
     if fallen:
         raise SystemExit("slower than committed: " + "; ".join(fallen))
