@@ -24,7 +24,7 @@ heterophilous one on X, on X~, and on messages with signs: :math:`t = \tfrac{1}{
 does this by default); its extractor is that of the best validation round, this one that of the last (the paper's); a
 client takes its own best epoch of step 2, here one round is picked for all; step 1 keeps the optimiser's state over
 rounds (``reset_optimizer=true`` is the authors'); weights start as torch draws linear layers, each head has a slope of
-its own. A client compares all pairs of its nodes, so it may have at most ``MOST_NODES``.
+its own. A client compares all pairs of its nodes, so it may have at most 10,000 (``MOST_NODES``).
 """
 
 from __future__ import annotations
