@@ -28,6 +28,7 @@ def test_the_story_on_generated_banks(
     assert main(["demo", "--out", str(out), "--seeds", "1", "--accounts", "300", "--rounds", "2"]) == 0
     shown = capsys.readouterr().out
     assert "generated" in shown and "references, not federations" in shown and "made for sets of graphs" in shown
+    assert "one seed, spread unknown" in shown and "1 seeds" not in shown
     results = {m: json.loads((out / f"{m}-s0" / "result.json").read_text()) for m in METHODS}
     lines = {line.split()[0]: line for line in shown.splitlines() if line.split()[:1] and line.split()[0] in METHODS}
     for method, result in results.items():  # each figure is that of this run

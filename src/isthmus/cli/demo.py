@@ -110,8 +110,9 @@ def _print_table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         rows,
         f"{first['clients']} banks, split {first['split']}, preset {first['preset']}",
     )
+    spread = f"± over {len(local)} seeds" if len(local) > 1 else "one seed, spread unknown"
     print(
-        f"score: {first['score_rule']}; ± over {len(local)} seeds, gain paired by seed. Local (each bank alone) and "
+        f"score: {first['score_rule']}; {spread}, gain paired by seed. Local (each bank alone) and "
         "Central (all data in one place) are references, not federations.\nsent: setup and training, all channels, one "
         "run. FedStar is made for sets of graphs; this is its form for the nodes of one graph. FedGGR does not use the "
         "transfers between banks: it learns a graph instead."
