@@ -47,7 +47,8 @@ browser:
 explore: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --hypothesis-profile=default $$(grep -rl 'hypothesis import given' tests)
 
-# Engines with real processes: ray actors, and a federation on loopback. Extras come on top of the same environment.
+# Engines with real processes: ray actors, and a federation on loopback. Extras come on top of the same environment, so the
+# tests between organisations that `make test` skips without them run here too.
 ENGINES := $(VENV)/.engines
 
 $(ENGINES): $(READY)
@@ -55,6 +56,7 @@ $(ENGINES): $(READY)
 	touch $(ENGINES)
 
 test-engines: $(ENGINES)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/deploy
 	OMP_NUM_THREADS=1 timeout --kill-after=60 1800 $(BIN)/python -m pytest tests/engines
 
 lint: setup

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from isthmus.cli.main import app
 from isthmus.deploy.federation_folder import OFFERS, FederationFolder
+from isthmus.deploy.members import Issued, Members
 from isthmus.deploy.offer import DataShape, Offer
 from isthmus.deploy.policy import NOTHING_ASKED, STRICT, Policy
 from isthmus.deploy.provisioning import FederationConfig
@@ -29,7 +30,10 @@ def federation(tmp_path: Path) -> FederationFolder:
     pytest.importorskip("nvflare", reason="the engine nvflare is an extra")
     for name in ("runs", OFFERS):
         (tmp_path / "federation" / name).mkdir(parents=True)
-    return FederationFolder(tmp_path / "federation", FederationConfig("x", ORGANISATIONS))
+    folder = FederationFolder(tmp_path / "federation", FederationConfig("x", ORGANISATIONS))
+    until = "2999-01-01T00:00:00+00:00"
+    Members(tuple(Issued(name, name, name, until, until) for name in ORGANISATIONS)).write(folder.register)
+    return folder
 
 
 def only(*methods: str) -> Policy:

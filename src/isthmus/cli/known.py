@@ -100,8 +100,8 @@ def check_run(
     if found is None or files or plugins:
         return
     if strange := [name for name in names if name not in (*found["methods"], AUTO)]:
-        if len(names) > 1:
-            return  # a comparison tells what is wrong with all of its methods at once
+        if len(names) > 1 and (len(strange) > 1 or any(":" in method for method in methods)):
+            return  # more may be wrong than one name, and a comparison tells all of it at once
         raise unknown("method", strange[0], found["methods"])
     if names and AUTO not in names:
         allowed = {key for name in names for key in found["methods"][name]["keys"]} | set(found["run keys"])
