@@ -14,6 +14,7 @@ from isthmus.deploy import require_nvflare
 from isthmus.deploy.job_template import AT_ONCE, SITE_SETTINGS
 from isthmus.deploy.keeper import Order
 from isthmus.deploy.kit_policy import write_policy
+from isthmus.deploy.processes import hold
 from isthmus.deploy.roster import ANY_CLIENT, OrganisationKeys, read_identity
 from isthmus.deploy.site_settings import SiteSettings
 from isthmus.deploy.startup_kit import StartupKit
@@ -21,6 +22,8 @@ from isthmus.deploy.state_folder import open_state
 from isthmus.errors import ConfigError, unknown
 
 logger = logging.getLogger(__name__)
+
+CLIENT_PID = "client.pid"
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class ClientSetup:
         """
         if at_once < 1:
             raise ConfigError(f"--at-once must be at least 1, got {at_once}: a site that wants no runs is stopped")
+        if (pid := hold(self.kit.path / CLIENT_PID)) is not None:
+            raise ConfigError(f"{self.kit.name} takes part already (process {pid}): end that one first")
         write_policy(self.kit)
         open_state(self.settings.state)
         environment = {SITE_SETTINGS: str(self.settings.path), AT_ONCE: str(at_once)}

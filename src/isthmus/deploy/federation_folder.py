@@ -33,7 +33,7 @@ from isthmus.deploy.keeper import Order
 from isthmus.deploy.kit_policy import write_policy
 from isthmus.deploy.members import MEMBERS, Members
 from isthmus.deploy.offer import Offer, check_offers, contract_hash
-from isthmus.deploy.processes import is_alive, terminate
+from isthmus.deploy.processes import hold, holder, is_alive, terminate
 from isthmus.deploy.provisioning import COORDINATOR_KIT, SERVER_KIT, FederationConfig, provision
 from isthmus.deploy.run_file import resolve_run_file
 from isthmus.deploy.run_files import FAILED, run_state
@@ -126,8 +126,7 @@ class FederationFolder:
 
     def server_pid(self) -> int | None:
         """The process of ``isthmus server start``, if it runs."""
-        found = read_heartbeat(self.path / SERVER_PID)
-        return found[0] if found is not None and is_alive(found[0]) else None
+        return holder(self.path / SERVER_PID)
 
     def server_order(self, metrics: int | None = None) -> Order:
         """What the keeper of the server runs, if it can run here and does not run yet; from now on this process is the
@@ -135,13 +134,12 @@ class FederationFolder:
         """
         kit = self.kit(SERVER_KIT)
         kit.warn_about_certificates()
-        if (pid := self.server_pid()) is not None:
+        if (pid := hold(self.path / SERVER_PID)) is not None:
             raise ConfigError(
                 f"this federation's server runs already (process {pid}): `isthmus stop {self.path}` ends it"
             )
         kit.check_port()
         write_policy(kit)
-        (self.path / SERVER_PID).write_text(f"{os.getpid()}\n")
         environment = {RUNS: str(self.runs.absolute()), MEMBERS_FILE: str(self.register.absolute())}
         log = kit.path / "isthmus.log"
         return Order(str(kit.path), environment, str(log), str(self.path.absolute()), metrics)

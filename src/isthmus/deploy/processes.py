@@ -6,6 +6,7 @@ Used by every process of a federation and by the commands that start them.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import getpass
 import os
 import re
@@ -54,6 +55,41 @@ def user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.getuid())
+
+
+def hold(path: Path) -> int | None:
+    """Lock a file that says this process's number, for as long as the process lives, whatever program it becomes.
+
+    Returns the number of the process that holds it, if another one does. A number alone would not do: it is given to
+    other processes, and in a container it is 1 at every start.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            os.close(descriptor)
+        if (pid := holder(path)) is not None:
+            return pid
+        time.sleep(0.05)  # somebody only looked who holds it
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"{os.getpid()}\n".encode())
+    os.set_inheritable(descriptor, True)
+    return None
+
+
+def holder(path: Path) -> int | None:
+    """The number of the process that holds a file, if one does."""
+    try:
+        with path.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(file.read())
+    except (OSError, ValueError):
+        pass
+    return None
 
 
 def is_alive(pid: int) -> bool:
