@@ -230,12 +230,12 @@ def test_killed_with_its_workers_and_continued(tmp_path: Path) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(tmp_path / "killed"), str(here)], stderr=subprocess.PIPE
     )
-    while not all(list(each.folder.glob("ledger/00001*.jsonl")) for each in jobs):
+    while not list(jobs[0].folder.glob("ledger/00001*.jsonl")):  # the other may be slower, or have finished
         assert parent.poll() is None, parent.stderr and parent.stderr.read()
         time.sleep(0.02)
     parent.kill()
     parent.wait()
-    assert not any((each.folder / "result.json").exists() for each in jobs)
+    assert not (jobs[0].folder / "result.json").exists()
     # The workers go with their parent and leave their folders free.
     while (outcome := run_all(jobs[:1], workers=1)[jobs[0].folder]).status == "failed" and "in use" in outcome.reason:
         time.sleep(0.05)
