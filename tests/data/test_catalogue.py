@@ -11,6 +11,7 @@ import pytest
 
 from isthmus.data.catalogue import get, list_datasets, list_partitions, verify
 from isthmus.data.datasets import NODE_SETS
+from isthmus.data.graphscenario import dataset_name
 from isthmus.data.graphsets import GRAPH_SETS, SETTINGS
 from isthmus.data.partition import PARTITIONS
 from isthmus.errors import ConfigError, DataError
@@ -52,6 +53,12 @@ def test_get_converts_for_later(need_data: Need, nothing_here: Path, monkeypatch
         get("pubmed")
     with pytest.raises(ConfigError, match="unknown data set"):
         get("nonsense")
+
+
+@pytest.mark.parametrize("name", ["nonsense", "n" * 5000])
+def test_an_unknown_name_is_refused_however_long(name: str) -> None:
+    with pytest.raises(ConfigError, match="unknown data set"):
+        dataset_name(name)
 
 
 def test_verify_names_the_damaged_file(need_data: Need, nothing_here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

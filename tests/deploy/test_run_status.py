@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from in_process_sites import settings_of
 
+from isthmus.deploy.run_files import run_state
 from isthmus.deploy.run_status import (
     FAILED,
     ProgressFollower,
@@ -60,10 +61,12 @@ def test_what_is_agreed_before_the_first_round_is_no_round(tmp_path: Path) -> No
     assert committed_rounds(tmp_path) == 2
 
 
-def test_damaged_files_are_ignored(tmp_path: Path) -> None:
-    (tmp_path / "progress.json").write_text('{"step": ')
-    (tmp_path / FAILED).write_text("[]")
+@pytest.mark.parametrize("content", ['{"step": ', "[]", "[" * 100_000])
+def test_damaged_files_are_ignored(tmp_path: Path, content: str) -> None:
+    for name in ("progress.json", FAILED):
+        (tmp_path / name).write_text(content)
     assert read_progress(tmp_path) is None and RunFailure.read(tmp_path) is None
+    assert run_state(tmp_path) == "waiting"
 
 
 @pytest.mark.parametrize(

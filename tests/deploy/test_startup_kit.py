@@ -62,6 +62,10 @@ def test_a_port_in_use(kits: dict[str, StartupKit]) -> None:
         (lambda kit: (kit / "startup" / "fed_client.json").unlink(), "is not a kit"),
         (lambda kit: (kit / "startup" / "fed_client.json").write_text("{}"), "fed_client.json is damaged"),
         (lambda kit: (kit / "startup" / "fed_client.json").write_text("[" * 100_000), "fed_client.json is damaged"),
+        (
+            lambda kit: (kit / "startup" / "fed_client.json").write_text('{"servers": [{"service": {"target": 1}}]}'),
+            "fed_client.json is damaged",
+        ),
         (lambda kit: (kit / "startup" / "client.crt").write_text("no"), "is missing or no certificate"),
     ],
 )

@@ -75,12 +75,19 @@ def dataset_name(dataset: str) -> str:
     except ConfigError as error:
         if dataset.partition(":")[0].lower() in GENERATORS:
             raise  # a known generator with a wrong parameter says which
-        if Path(dataset).is_dir():
+        if _is_folder(dataset):
             raise ConfigError(
                 f"{dataset!r} is no data set that Isthmus knows: for the folder of that name give --dataset ./{dataset}"
             ) from error
         names = [*NODE_SETS, *GENERATORS, *GRAPH_SETS, *SETTINGS, *GRAPH_GENERATORS]
         raise unknown("data set", dataset, names) from error
+
+
+def _is_folder(name: str) -> bool:
+    try:
+        return Path(name).is_dir()
+    except OSError:  # longer than a file's name may be
+        return False
 
 
 def build_graph_scenario(

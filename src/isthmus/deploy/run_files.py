@@ -37,5 +37,5 @@ def run_state(path: Path) -> str:
     try:
         failure = json.loads((path / FAILED).read_text())
         return "waiting" if failure["again"] else f"failed: {failure['text']}"
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, RecursionError, TypeError, KeyError):
         return "waiting"

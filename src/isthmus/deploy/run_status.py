@@ -64,7 +64,7 @@ class RunFailure:
         """Why the last attempt stopped, if it wrote that."""
         try:
             return cls(**json.loads((folder / FAILED).read_text()))
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, RecursionError, TypeError):
             return None
 
     def write(self, folder: Path) -> None:
@@ -84,7 +84,7 @@ def read_progress(folder: Path) -> Progress | None:
     """Where a run stands after its last round, if there was one."""
     try:
         return Progress(**json.loads((folder / PROGRESS).read_text()))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, RecursionError, TypeError):
         return None
 
 
@@ -93,7 +93,7 @@ def read_waiting(folder: Path) -> dict[str, float]:
     try:
         found: dict[str, float] = json.loads((folder / WAITING).read_text())
         return found
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
 
 

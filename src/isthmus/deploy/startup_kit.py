@@ -69,7 +69,7 @@ class StartupKit:
         try:
             config = json.loads((startup / found[0]).read_text())
             target = _target(config, kind)
-        except (OSError, ValueError, RecursionError, KeyError, IndexError, TypeError) as error:
+        except (OSError, ValueError, RecursionError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"{startup / found[0]} is damaged ({type(error).__name__}): ask for the kit again"
             ) from None
